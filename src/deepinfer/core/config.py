@@ -1,0 +1,136 @@
+"""Options of an engine: one frozen dataclass, checked when it is made."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deepinfer.core import _checks as checks
+from deepinfer.core.errors import ConfigError
+
+__all__ = ["DTYPES", "ROUNDING_LEVELS", "EngineConfig"]
+
+ROUNDING_LEVELS = ("none", "cache", "full")
+"""How much of the published number formats a forward pass simulates."""
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+"""Names accepted for the dtype of weights that are not quantised."""
+
+_INT_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Options of one engine.
+
+    Attributes:
+        deterministic: Same tokens bit for bit whatever the batch, the chunking and the history of the cache.
+        max_num_seqs: Most requests that run at once; each holds a slot.
+        max_num_batched_tokens: Most tokens in one step.
+        prefill_chunk_tokens: Most prompt tokens that one request runs in one step.
+        max_model_len: Most tokens of prompt plus output; None takes the model's own limit.
+        block_size: Tokens in one cache block.
+        async_depth: Steps planned ahead of the results: 0, or 1 to plan while the device runs.
+        rounding: "none", "cache" or "full": how much of the published number formats is simulated.
+        device: Device of weights and cache, such as "cpu", "cuda" or "cuda:1"; "auto" takes what is there.
+        dtype: Dtype of weights that are not quantised; "auto" is float32 on a CPU and bfloat16 elsewhere;
+            a `torch.dtype` is taken too.
+        seed: Base of the seeds of requests that bring none; None draws one at start.
+
+    Raises:
+        ConfigError: A value has the wrong type or is out of range.
+
+    Examples:
+        >>> EngineConfig(max_num_seqs=4).max_num_seqs
+        4
+        >>> EngineConfig.from_dict({"max_num_seq": 4})
+        Traceback (most recent call last):
+            ...
+        deepinfer.core.errors.ConfigError: EngineConfig has no option 'max_num_seq'; did you mean \
+'max_num_seqs'? Known options: ...
+    """
+
+    deterministic: bool = False
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 32_768
+    prefill_chunk_tokens: int = 512
+    max_model_len: int | None = None
+    block_size: int = 128
+    async_depth: int = 0
+    rounding: str = "full"
+    device: str = "auto"
+    dtype: str = "auto"
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        """Checks every field and stores it in its plain type."""
+        new: dict[str, Any] = {
+            "deterministic": checks.check_bool("deterministic", self.deterministic, ConfigError),
+            "rounding": checks.check_choice(
+                "rounding", self.rounding, ROUNDING_LEVELS, ConfigError
+            ),
+            "dtype": checks.check_choice(
+                "dtype", str(self.dtype).removeprefix("torch."), DTYPES, ConfigError
+            ),
+            "device": checks.check_text("device", str(self.device or ""), ConfigError),
+        }
+        for name, low, high in (
+            ("max_num_seqs", 1, 65_536),
+            ("max_num_batched_tokens", 1, _INT_MAX),
+            ("prefill_chunk_tokens", 1, _INT_MAX),
+            ("block_size", 1, 65_536),
+            ("async_depth", 0, 1),
+        ):
+            new[name] = checks.check_int(name, getattr(self, name), low, high, ConfigError)
+        for name, low, high in (("max_model_len", 1, _INT_MAX), ("seed", 0, 2**64 - 1)):
+            value = getattr(self, name)
+            new[name] = (
+                None if value is None else checks.check_int(name, value, low, high, ConfigError)
+            )
+        for name, value in new.items():
+            object.__setattr__(self, name, value)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            checks.fail(
+                "max_num_batched_tokens",
+                self.max_num_batched_tokens,
+                f"at least max_num_seqs ({self.max_num_seqs})",
+                ConfigError,
+                "Every running request needs one token of each step.",
+            )
+
+    def replace(self, **changes: Any) -> EngineConfig:
+        """A copy with some fields changed.
+
+        Args:
+            changes: Field names and new values.
+
+        Returns:
+            The checked copy.
+
+        Raises:
+            ConfigError: A name is unknown or a value unusable.
+        """
+        checks.check_keys("EngineConfig", changes, self.__dataclass_fields__, ConfigError)
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as plain values that `from_dict` takes."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> EngineConfig:
+        """Makes a config from a mapping such as parsed JSON or YAML.
+
+        Args:
+            values: Field names and values.
+
+        Returns:
+            The checked config.
+
+        Raises:
+            ConfigError: A name is unknown (the message gives the nearest known one) or a value unusable.
+        """
+        checks.check_mapping("EngineConfig", values, ConfigError)
+        checks.check_keys("EngineConfig", values, cls.__dataclass_fields__, ConfigError)
+        return cls(**values)
