@@ -1,0 +1,1 @@
+"""Plain torch implementations: what every faster kernel is compared with."""
