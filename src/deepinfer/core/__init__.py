@@ -58,6 +58,29 @@ _EXPORTS = {
     "errors": "deepinfer.core.errors:",
 }
 
-__all__ = [*sorted(_EXPORTS)]
+__all__ = [
+    "Clock",
+    "EngineConfig",
+    "Event",
+    "FakeClock",
+    "FinishReason",
+    "LoadSnapshot",
+    "MemorySink",
+    "MonotonicClock",
+    "NullSink",
+    "Output",
+    "OutputDelta",
+    "PlanRow",
+    "Registry",
+    "Request",
+    "RowResult",
+    "RowRole",
+    "SamplingParams",
+    "StepPlan",
+    "StepResult",
+    "TokenLogprob",
+    "Usage",
+    "errors",
+]
 
 __getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)
