@@ -1,0 +1,9 @@
+"""DeepSeek-V4.1: text model and DSpark draft in plain torch."""
+
+from __future__ import annotations
+
+from deepinfer.models.deepseek_v41.config import DeepseekV41Config, VisionConfig
+from deepinfer.models.deepseek_v41.draft import DSparkDraft
+from deepinfer.models.deepseek_v41.model import DeepseekV41
+
+__all__ = ["DSparkDraft", "DeepseekV41", "DeepseekV41Config", "VisionConfig"]

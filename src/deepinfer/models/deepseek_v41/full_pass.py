@@ -1,0 +1,101 @@
+"""One whole sequence at once, with masks and no cache: the readable twin of the cached step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deepinfer.models.deepseek_v41.attention import Attention, sink_softmax
+from deepinfer.models.deepseek_v41.config import DeepseekV41Config
+from deepinfer.models.deepseek_v41.indexer import candidate_mask, index_scores, select_rows
+from deepinfer.models.deepseek_v41.rope import apply_rope_, rope_frequencies, rope_phases
+
+__all__ = ["FullPass"]
+
+_QUERY_BLOCK = 256
+
+
+class FullPass:
+    """State of one forward over positions 0 .. tokens - 1 of one sequence.
+
+    Attributes:
+        is_image: True for image tokens, shape [tokens], or None.
+        engram_rows: Table rows by layer id, each of shape [tokens, columns].
+        features: Mean streams that entered the draft's target layers, each of shape [tokens, hidden].
+        pool: Rows of the newest KV source, shape [rows, head_dim].
+        index_keys: Their index keys, shape [rows, index_head_dim].
+        selected: Pool rows that each query attends to, bool, shape [tokens, rows].
+        candidates: Pool rows that later index sources may select, bool, shape [tokens, rows], or None.
+    """
+
+    def __init__(
+        self,
+        config: DeepseekV41Config,
+        num_tokens: int,
+        device: torch.device,
+        *,
+        is_image: Tensor | None = None,
+        engram_rows: dict[int, Tensor] | None = None,
+    ) -> None:
+        self.config = config
+        self.is_image = is_image
+        self.engram_rows = engram_rows or {}
+        self.features: list[Tensor] = []
+        self.positions = torch.arange(num_tokens, device=device)
+        self._phases = {
+            kind: rope_phases(rope_frequencies(config, compressed=kind, device=device), self.positions)
+            for kind in (False, True)
+        }
+        self.pool: Tensor | None = None
+        self.index_keys: Tensor | None = None
+        self.selected: Tensor | None = None
+        self.candidates: Tensor | None = None
+
+    def phases(self, compressed: bool) -> Tensor:
+        """Rotations of all positions, shape [tokens, 1, rope_dim / 2], complex64."""
+        return self._phases[compressed].unsqueeze(1)
+
+    def extend_pool(self, attention: Attention, y: Tensor) -> None:
+        """Makes the pool and the index keys of a KV source from its input, shape [tokens, hidden]."""
+        compressor, ratio = attention.compressor, attention.ratio
+        projected = compressor.project(y)
+        groups = y.shape[0] // ratio
+        second = projected[1 : groups * ratio : ratio] if ratio > 1 else None
+        latents = compressor.latents(projected[: groups * ratio : ratio], second, y.dtype)
+        phases = self._phases[True][: groups * ratio : ratio]
+        self.index_keys = attention.indexer.keys(latents, phases)
+        self.pool = attention.rounding.pool(apply_rope_(latents, phases))
+
+    def select(self, attention: Attention, bottleneck: Tensor, y: Tensor) -> None:
+        """Scores the pool and keeps each query's best visible rows; the candidate source also keeps blocks."""
+        config, indexer = self.config, attention.indexer
+        num_visible = (self.positions + 1) // attention.ratio
+        hidden_rows = torch.arange(self.pool.shape[0], device=y.device) >= num_visible.unsqueeze(-1)
+        if self.pool.shape[0] == 0:
+            self.selected = ~hidden_rows
+            return
+        queries, weights = indexer.queries(bottleneck, y, self.phases(True))
+        scores = index_scores(queries.unsqueeze(0), weights.unsqueeze(0), self.index_keys.unsqueeze(0)).squeeze(0)
+        scores = scores.masked_fill(hidden_rows, -torch.inf)
+        if attention.layer_id == config.candidate_source_layer_id:
+            blocks, size = config.candidate_topk_blocks, config.candidate_block_size
+            self.candidates = candidate_mask(scores, num_visible, blocks, size)
+        elif self.candidates is not None:
+            scores = scores.masked_fill(~self.candidates, -torch.inf)
+        rows, valid = select_rows(scores, config.index_topk)
+        self.selected = torch.zeros_like(hidden_rows).scatter_(-1, rows, valid)
+
+    def attend(self, attention: Attention, queries: Tensor, kv: Tensor) -> Tensor:
+        """Joint attention over window and selected pool rows, with the sink; shape [tokens, heads, head_dim]."""
+        keys = torch.cat((kv, self.pool)) if attention.ratio else kv
+        keys = keys.float()
+        out = []
+        for at in self.positions.split(_QUERY_BLOCK):
+            age = at.unsqueeze(-1) - self.positions
+            allowed = (age >= 0) & (age < self.config.sliding_window)
+            if attention.ratio:
+                allowed = torch.cat((allowed, self.selected[at]), -1)
+            logits = torch.einsum("thd,kd->thk", queries[at].float(), keys) * attention.softmax_scale
+            logits = logits.masked_fill(~allowed.unsqueeze(1), -torch.inf)
+            out.append(torch.einsum("thk,kd->thd", sink_softmax(logits, attention.attn_sink.float()), keys))
+        return torch.cat(out).to(queries.dtype)

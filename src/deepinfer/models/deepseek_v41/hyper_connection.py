@@ -1,0 +1,104 @@
+"""Manifold-constrained hyper-connections (mHC): four residual streams, mixed by a doubly stochastic matrix.
+
+Each sublayer computes three things from the streams: `pre`, how the NEXT sublayer sums the streams into its
+input (so a sublayer reads with the `pre` of the one before it); `post`, how its own output is spread over the
+streams; and `mix`, the matrix by which the streams themselves move on.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["StreamMix", "collapse", "expand", "initial_pre", "sinkhorn", "stream_mix"]
+
+
+class StreamMix(NamedTuple):
+    """Coefficients of one sublayer, all fp32.
+
+    Attributes:
+        pre: Weights by which the next sublayer sums the streams, shape [tokens, streams].
+        post: Weights by which this sublayer's output enters the streams, shape [tokens, streams].
+        mix: Stream i enters stream j with weight `mix[:, i, j]`, shape [tokens, streams, streams].
+    """
+
+    pre: Tensor
+    post: Tensor
+    mix: Tensor
+
+
+def sinkhorn(scores: Tensor, iterations: int, eps: float) -> Tensor:
+    """Doubly stochastic matrices: softmax over the last axis, then alternate column and row normalisation.
+
+    Args:
+        scores: Scores, shape [tokens, n, n], fp32.
+        iterations: Column normalisations; one fewer row normalisations lie between them.
+        eps: Added to the softmax and to every sum.
+
+    Returns:
+        The matrices, shape [tokens, n, n], fp32; columns sum to 1 up to `eps`.
+    """
+    k = torch.softmax(scores, -1) + eps
+    k = k / (k.sum(-2, keepdim=True) + eps)
+    for _ in range(iterations - 1):
+        k = k / (k.sum(-1, keepdim=True) + eps)
+        k = k / (k.sum(-2, keepdim=True) + eps)
+    return k
+
+
+def stream_mix(
+    streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, *, iterations: int, norm_eps: float, eps: float
+) -> StreamMix:
+    """Mixing coefficients of one sublayer.
+
+    Args:
+        streams: Residual streams, shape [tokens, n, channels].
+        fn: Projection, shape [n * (n + 2), n * channels], fp32.
+        base: Bias, shape [n * (n + 2)], fp32.
+        scale: Factors of the pre, post and mix parts, shape [3], fp32.
+        iterations: Sinkhorn iterations.
+        norm_eps: Added to the mean square over all streams of a token.
+        eps: The `hc_eps` of the configuration.
+
+    Returns:
+        The coefficients.
+    """
+    n = streams.shape[1]
+    flat = streams.flatten(1).float()
+    m = F.linear(flat, fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + norm_eps)
+    pre, post, mix = m.split([n, n, n * n], -1)
+    pre = torch.sigmoid(pre * scale[0] + base[:n]) + eps
+    post = 2 * torch.sigmoid(post * scale[1] + base[n : 2 * n])
+    mix = sinkhorn((mix * scale[2] + base[2 * n :]).unflatten(-1, (n, n)), iterations, eps)
+    return StreamMix(pre, post, mix)
+
+
+def initial_pre(num_tokens: int, streams: int, device: torch.device) -> Tensor:
+    """Weights of the very first sublayer: stream 0 alone, shape [tokens, streams], fp32."""
+    pre = torch.zeros(num_tokens, streams, device=device)
+    pre[:, 0] = 1
+    return pre
+
+
+def collapse(streams: Tensor, pre: Tensor) -> Tensor:
+    """Sublayer input: the weighted sum of the streams in fp32, shape [tokens, channels], in the streams' dtype."""
+    return torch.bmm(pre.unsqueeze(1), streams.float()).squeeze(1).to(streams.dtype)
+
+
+def expand(streams: Tensor, output: Tensor, mixes: StreamMix) -> Tensor:
+    """Streams behind a sublayer, in fp32 and then in the streams' dtype.
+
+    Args:
+        streams: Streams before it, shape [tokens, n, channels].
+        output: The sublayer's output, shape [tokens, channels].
+        mixes: Its coefficients. Stream j becomes `post[j] * output + sum_i mix[i, j] * streams[i]`: the sum
+            runs over the FIRST axis of `mix`.
+
+    Returns:
+        The new streams, same shape and dtype as `streams`.
+    """
+    moved = torch.bmm(mixes.mix.transpose(1, 2), streams.float())
+    return (moved + mixes.post.unsqueeze(-1) * output.float().unsqueeze(1)).to(streams.dtype)

@@ -1,0 +1,129 @@
+"""The indexer: scores pool rows for each query and selects the best, with a candidate filter between layers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from deepinfer.models.deepseek_v41.config import DeepseekV41Config
+from deepinfer.models.deepseek_v41.norm import Linear, RMSNorm
+from deepinfer.models.deepseek_v41.rope import apply_rope_
+from deepinfer.models.deepseek_v41.rounding import Rounding
+from deepinfer.models.deepseek_v41.topk import topk_lowest_index
+
+__all__ = ["Indexer", "candidate_mask", "index_scores", "select_rows"]
+
+
+class Indexer(nn.Module):
+    """Queries of an index source, and the keys too when the layer owns the pool.
+
+    Attributes:
+        wq_b: Queries from the query bottleneck, weight [heads * index_head_dim, q_lora].
+        weights_proj: Weight of each head, weight [heads, hidden].
+        wk: Keys from the pool latent, weight [index_head_dim, head_dim]; None without a pool of its own.
+        k_norm: Norm of the keys; None without a pool of its own.
+    """
+
+    def __init__(
+        self,
+        config: DeepseekV41Config,
+        rounding: Rounding,
+        *,
+        owns_keys: bool,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        factory = {"device": device, "dtype": dtype}
+        heads, dim = config.index_n_heads, config.index_head_dim
+        self.num_heads = heads
+        self.scale = dim**-0.5 * heads**-0.5
+        self.rounding = rounding
+        self.wq_b = Linear(config.q_lora_rank, heads * dim, **factory)
+        self.weights_proj = Linear(config.hidden_size, heads, **factory)
+        self.wk = Linear(config.head_dim, dim, **factory) if owns_keys else None
+        self.k_norm = RMSNorm(dim, config.rms_norm_eps, **factory) if owns_keys else None
+
+    def keys(self, latents: Tensor, phases: Tensor) -> Tensor:
+        """Index keys of pool rows.
+
+        Args:
+            latents: Pool latents before rotation, shape [rows, head_dim].
+            phases: Rotations of the rows' positions, shape [rows, rope_dim / 2], complex64.
+
+        Returns:
+            Rounded keys, shape [rows, index_head_dim].
+        """
+        return self.rounding.index(apply_rope_(self.k_norm(self.wk(latents)), phases))
+
+    def queries(self, bottleneck: Tensor, y: Tensor, phases: Tensor) -> tuple[Tensor, Tensor]:
+        """Index queries and head weights.
+
+        Args:
+            bottleneck: Query bottleneck, rounded as a linear's input, shape [tokens, q_lora].
+            y: Normed attention input, shape [tokens, hidden].
+            phases: Rotations of the tokens' positions, shape [tokens, 1, rope_dim / 2], complex64.
+
+        Returns:
+            Rounded queries, shape [tokens, heads, index_head_dim], and weights, shape [tokens, heads], fp32.
+        """
+        queries = self.wq_b(bottleneck).unflatten(-1, (self.num_heads, -1))
+        return self.rounding.index(apply_rope_(queries, phases)), self.weights_proj(y).float() * self.scale
+
+
+def index_scores(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+    """Score of every key for every query: the weighted sum over heads of the positive part of q . k, in fp32.
+
+    Args:
+        queries: Shape [groups, tokens, heads, index_head_dim].
+        weights: Shape [groups, tokens, heads], fp32.
+        keys: Shape [groups, rows, index_head_dim].
+
+    Returns:
+        Scores, shape [groups, tokens, rows], fp32.
+    """
+    groups, tokens, heads, _ = queries.shape
+    dots = torch.bmm(queries.flatten(1, 2).float(), keys.float().transpose(1, 2)).relu_()
+    dots = dots.view(groups * tokens, heads, -1)
+    return torch.bmm(weights.reshape(groups * tokens, 1, heads), dots).view(groups, tokens, -1)
+
+
+def candidate_mask(scores: Tensor, num_visible: Tensor, num_blocks: int, block_size: int) -> Tensor:
+    """Rows in the best blocks of consecutive rows, as the candidate source passes them on.
+
+    Args:
+        scores: Scores, `-inf` where a row is not visible, shape [..., rows], fp32.
+        num_visible: Visible rows of each query, shape [...], int64.
+        num_blocks: Blocks to keep.
+        block_size: Rows in a block.
+
+    Returns:
+        True for candidates, shape [..., rows]. A block counts by its best row; the block with the newest
+        visible row is always kept; equal blocks: the lower one wins; a block with no visible row is never kept.
+    """
+    rows = scores.shape[-1]
+    blocks = -(-rows // block_size)
+    padded = torch.nn.functional.pad(scores, (0, blocks * block_size - rows), value=-torch.inf)
+    best = padded.unflatten(-1, (blocks, block_size)).amax(-1)
+    newest = (num_visible - 1).clamp_min(0).unsqueeze(-1) // block_size
+    forced = torch.arange(blocks, device=scores.device) == newest
+    visible = best > -torch.inf
+    best = best.masked_fill(forced & visible, torch.inf)
+    picked = topk_lowest_index(best, min(num_blocks, blocks))
+    kept = torch.zeros_like(visible).scatter_(-1, picked, True) & visible
+    return kept.repeat_interleave(block_size, -1)[..., :rows]
+
+
+def select_rows(scores: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+    """The best rows of each query.
+
+    Args:
+        scores: Scores, `-inf` where a row must not be picked, shape [..., rows], fp32.
+        topk: Rows to pick at most.
+
+    Returns:
+        Row indices, shape [..., min(topk, rows)], int64, ascending (equal scores: the lower index wins), and
+        True where the index is a real pick, same shape.
+    """
+    picked = topk_lowest_index(scores, min(topk, scores.shape[-1]))
+    return picked, scores.gather(-1, picked) > -torch.inf

@@ -1,0 +1,186 @@
+"""The DeepSeek-V4.1 text model in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from deepinfer.core.errors import InvalidRequest, RequestTooLong, ShapeError
+from deepinfer.models.deepseek_v41.config import DeepseekV41Config
+from deepinfer.models.deepseek_v41.draft import DSparkDraft
+from deepinfer.models.deepseek_v41.engram import EngramHash
+from deepinfer.models.deepseek_v41.full_pass import FullPass
+from deepinfer.models.deepseek_v41.hyper_connection import collapse, initial_pre
+from deepinfer.models.deepseek_v41.layer import Layer
+from deepinfer.models.deepseek_v41.norm import Linear, RMSNorm
+from deepinfer.models.deepseek_v41.rounding import Rounding, RoundingLevel
+
+__all__ = ["DeepseekV41"]
+
+
+class DeepseekV41(nn.Module):
+    """DeepSeek-V4.1: embedding, layers, head, and the draft under `mtp`.
+
+    Parameter names are the published tensor names, except that the routed experts of a layer are stacked
+    (`ffn.experts.w13`, `ffn.experts.w2`). Parameters are left unset for a loader, and need no gradient until
+    `requires_grad_(True)`.
+
+    Attributes:
+        config: The configuration.
+        rounding: "none", "cache" or "full".
+    """
+
+    def __init__(
+        self,
+        config: DeepseekV41Config,
+        *,
+        rounding: RoundingLevel = "full",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Builds the module tree.
+
+        Args:
+            config: The configuration.
+            rounding: Where values are rounded, see `Rounding`.
+            device: Where parameters live; "meta" builds the tree without memory.
+            dtype: Dtype of activations and of most parameters; the head, the router, the compressor, the stream
+                mixing and the confidence head are fp32.
+        """
+        super().__init__()
+        self.config = config
+        self.rounding = rounding
+        rules = Rounding(rounding)
+        factory = {"device": device, "dtype": dtype}
+        self.embed = Linear(config.hidden_size, config.vocab_size, **factory)
+        self.layers = nn.ModuleList(Layer(config, i, rules, **factory) for i in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **factory)
+        self.head = Linear(config.hidden_size, config.vocab_size, device=device, dtype=torch.float32)
+        if config.num_nextn_predict_layers:
+            self.mtp = DSparkDraft(config, rules, **factory)
+        self.engram_hash = EngramHash(config) if config.engram_layer_ids else None
+        self.requires_grad_(False)
+
+    @property
+    def draft(self) -> DSparkDraft | None:
+        """The DSpark draft, or None when the configuration has no stages."""
+        return getattr(self, "mtp", None)
+
+    def set_engram_token_map(self, token_map: Sequence[int] | Tensor) -> None:
+        """Sets the Engram folding of token ids, shape [vocab]; nothing happens without Engram layers.
+
+        Raises:
+            ConfigError: The map does not fit the configuration.
+        """
+        if self.engram_hash is not None:
+            self.engram_hash.set_token_map(token_map)
+
+    def logits(self, input_ids: Sequence[int] | Tensor, images: Tensor | None = None) -> Tensor:
+        """Next-token logits of one whole sequence, without a cache.
+
+        Args:
+            input_ids: Token ids, shape [tokens], any integer dtype.
+            images: Embeddings of the positions whose id is `image_token_id`, in order, shape [image_tokens,
+                hidden].
+
+        Returns:
+            Logits, shape [tokens, vocab], fp32.
+
+        Raises:
+            ShapeError: Wrong rank or dtype.
+            InvalidRequest: No tokens, an id outside the vocabulary, or images that do not fit the ids.
+            RequestTooLong: More tokens than `max_position_embeddings`.
+        """
+        ids = self._check_ids(input_ids)
+        embedded, is_image = self._embed(ids, images)
+        run = FullPass(
+            self.config, ids.shape[0], ids.device, is_image=is_image, engram_rows=self._engram_rows(ids, is_image)
+        )
+        return self.compute_logits(self._run_layers(embedded, run))
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Logits of chosen rows.
+
+        Args:
+            hidden: Collapsed streams before the final norm, shape [rows, hidden].
+
+        Returns:
+            Shape [rows, vocab], fp32.
+        """
+        return self.head(self.norm(hidden).float())
+
+    def _run_layers(self, embedded: Tensor, run: FullPass) -> Tensor:
+        streams = embedded.unsqueeze(1).repeat(1, self.config.hc_mult, 1)
+        pre = initial_pre(embedded.shape[0], self.config.hc_mult, embedded.device)
+        for layer in self.layers:
+            streams, pre = layer(streams, pre, run)
+        return collapse(streams, pre)
+
+    def _embed(self, ids: Tensor, images: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        embedded = F.embedding(ids, self.embed.weight)
+        image_id = self.config.image_token_id
+        is_image = ids == image_id if image_id is not None else None
+        count = int(is_image.sum()) if is_image is not None else 0
+        given = 0 if images is None else images.shape[0]
+        if given != count:
+            raise InvalidRequest(
+                f"{count} positions hold the image token, but {given} image embeddings were given; "
+                "give one embedding for each position.",
+                field="images", value=given, limit=str(count),
+            )  # fmt: skip
+        if not count:
+            return embedded, None
+        if images.shape != (count, embedded.shape[1]):
+            raise ShapeError(
+                f"images has shape {tuple(images.shape)}; it must be [image_tokens, hidden] = "
+                f"[{count}, {embedded.shape[1]}].",
+                argument="images", expected=(count, embedded.shape[1]), found=tuple(images.shape),
+            )  # fmt: skip
+        embedded[is_image] = images.to(embedded.dtype)
+        return embedded, is_image
+
+    def _engram_rows(self, ids: Tensor, is_image: Tensor | None) -> dict[int, Tensor]:
+        if self.engram_hash is None:
+            return {}
+        folded = self.engram_hash.tables(ids.device)[0][ids]
+        if is_image is not None:
+            folded = folded.masked_fill(is_image, -1)
+        ngram = self.engram_hash.ngram
+        history = F.pad(folded, (ngram - 1, 0), value=-1).unfold(0, ngram, 1).flip(-1)
+        history = history.masked_fill((history < 0).cummax(-1).values, -1)
+        return dict(zip(self.engram_hash.layer_ids, self.engram_hash.rows(history), strict=True))
+
+    def _check_ids(self, input_ids: Sequence[int] | Tensor) -> Tensor:
+        try:
+            ids = torch.as_tensor(input_ids)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ShapeError(
+                f"input_ids is not a flat sequence of integers ({error}); give a list of ids or a 1-D tensor.",
+                argument="input_ids", expected="[tokens], integer",
+            ) from error  # fmt: skip
+        if ids.dim() == 1 and ids.numel() == 0:
+            raise InvalidRequest("input_ids is empty; give at least one token.", field="input_ids", limit=">= 1 token")
+        if ids.dim() != 1 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+            raise ShapeError(
+                f"input_ids has shape {tuple(ids.shape)} and dtype {ids.dtype}; it must be [tokens] of an integer "
+                "dtype. Pass one sequence at a time.",
+                argument="input_ids", expected="[tokens], integer", found=(tuple(ids.shape), ids.dtype),
+            )  # fmt: skip
+        limit = self.config.max_position_embeddings
+        if ids.shape[0] > limit:
+            raise RequestTooLong(
+                f"input_ids has {ids.shape[0]} tokens; the model takes at most {limit}. Shorten the prompt.",
+                limit_tokens=limit, asked_tokens=ids.shape[0],
+            )  # fmt: skip
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= self.config.vocab_size:
+            bad = low if low < 0 else high
+            raise InvalidRequest(
+                f"input_ids holds the id {bad}; ids must be from 0 to {self.config.vocab_size - 1}. "
+                "Use the tokenizer of this checkpoint.",
+                field="input_ids", value=bad, limit=f"0 to {self.config.vocab_size - 1}",
+            )  # fmt: skip
+        return ids.to(device=self.embed.weight.device, dtype=torch.int64)

@@ -1,0 +1,56 @@
+"""Where DeepSeek-V4.1 rounds: the three levels as one object.
+
+`"none"` rounds nothing. `"cache"` rounds what the caches hold and what is compared with it: window rows (FP8),
+pool rows (FP4 with e4m3 scales), index keys and queries (MXFP4). `"full"` also rounds the inputs of the FP8 and
+FP4 linears to FP8, which is what inference does.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from deepinfer.core.errors import ConfigError
+from deepinfer.kernels.reference.quant import round_fp8, round_mxfp4, round_nvfp4
+
+__all__ = ["Rounding", "RoundingLevel"]
+
+RoundingLevel = Literal["none", "cache", "full"]
+
+
+class Rounding:
+    """Rounding functions of one level; each takes and returns a tensor of the same shape and dtype.
+
+    Attributes:
+        level: "none", "cache" or "full".
+    """
+
+    def __init__(self, level: RoundingLevel) -> None:
+        if level not in ("none", "cache", "full"):
+            raise ConfigError(
+                f"rounding is {level!r}; it must be 'none', 'cache' or 'full'.",
+                field="rounding", value=level, limit="'none', 'cache' or 'full'",
+            )  # fmt: skip
+        self.level = level
+        self._cache = level != "none"
+        self._inputs = level == "full"
+
+    def activation(self, x: Tensor) -> Tensor:
+        """Input of an FP8 or FP4 linear, shape [..., channels]."""
+        return round_fp8(x) if self._inputs else x
+
+    def window(self, x: Tensor) -> Tensor:
+        """Window rows after rotation, shape [..., head_dim]."""
+        return round_fp8(x) if self._cache else x
+
+    def pool(self, x: Tensor) -> Tensor:
+        """Pool rows after rotation, shape [..., head_dim]."""
+        return round_nvfp4(x) if self._cache else x
+
+    def index(self, x: Tensor) -> Tensor:
+        """Index keys and queries after rotation, shape [..., index_head_dim]."""
+        return round_mxfp4(x) if self._cache else x
+
+    def __repr__(self) -> str:
+        return f"Rounding({self.level!r})"
