@@ -207,15 +207,13 @@ class HubOffline(ModelError, OSError):
 
     Attributes:
         repo: Repository id.
-        filename: File that was needed, or None.
+        file: File that was needed, or None.
     """
 
-    def __init__(
-        self, message: str, *, repo: str | None = None, filename: str | None = None
-    ) -> None:
+    def __init__(self, message: str, *, repo: str | None = None, file: str | None = None) -> None:
         super().__init__(message)
         self.repo = repo
-        self.filename = filename
+        self.file = file
 
 
 class RequestError(DeepInferError):

@@ -111,8 +111,9 @@ def variable_problems(environ: Mapping[str, str] | None = None) -> list[str]:
         if not name.startswith(_PREFIX):
             continue
         if name not in table:
-            nearest = checks.nearest_name(name, table)
-            hint = f" Did you mean {nearest}?" if nearest else ""
+            rest = name.removeprefix(_PREFIX)
+            nearest = checks.nearest_name(rest, [known.removeprefix(_PREFIX) for known in table])
+            hint = f" Did you mean {_PREFIX}{nearest}?" if nearest else ""
             problems.append(f"{name} is set and means nothing to deepinfer.{hint}")
             continue
         try:
