@@ -1,0 +1,329 @@
+"""Chooses one token for each row of logits."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deepinfer.core.errors import ConfigError, RequestError, ShapeError
+from deepinfer.core.params import SamplingParams
+from deepinfer.core.protocols import LogitsProcessor, SampleRows
+from deepinfer.core.protocols import Sampled as BaseSampled
+from deepinfer.core.types import Request, TokenLogprob
+from deepinfer.sampling.filters import filter_logits
+from deepinfer.sampling.logprobs import token_logprobs
+from deepinfer.sampling.penalties import (
+    apply_logit_bias,
+    apply_penalties,
+    apply_token_bitmask,
+    unique_ids,
+)
+from deepinfer.sampling.processors import apply_processors
+from deepinfer.sampling.rng import gumbel_noise
+
+__all__ = ["FAILED_TOKEN", "InvalidLogits", "Sampled", "Sampler"]
+
+FAILED_TOKEN = -1
+"""Token id of a row from which nothing could be chosen."""
+
+_PROMPT_CACHE_SIZE = 256
+_DENSE_ELEMENTS = {"cpu": 1 << 17}  # what stays in a core's cache
+_DENSE_ELEMENTS_GPU = 1 << 26
+
+
+class InvalidLogits(RequestError, ArithmeticError):
+    """A row of logits from which no token can be chosen; other rows are not concerned.
+
+    Attributes:
+        kind: "nan", "all_masked" or "infinite".
+    """
+
+    def __init__(self, message: str, *, rid: str | None = None, kind: str = "nan") -> None:
+        super().__init__(message, rid=rid)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled(BaseSampled):
+    """Chosen tokens, with what went wrong in single rows.
+
+    Attributes:
+        token_ids: Shape [rows], int64; `FAILED_TOKEN` in rows that failed.
+        logprobs: One entry a row, None for rows that asked for none; empty when no row did.
+        highest: Highest logit of each row after all changes, shape [rows], fp32.
+        rids: Request id of each row.
+        row_errors: Errors known before any logit was looked at, by row.
+    """
+
+    highest: Tensor
+    rids: tuple[str, ...] = ()
+    row_errors: tuple[tuple[int, RequestError], ...] = ()
+
+    @property
+    def errors(self) -> tuple[RequestError | None, ...]:
+        """One entry a row, None for good ones; empty when all are good. Waits for the device."""
+        if not self.row_errors and bool(self.highest.isfinite().all()):
+            return ()
+        known = dict(self.row_errors)
+        return tuple(
+            known.get(index) or _logits_error(value, self.rids[index])
+            for index, value in enumerate(self.highest.tolist())
+        )
+
+
+def _logits_error(highest: float, rid: str) -> InvalidLogits | None:
+    if math.isfinite(highest):
+        return None
+    if math.isnan(highest):
+        kind, found = "nan", "hold NaN"
+        hint = "The model's numbers broke down; check its weights and inputs."
+    elif highest < 0:
+        kind, found = "all_masked", "are all -inf"
+        hint = "Masks, bias and processors left no token; let at least one through."
+    else:
+        kind, found = "infinite", "hold +inf"
+        hint = "Set the other logits to -inf to force a token."
+    return InvalidLogits(
+        f"the logits of request {rid!r} {found}; at least one must be finite and none NaN or +inf. {hint}",
+        rid=rid,
+        kind=kind,
+    )
+
+
+def _needs_history(params: SamplingParams) -> bool:
+    return params.has_penalties or bool(params.logit_bias)
+
+
+def _is_filtered(params: SamplingParams, vocab: int) -> bool:
+    return 0 < params.top_k < vocab or params.top_p < 1.0 or params.min_p > 0.0
+
+
+class Sampler:
+    """Chooses tokens; a row depends on its own logits, options, seed, position and output only.
+
+    Steps, in order: penalties and bias, processors, mask, log probabilities, temperature, min-p, top-k, top-p,
+    choice. At temperature 0 the choice is the highest logit, ties to the lowest id. Above it the choice is the
+    highest sum of log probability and Gumbel noise (a draw from the filtered law), the noise a pure function of
+    (seed, position, token id), so no batch mate, preemption or restart can change it.
+
+    Args:
+        processors: Run in order on the logits of all rows.
+        raw_logprobs: Report log probabilities of the model's own logits instead of those after penalties, bias,
+            processors and mask.
+    """
+
+    def __init__(
+        self, *, processors: Sequence[LogitsProcessor] = (), raw_logprobs: bool = False
+    ) -> None:
+        self.processors = tuple(processors)
+        self.raw_logprobs = raw_logprobs
+        self._prompt_ids: OrderedDict[str, tuple[Request, Tensor]] = OrderedDict()
+
+    def __call__(self, logits: Tensor, rows: SampleRows, masks: Tensor | None = None) -> Sampled:
+        """Chooses one token a row.
+
+        Args:
+            logits: Shape [rows, vocab], fp32. Not changed.
+            rows: The rows' requests, positions, seeds and outputs so far.
+            masks: Allowed tokens, shape [rows, ceil(vocab / 32)], int32, or None; see `apply_token_bitmask`.
+
+        Returns:
+            The tokens; a row of NaN, all -inf or +inf gets `FAILED_TOKEN` and an entry in `errors`.
+
+        Raises:
+            ShapeError: Logits or masks have the wrong shape or dtype, or the numbers of rows differ.
+            ConfigError: A processor does not work in place.
+        """
+        self._check(logits, rows)
+        raw = logits
+        logits, failed = self._adjust(logits, rows, masks)
+        highest, token_ids = logits.max(dim=-1)
+        for index in failed:
+            highest[index] = math.nan
+        params = [request.params for request in rows.requests]
+        vocab = logits.shape[-1]
+        drawn = [index for index, p in enumerate(params) if not p.is_greedy]
+        if drawn:
+            dense = [index for index in drawn if not _is_filtered(params[index], vocab)]
+            filtered = [index for index in drawn if _is_filtered(params[index], vocab)]
+            if dense:
+                self._draw_dense(logits, highest, token_ids, rows, dense)
+            if filtered:
+                self._draw_filtered(logits, token_ids, rows, filtered)
+        token_ids = token_ids.masked_fill_(~highest.isfinite(), FAILED_TOKEN)
+        return Sampled(
+            token_ids=token_ids,
+            logprobs=self._logprobs(raw if self.raw_logprobs else logits, token_ids, params),
+            highest=highest,
+            rids=tuple(request.rid for request in rows.requests),
+            row_errors=tuple(failed.items()),
+        )
+
+    def _check(self, logits: Tensor, rows: SampleRows) -> None:
+        count = len(rows.requests)
+        if logits.dtype != torch.float32 or logits.dim() != 2 or logits.shape[0] != count:
+            raise ShapeError(
+                f"logits are {logits.dtype} of shape {tuple(logits.shape)}; {count} rows need float32 of shape "
+                f"[{count}, vocab].",
+                argument="logits",
+                expected=(count, "vocab"),
+                found=tuple(logits.shape),
+            )
+        if logits.shape[1] == 0:
+            raise ShapeError(
+                "logits have no vocabulary axis entries; give at least one token.",
+                argument="logits",
+                expected=(count, "vocab"),
+                found=tuple(logits.shape),
+            )
+        if len(rows.positions) != count or len(rows.seeds) != count:
+            raise ShapeError(
+                f"rows hold {count} requests, {len(rows.positions)} positions and {len(rows.seeds)} seeds; give one of "
+                "each for every row.",
+                argument="rows",
+                expected=count,
+                found=(len(rows.positions), len(rows.seeds)),
+            )
+        if rows.output_token_ids and len(rows.output_token_ids) != count:
+            raise ShapeError(
+                f"rows hold {count} requests and {len(rows.output_token_ids)} outputs; give one a row, or none at all.",
+                argument="rows.output_token_ids",
+                expected=count,
+                found=len(rows.output_token_ids),
+            )
+
+    def _adjust(
+        self, logits: Tensor, rows: SampleRows, masks: Tensor | None
+    ) -> tuple[Tensor, dict[int, RequestError]]:
+        """Penalties, bias, processors, mask; a copy of the logits only when something changes."""
+        failed: dict[int, RequestError] = {}
+        changed = [
+            index for index, request in enumerate(rows.requests) if _needs_history(request.params)
+        ]
+        if not changed and not self.processors and masks is None:
+            return logits, failed
+        logits = logits.clone()
+        for index in changed:
+            try:
+                self._adjust_row(logits[index], rows, index)
+            except RequestError as error:
+                error.rid = rows.requests[index].rid
+                failed[index] = error
+        apply_processors(logits, rows, self.processors)
+        if masks is not None:
+            apply_token_bitmask(logits, masks)
+        return logits, failed
+
+    def _adjust_row(self, row: Tensor, rows: SampleRows, index: int) -> None:
+        request = rows.requests[index]
+        params = request.params
+        if params.has_penalties:
+            if not rows.output_token_ids:
+                raise ConfigError(
+                    "rows.output_token_ids is empty and a request has penalties; give the tokens generated so far, "
+                    "one sequence a row.",
+                    field="output_token_ids",
+                )
+            repeats = params.repetition_penalty != 1.0
+            apply_penalties(
+                row,
+                rows.output_token_ids[index],
+                prompt_ids=self._prompt_set(request, row) if repeats else None,
+                presence_penalty=params.presence_penalty,
+                frequency_penalty=params.frequency_penalty,
+                repetition_penalty=params.repetition_penalty,
+            )
+        if params.logit_bias:
+            apply_logit_bias(row, params.logit_bias)
+
+    def _prompt_set(self, request: Request, row: Tensor) -> Tensor:
+        """Different tokens of a prompt, kept from step to step because prompts are long and do not change."""
+        entry = self._prompt_ids.get(request.rid)
+        if entry is None or entry[0].prompt_token_ids is not request.prompt_token_ids:
+            ids = unique_ids(request.prompt_token_ids, row.shape[-1], row.device)
+            entry = (request, ids)
+            self._prompt_ids[request.rid] = entry
+            if len(self._prompt_ids) > _PROMPT_CACHE_SIZE:
+                self._prompt_ids.popitem(last=False)
+        self._prompt_ids.move_to_end(request.rid)
+        return entry[1]
+
+    def _draw_dense(
+        self,
+        logits: Tensor,
+        highest: Tensor,
+        token_ids: Tensor,
+        rows: SampleRows,
+        indices: list[int],
+    ) -> None:
+        """Draws over the whole vocabulary, a few rows at a time to bound memory."""
+        vocab = logits.shape[-1]
+        chunk = max(1, _DENSE_ELEMENTS.get(logits.device.type, _DENSE_ELEMENTS_GPU) // vocab)
+        for start in range(0, len(indices), chunk):
+            part = indices[start : start + chunk]
+            at = torch.tensor(part, dtype=torch.int64, device=logits.device)
+            noise = gumbel_noise(
+                [rows.seeds[index] for index in part],
+                [rows.positions[index] for index in part],
+                vocab_size=vocab,
+                device=logits.device,
+            )
+            scores = logits[at].to(torch.float64).sub_(highest[at].to(torch.float64).unsqueeze(-1))
+            scores.div_(_column(rows, part, "temperature", logits.device).unsqueeze(-1))
+            token_ids[at] = scores.add_(noise).max(dim=-1).indices
+
+    def _draw_filtered(
+        self, logits: Tensor, token_ids: Tensor, rows: SampleRows, indices: list[int]
+    ) -> None:
+        """Draws among the candidates that the filters keep, with noise for those only."""
+        vocab = logits.shape[-1]
+        narrow = [i for i in indices if 0 < rows.requests[i].params.top_k < vocab]
+        wide = [i for i in indices if not 0 < rows.requests[i].params.top_k < vocab]
+        for part in (narrow, wide):
+            if not part:
+                continue
+            at = torch.tensor(part, dtype=torch.int64, device=logits.device)
+            kept = filter_logits(
+                logits[at],
+                _column(rows, part, "temperature", logits.device),
+                _column(rows, part, "top_k", logits.device).to(torch.int64),
+                _column(rows, part, "top_p", logits.device),
+                _column(rows, part, "min_p", logits.device),
+            )
+            noise = gumbel_noise(
+                [rows.seeds[index] for index in part],
+                [rows.positions[index] for index in part],
+                token_ids=kept.token_ids,
+            )
+            scores = kept.scores + noise
+            best = scores == scores.amax(dim=-1, keepdim=True)
+            token_ids[at] = kept.token_ids.masked_fill(~best, vocab).amin(dim=-1)
+
+    def _logprobs(
+        self, logits: Tensor, token_ids: Tensor, params: Sequence[SamplingParams]
+    ) -> tuple[TokenLogprob | None, ...]:
+        asked = [index for index, p in enumerate(params) if p.logprobs is not None]
+        if not asked:
+            return ()
+        chosen = token_ids.tolist()
+        asked = [index for index in asked if chosen[index] != FAILED_TOKEN]
+        out: list[TokenLogprob | None] = [None] * len(params)
+        if asked:
+            at = torch.tensor(asked, dtype=torch.int64, device=logits.device)
+            entries = token_logprobs(
+                logits[at], token_ids[at], [params[index].logprobs or 0 for index in asked]
+            )
+            for index, entry in zip(asked, entries, strict=True):
+                out[index] = entry
+        return tuple(out)
+
+
+def _column(rows: SampleRows, indices: Sequence[int], name: str, device: torch.device) -> Tensor:
+    """One option of some rows, shape [rows], float64."""
+    values = [float(getattr(rows.requests[index].params, name)) for index in indices]
+    return torch.tensor(values, dtype=torch.float64, device=device)
