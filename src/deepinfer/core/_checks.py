@@ -56,7 +56,7 @@ def check_int(
     limit = f"an integer from {low} to {high}"
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         fail(what, value, limit, error, hint)
-    number = int(value)  # type: ignore[call-overload]
+    number: int = int(value)  # type: ignore[call-overload]
     if not low <= number <= high:
         fail(what, value, limit, error, hint)
     return number

@@ -202,12 +202,12 @@ def _temperature(value: object) -> float:
     return number
 
 
-def _stop(value: object) -> tuple[str, ...]:
+def _stop(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         value = (value,)
     if not isinstance(value, Sequence) or isinstance(value, bytes | bytearray):
         checks.fail("stop", value, "a string or a sequence of strings", InvalidRequest)
-    texts = tuple(value)  # type: ignore[arg-type]
+    texts = tuple(value)
     if len(texts) > _MAX_STOPS:
         checks.fail("stop", len(texts), f"at most {_MAX_STOPS} strings", InvalidRequest)
     for index, text in enumerate(texts):
@@ -219,14 +219,14 @@ def _stop(value: object) -> tuple[str, ...]:
     return texts
 
 
-def _stop_token_ids(value: object) -> tuple[int, ...]:
+def _stop_token_ids(value: Any) -> tuple[int, ...]:
     if not isinstance(value, Sequence | set | frozenset) or isinstance(
         value, str | bytes | bytearray
     ):
         checks.fail("stop_token_ids", value, "a sequence of token ids", InvalidRequest)
     return tuple(
         checks.check_int(f"stop_token_ids[{index}]", item, 0, _INT_MAX, InvalidRequest)
-        for index, item in enumerate(value)  # type: ignore[arg-type]
+        for index, item in enumerate(value)
     )
 
 

@@ -8,13 +8,19 @@ changes its meaning, so an adapter built for another version can refuse plainly.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from deepinfer.core.clock import Clock as Clock
 from deepinfer.core.events import Event
-from deepinfer.core.plan import LoadSnapshot, PlanRow, StepPlan, StepResult
-from deepinfer.core.types import OutputDelta, Request, TokenLogprob
+from deepinfer.core.plan import LoadSnapshot, StepPlan, StepResult
+from deepinfer.core.types import OutputDelta, Request
+from deepinfer.core.views import Allocation as Allocation
+from deepinfer.core.views import DraftBatch as DraftBatch
+from deepinfer.core.views import DraftView as DraftView
+from deepinfer.core.views import Hit as Hit
+from deepinfer.core.views import ModelInfo as ModelInfo
+from deepinfer.core.views import Sampled as Sampled
+from deepinfer.core.views import SampleRows as SampleRows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,29 +57,6 @@ PROTOCOL_VERSION = 1
 
 ProgressFn = Callable[[int, int], None]
 """Called with (done, total) while something long runs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInfo:
-    """What the other parts need to know of a model.
-
-    Attributes:
-        vocab_size: Rows of the logits.
-        max_model_len: Most tokens of one sequence.
-        eos_token_ids: Token ids that end a sequence.
-        bos_token_id: Token id put before a prompt, or None.
-        window: Width of the sliding attention window in tokens, or 0 without one.
-        draft_length: Most draft tokens that the model's own drafter proposes, or 0 without one.
-        fingerprint: Identity of weights and number formats; part of every cache key.
-    """
-
-    vocab_size: int
-    max_model_len: int
-    eos_token_ids: tuple[int, ...] = ()
-    bos_token_id: int | None = None
-    window: int = 0
-    draft_length: int = 0
-    fingerprint: bytes = b""
 
 
 class StepHandle(Protocol):
@@ -124,42 +107,6 @@ class ModelRunner(Protocol):
     def close(self) -> None:
         """Gives the device memory back; calling it twice is harmless."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hit:
-    """Cache entries found for the beginning of a prompt.
-
-    Attributes:
-        num_tokens: Prompt tokens covered.
-        blocks: Blocks that hold them, opaque to the caller.
-        tier: Where they are: "device", "host", or the name of a store.
-        replay_tokens: Tokens before the end of the hit that must be run again.
-        approximate: Whether that replay gives other numbers than a full run.
-    """
-
-    num_tokens: int = 0
-    blocks: tuple[Any, ...] = ()
-    tier: str = "device"
-    replay_tokens: int = 0
-    approximate: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allocation:
-    """Room given to one request.
-
-    Attributes:
-        slot: State slot.
-        slot_generation: How often the slot was given out before.
-        num_tokens: Tokens for which there is room.
-        blocks: Blocks held, in order, opaque to the caller.
-    """
-
-    slot: int
-    slot_generation: int
-    num_tokens: int
-    blocks: tuple[Any, ...] = ()
 
 
 @runtime_checkable
@@ -228,40 +175,6 @@ class Scheduler(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftView:
-    """What a drafter sees: the batch after its last verified token.
-
-    Attributes:
-        rids: Request ids, one a row.
-        slots: State slots, one a row.
-        anchor_ids: The last token of each row.
-        positions: Position of that token.
-        hidden: Features of the rows from the target model, shape [rows, features], or None.
-        token_ids: All tokens of each row, for drafters that look at text only, or empty.
-    """
-
-    rids: tuple[str, ...]
-    slots: tuple[int, ...]
-    anchor_ids: tuple[int, ...]
-    positions: tuple[int, ...]
-    hidden: Tensor | None = None
-    token_ids: tuple[Sequence[int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftBatch:
-    """Proposed tokens.
-
-    Attributes:
-        token_ids: Drafts of each row, in order; may be empty.
-        confidences: One probability a draft that it and all before it are accepted.
-    """
-
-    token_ids: tuple[tuple[int, ...], ...]
-    confidences: tuple[tuple[float, ...], ...] = ()
-
-
 @runtime_checkable
 class Drafter(Protocol):
     """Proposes tokens for the model to verify."""
@@ -312,38 +225,6 @@ class Grammar(Protocol):
     def start(self) -> GrammarState:
         """The state before the first token."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleRows:
-    """The rows of logits of one step, one entry each.
-
-    Attributes:
-        requests: Request of each row.
-        positions: Position of the token to be chosen, in the whole sequence.
-        seeds: Seed of each row, from 0 to 2**64 - 1.
-        output_token_ids: Tokens generated so far, drafts before the row included.
-        plan_rows: The plan's row that each belongs to.
-    """
-
-    requests: tuple[Request, ...]
-    positions: tuple[int, ...]
-    seeds: tuple[int, ...]
-    output_token_ids: tuple[Sequence[int], ...] = ()
-    plan_rows: tuple[PlanRow, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
-    """Chosen tokens.
-
-    Attributes:
-        token_ids: Shape [rows], int64.
-        logprobs: One entry a row, None for rows that asked for none; empty when no row did.
-    """
-
-    token_ids: Tensor
-    logprobs: tuple[TokenLogprob | None, ...] = ()
 
 
 @runtime_checkable
