@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from deepinfer.models.deepseek_v41.batch import ForwardBatch, ForwardOutput, Segment
+from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config, VisionConfig
-from deepinfer.models.deepseek_v41.draft import DSparkDraft
+from deepinfer.models.deepseek_v41.draft import DraftOutput, DSparkDraft
 from deepinfer.models.deepseek_v41.model import DeepseekV41
 
-__all__ = ["DSparkDraft", "DeepseekV41", "DeepseekV41Config", "VisionConfig"]
+__all__ = [
+    "DSparkDraft",
+    "DeepseekV41",
+    "DeepseekV41Config",
+    "DraftOutput",
+    "ForwardBatch",
+    "ForwardOutput",
+    "Segment",
+    "SlotCache",
+    "VisionConfig",
+]

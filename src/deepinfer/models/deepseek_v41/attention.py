@@ -18,7 +18,7 @@ from deepinfer.models.deepseek_v41.norm import Linear, RMSNorm
 from deepinfer.models.deepseek_v41.rope import apply_rope_
 from deepinfer.models.deepseek_v41.rounding import Rounding
 
-__all__ = ["Attention", "AttentionPass", "sink_softmax"]
+__all__ = ["Attention", "AttentionPass", "sink_attention", "sink_softmax"]
 
 
 class AttentionPass(Protocol):
@@ -49,6 +49,29 @@ def sink_softmax(logits: Tensor, sink: Tensor) -> Tensor:
     """
     column = sink.view(1, -1, 1).expand(logits.shape[0], -1, 1)
     return torch.softmax(torch.cat((logits, column), -1), -1)[..., :-1]
+
+
+def sink_attention(
+    queries: Tensor, keys: Tensor, bias: Tensor | None, sink: Tensor, scale: float
+) -> Tensor:
+    """Attention in fp32 where each token has its own list of rows, keys and values at once.
+
+    Args:
+        queries: Shape [tokens, heads, head_dim].
+        keys: Shape [tokens, rows, head_dim].
+        bias: Added to the logits, `-inf` masks a row; shape [tokens, 1, rows], fp32, or None.
+        sink: Sink logit of each head, shape [heads], fp32.
+        scale: Factor on q . k.
+
+    Returns:
+        Shape [tokens, heads, head_dim], in the dtype of `queries`.
+    """
+    keys = keys.float()
+    if bias is None:
+        logits = torch.bmm(queries.float() * scale, keys.transpose(1, 2))
+    else:
+        logits = torch.baddbmm(bias, queries.float(), keys.transpose(1, 2), alpha=scale)
+    return torch.bmm(sink_softmax(logits, sink), keys).to(queries.dtype)
 
 
 class Attention(nn.Module):
@@ -94,7 +117,9 @@ class Attention(nn.Module):
         self.wkv = Linear(hidden, dim, **factory)
         self.kv_norm = RMSNorm(dim, eps, **factory)
         self.attn_sink = nn.Parameter(torch.zeros(heads, device=device, dtype=torch.float32))
-        self.wo_a = Linear(heads * dim // config.o_groups, config.o_groups * config.o_lora_rank, **factory)
+        self.wo_a = Linear(
+            heads * dim // config.o_groups, config.o_groups * config.o_lora_rank, **factory
+        )
         self.wo_b = Linear(config.o_groups * config.o_lora_rank, hidden, **factory)
         owns_pool = layer_id in config.kv_source_layer_ids
         self.compressor = Compressor(config, self.ratio, **factory) if owns_pool else None

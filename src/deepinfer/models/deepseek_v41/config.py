@@ -202,11 +202,19 @@ class DeepseekV41Config:
 
     def kv_source(self, layer: int) -> int | None:
         """Layer whose pool `layer` reads: the largest KV source not above it, or None for a ratio of 0."""
-        return _last_not_above(self.kv_source_layer_ids, layer) if self.compress_ratios[layer] else None
+        return (
+            _last_not_above(self.kv_source_layer_ids, layer)
+            if self.compress_ratios[layer]
+            else None
+        )
 
     def index_source(self, layer: int) -> int | None:
         """Layer whose row selection `layer` uses, or None for a ratio of 0."""
-        return _last_not_above(self.index_source_layer_ids, layer) if self.compress_ratios[layer] else None
+        return (
+            _last_not_above(self.index_source_layer_ids, layer)
+            if self.compress_ratios[layer]
+            else None
+        )
 
     @property
     def engram_width(self) -> int:
@@ -254,7 +262,10 @@ class DeepseekV41Config:
     def to_dict(self) -> dict[str, Any]:
         """The published form of `config.json`; `from_dict(to_dict())` gives an equal configuration."""
         text = _plain(self, skip=("vision", "quantization_config", *_TOP_LEVEL))
-        out: dict[str, Any] = {"architectures": ["DeepseekV41ForCausalLM"], "model_type": MODEL_TYPE}
+        out: dict[str, Any] = {
+            "architectures": ["DeepseekV41ForCausalLM"],
+            "model_type": MODEL_TYPE,
+        }
         out |= {key: getattr(self, key) for key in _TOP_LEVEL if getattr(self, key) is not None}
         out["text_config"] = {"model_type": f"{MODEL_TYPE}_text", **text, **self.extra}
         if self.vision is not None:
@@ -276,7 +287,8 @@ class DeepseekV41Config:
             data = json.loads(path.read_text("utf-8"))
         except FileNotFoundError:
             raise CheckpointMissing(
-                f"{path} does not exist; give a checkpoint folder that holds config.json.", path=path
+                f"{path} does not exist; give a checkpoint folder that holds config.json.",
+                path=path,
             ) from None
         except ValueError as error:
             raise ConfigError(f"{path} is not valid JSON ({error}); download it again.") from error
@@ -293,13 +305,23 @@ def _plain(config: Any, skip: Sequence[str]) -> dict[str, Any]:
         if f.name in skip or f.name == "extra":
             continue
         value = getattr(config, f.name)
-        out[f.name] = list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
+        out[f.name] = (
+            list(value)
+            if isinstance(value, tuple)
+            else dict(value)
+            if isinstance(value, Mapping)
+            else value
+        )
     return out
 
 
 def _split(cls: type, data: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Known fields as they are, the rest under `extra`; a missing field is an error that names the nearest key."""
-    fields = {f.name: f for f in dataclasses.fields(cls) if f.name not in ("extra", "vision", "quantization_config")}
+    fields = {
+        f.name: f
+        for f in dataclasses.fields(cls)
+        if f.name not in ("extra", "vision", "quantization_config")
+    }
     known = {key: value for key, value in data.items() if key in fields}
     extra = {key: value for key, value in data.items() if key not in fields and key != "model_type"}
     for name, f in fields.items():
@@ -308,8 +330,14 @@ def _split(cls: type, data: Mapping[str, Any], where: str) -> dict[str, Any]:
         close = difflib.get_close_matches(name, extra, n=1, cutoff=0.85)
         required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if required or close:
-            hint = f"did you mean it by {close[0]!r}?" if close else "add it, or use the published file."
-            raise ConfigError(f"{where}.{name} is missing; {hint}", field=f"{where}.{name}", limit="present")
+            hint = (
+                f"did you mean it by {close[0]!r}?"
+                if close
+                else "add it, or use the published file."
+            )
+            raise ConfigError(
+                f"{where}.{name} is missing; {hint}", field=f"{where}.{name}", limit="present"
+            )
     return {**known, "extra": extra}
 
 
@@ -318,7 +346,10 @@ def _validate(c: DeepseekV41Config) -> None:
         if not ok:
             value = getattr(c, name)
             raise ConfigError(
-                f"{name} is {value!r}; it must be {limit}. Correct config.json.", field=name, value=value, limit=limit
+                f"{name} is {value!r}; it must be {limit}. Correct config.json.",
+                field=name,
+                value=value,
+                limit=limit,
             )
 
     positive = (
@@ -329,18 +360,43 @@ def _validate(c: DeepseekV41Config) -> None:
     )  # fmt: skip
     for name in positive:
         value = getattr(c, name)
-        need(isinstance(value, int) and not isinstance(value, bool) and value > 0, name, "a positive integer")
+        need(
+            isinstance(value, int) and not isinstance(value, bool) and value > 0,
+            name,
+            "a positive integer",
+        )
     r = c.qk_rope_head_dim
-    need(r % 2 == 0 and 0 < r <= min(c.head_dim, c.index_head_dim), "qk_rope_head_dim", "even, within both head sizes")
+    need(
+        r % 2 == 0 and 0 < r <= min(c.head_dim, c.index_head_dim),
+        "qk_rope_head_dim",
+        "even, within both head sizes",
+    )
     need(c.num_attention_heads % c.o_groups == 0, "o_groups", "a divisor of num_attention_heads")
-    need(c.num_experts_per_tok <= c.n_routed_experts, "num_experts_per_tok", "at most n_routed_experts")
+    need(
+        c.num_experts_per_tok <= c.n_routed_experts,
+        "num_experts_per_tok",
+        "at most n_routed_experts",
+    )
     layers, stages = c.num_hidden_layers, c.num_nextn_predict_layers
-    need(len(c.compress_ratios) == layers + stages, "compress_ratios", f"of {layers} + {stages} entries")
+    need(
+        len(c.compress_ratios) == layers + stages,
+        "compress_ratios",
+        f"of {layers} + {stages} entries",
+    )
     need(set(c.compress_ratios) <= {0, 1, 2}, "compress_ratios", "made of 0, 1 and 2")
     need(not any(c.compress_ratios[layers:]), "compress_ratios", "0 for every draft stage")
-    for name in ("kv_source_layer_ids", "index_source_layer_ids", "engram_layer_ids", "dspark_target_layer_ids"):
+    for name in (
+        "kv_source_layer_ids",
+        "index_source_layer_ids",
+        "engram_layer_ids",
+        "dspark_target_layer_ids",
+    ):
         ids = getattr(c, name)
-        need(list(ids) == sorted(set(ids)) and all(0 <= i < layers for i in ids), name, "rising layer ids")
+        need(
+            list(ids) == sorted(set(ids)) and all(0 <= i < layers for i in ids),
+            name,
+            "rising layer ids",
+        )
     for source in (*c.kv_source_layer_ids, *c.index_source_layer_ids):
         need(c.compress_ratios[source] > 0, "compress_ratios", f"positive at source layer {source}")
     for layer in range(layers):
@@ -348,17 +404,50 @@ def _validate(c: DeepseekV41Config) -> None:
         if ratio:
             kv, index = c.kv_source(layer), c.index_source(layer)
             need(kv is not None, "kv_source_layer_ids", f"starting at or below layer {layer}")
-            need(index is not None and index >= kv, "index_source_layer_ids", f"not older than KV source {kv}")
-            need(c.compress_ratios[kv] == ratio, "compress_ratios", f"equal at layer {layer} and its KV source {kv}")
+            need(
+                index is not None and index >= kv,
+                "index_source_layer_ids",
+                f"not older than KV source {kv}",
+            )
+            need(
+                c.compress_ratios[kv] == ratio,
+                "compress_ratios",
+                f"equal at layer {layer} and its KV source {kv}",
+            )
     if c.candidate_source_layer_id is not None:
-        need(c.candidate_source_layer_id in c.index_source_layer_ids, "candidate_source_layer_id", "an index source")
-    need(len(c.engram_num_embeddings) == len(c.engram_layer_ids), "engram_num_embeddings", "one a layer with Engram")
+        need(
+            c.candidate_source_layer_id in c.index_source_layer_ids,
+            "candidate_source_layer_id",
+            "an index source",
+        )
+    need(
+        len(c.engram_num_embeddings) == len(c.engram_layer_ids),
+        "engram_num_embeddings",
+        "one a layer with Engram",
+    )
     if c.engram_layer_ids:
         need(c.engram_max_ngram_size >= 2, "engram_max_ngram_size", "at least 2")
-        need(0 < c.engram_compressed_vocab_size <= c.vocab_size, "engram_compressed_vocab_size", "within vocab_size")
+        need(
+            0 < c.engram_compressed_vocab_size <= c.vocab_size,
+            "engram_compressed_vocab_size",
+            "within vocab_size",
+        )
     if stages:
-        need(len(c.dspark_target_layer_ids) > 0, "dspark_target_layer_ids", "not empty when there is a draft")
-        for name in ("dspark_block_size", "dspark_markov_rank", "dspark_n_routed_experts", "dspark_num_experts_per_tok"):
+        need(
+            len(c.dspark_target_layer_ids) > 0,
+            "dspark_target_layer_ids",
+            "not empty when there is a draft",
+        )
+        for name in (
+            "dspark_block_size",
+            "dspark_markov_rank",
+            "dspark_n_routed_experts",
+            "dspark_num_experts_per_tok",
+        ):
             need(getattr(c, name) > 0, name, "positive when there is a draft")
         limit = c.dspark_n_routed_experts
-        need(c.dspark_num_experts_per_tok <= limit, "dspark_num_experts_per_tok", "at most dspark_n_routed_experts")
+        need(
+            c.dspark_num_experts_per_tok <= limit,
+            "dspark_num_experts_per_tok",
+            "at most dspark_n_routed_experts",
+        )

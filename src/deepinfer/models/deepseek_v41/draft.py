@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deepinfer.core.errors import InvariantBroken
+from deepinfer.models.deepseek_v41.attention import Attention, sink_attention
+from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
+from deepinfer.models.deepseek_v41.hyper_connection import collapse, initial_pre
 from deepinfer.models.deepseek_v41.layer import Layer
 from deepinfer.models.deepseek_v41.norm import Linear, RMSNorm
+from deepinfer.models.deepseek_v41.rope import rope_frequencies, rope_phases
 from deepinfer.models.deepseek_v41.rounding import Rounding
 
-__all__ = ["ConfidenceHead", "DSparkDraft", "MarkovHead"]
+__all__ = ["ConfidenceHead", "DSparkDraft", "DraftOutput", "DraftStage", "MarkovHead"]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOutput:
+    """A proposed block of each request, before the tokens are chained.
+
+    Attributes:
+        base_logits: Logits without the Markov bias, shape [requests, block, vocab], fp32.
+        hidden: Collapsed streams before the final norm, shape [requests, block, hidden].
+    """
+
+    base_logits: Tensor
+    hidden: Tensor
 
 
 class MarkovHead(nn.Module):
@@ -41,7 +64,9 @@ class ConfidenceHead(nn.Module):
         proj: Weight [1, hidden + rank], fp32.
     """
 
-    def __init__(self, config: DeepseekV41Config, *, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self, config: DeepseekV41Config, *, device: torch.device | str | None = None
+    ) -> None:
         super().__init__()
         width = config.hidden_size + config.dspark_markov_rank
         self.proj = Linear(width, 1, device=device, dtype=torch.float32)
@@ -59,16 +84,72 @@ class DraftStage(Layer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(config, config.num_hidden_layers + stage, rounding, device=device, dtype=dtype)
+        super().__init__(
+            config, config.num_hidden_layers + stage, rounding, device=device, dtype=dtype
+        )
         factory = {"device": device, "dtype": dtype}
         hidden, eps = config.hidden_size, config.rms_norm_eps
         if stage == 0:
-            self.main_proj = Linear(len(config.dspark_target_layer_ids) * hidden, hidden, **factory)
+            targets = len(config.dspark_target_layer_ids)
+            self.main_proj = Linear(targets * hidden, hidden, **factory)
             self.main_norm = RMSNorm(hidden, eps, **factory)
         if stage == config.num_nextn_predict_layers - 1:
             self.norm = RMSNorm(hidden, eps, **factory)
             self.markov_head = MarkovHead(config, **factory)
             self.confidence_head = ConfidenceHead(config, device=device)
+
+
+class _BlockPass:
+    """One block a request: queries see the context window before the anchor, and the whole block."""
+
+    is_image = None
+    features = None
+
+    def __init__(
+        self, cache: SlotCache, phases: Tensor, slots: np.ndarray, anchors: np.ndarray, block: int
+    ) -> None:
+        window, ring = cache.config.sliding_window, cache.ring_size
+        self.engram_rows: dict[int, Tensor] = {}
+        self._cache = cache
+        self._phases = phases
+        self._block = block
+        first = np.array([cache.draft_spans[slot][0] for slot in slots.tolist()])
+        first = np.maximum(first, anchors - window)[:, None]
+        width = int((anchors[:, None] - first).max())
+        wanted = anchors[:, None] - np.arange(width, 0, -1)
+        valid = wanted >= first
+        rows = slots[:, None] * ring + np.where(valid, wanted, first) % ring
+        self._context_index = torch.from_numpy(rows).to(phases.device)
+        self._bias = None
+        if not valid.all():
+            allowed = np.pad(valid, ((0, 0), (0, block)), constant_values=True)
+            bias = np.where(allowed, np.float32(0), np.float32(-np.inf))[:, None]
+            self._bias = torch.from_numpy(bias).to(phases.device)
+
+    def phases(self, compressed: bool) -> Tensor:
+        return self._phases
+
+    def extend_pool(self, attention: Attention, y: Tensor) -> None:
+        raise InvariantBroken("A draft stage has no pool.")
+
+    def select(self, attention: Attention, bottleneck: Tensor, y: Tensor) -> None:
+        raise InvariantBroken("A draft stage has no pool.")
+
+    def attend(self, attention: Attention, queries: Tensor, kv: Tensor) -> Tensor:
+        requests, width = self._context_index.shape
+        dim = kv.shape[-1]
+        ring = self._cache.windows[attention.layer_id].view(-1, dim)
+        context = ring.index_select(0, self._context_index.view(-1)).view(requests, width, dim)
+        keys = torch.cat((context, kv.view(requests, self._block, dim)), 1)
+        # Every query of a block sees the same rows, so block positions act as further heads.
+        out = sink_attention(
+            queries.view(requests, -1, dim),
+            keys,
+            self._bias,
+            attention.attn_sink.repeat(self._block),
+            attention.softmax_scale,
+        )
+        return out.view(queries.shape)
 
 
 class DSparkDraft(nn.ModuleList):
@@ -79,12 +160,137 @@ class DSparkDraft(nn.ModuleList):
         config: DeepseekV41Config,
         rounding: Rounding,
         *,
+        embed: Linear,
+        head: Linear,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        stages = range(config.num_nextn_predict_layers)
-        super().__init__(DraftStage(config, stage, rounding, device=device, dtype=dtype) for stage in stages)
+        """Builds the stages.
+
+        Args:
+            config: The configuration.
+            rounding: Where values are rounded.
+            embed: The target's embedding, shared.
+            head: The target's head, shared.
+            device: Where parameters live.
+            dtype: Dtype of activations and of most parameters.
+        """
+        super().__init__(
+            DraftStage(config, stage, rounding, device=device, dtype=dtype)
+            for stage in range(config.num_nextn_predict_layers)
+        )
         self.config = config
+        self.rounding = rounding
+        # A tuple, so that the shared modules are not registered, and named, twice.
+        self._shared = (embed, head)
+
+    @torch.inference_mode()
+    def extend_context(
+        self,
+        features: Tensor,
+        positions: Sequence[int] | Tensor,
+        slots: Sequence[int] | Tensor,
+        cache: SlotCache,
+    ) -> None:
+        """Gives the draft the target features of tokens that are final.
+
+        Args:
+            features: Rows of `ForwardOutput.features`, shape [tokens, targets * hidden].
+            positions: Their positions, shape [tokens], rising by one within a slot.
+            slots: Their slots, shape [tokens].
+            cache: The cache whose draft windows are written.
+        """
+        at, where = _host(positions), _host(slots)
+        main = self[0].main_norm(self[0].main_proj(self.rounding.activation(features)))
+        x = self.rounding.activation(main)
+        phases = self._phases(at, features.device)
+        rows = torch.from_numpy(where * cache.ring_size + at % cache.ring_size)
+        rows = rows.to(features.device)
+        for stage in self:
+            kv = stage.attn.window_rows(x, phases)
+            ring = cache.windows[stage.layer_id]
+            ring.view(-1, kv.shape[-1]).index_copy_(0, rows, kv)
+        for slot in np.unique(where).tolist():
+            mine = at[where == slot]
+            low, high = int(mine[0]), int(mine[-1]) + 1
+            first, end = cache.draft_spans[slot]
+            # Rows before a gap are no context of what comes after it.
+            cache.draft_spans[slot] = (first if first < end and first <= low <= end else low, high)
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        anchor_ids: Sequence[int] | Tensor,
+        positions: Sequence[int] | Tensor,
+        slots: Sequence[int] | Tensor,
+        cache: SlotCache,
+    ) -> DraftOutput:
+        """Runs one block for each request; nothing is written to the cache.
+
+        Args:
+            anchor_ids: Newest sampled token of each request, shape [requests].
+            positions: Its position, one behind the last features given, shape [requests].
+            slots: Slot of each request, shape [requests].
+            cache: The cache with the draft windows.
+
+        Returns:
+            Base logits and hidden rows; row i of a block is about the token at `position + 1 + i`.
+
+        Raises:
+            InvariantBroken: The features right before an anchor were not given.
+        """
+        at, where, block = _host(positions), _host(slots), self.config.dspark_block_size
+        for slot, anchor in zip(where.tolist(), at.tolist(), strict=True):
+            first, end = cache.draft_spans[slot]
+            if end != anchor or first == end:
+                raise InvariantBroken(
+                    f"The draft has features of slot {slot} for positions {first} to {end - 1}, but "
+                    f"the anchor is at {anchor}; call extend_context with the features of every "
+                    "final token before proposing."
+                )
+        embed, head = self._shared
+        device = embed.weight.device
+        ids = torch.full((len(at), block), self.config.dspark_noise_token_id, device=device)
+        ids[:, 0] = torch.as_tensor(anchor_ids, device=device)
+        phases = self._phases((at[:, None] + np.arange(block)).reshape(-1), device).unsqueeze(1)
+        run = _BlockPass(cache, phases, where, at, block)
+        streams = F.embedding(ids.view(-1), embed.weight).unsqueeze(1)
+        streams = streams.repeat(1, self.config.hc_mult, 1)
+        pre = initial_pre(streams.shape[0], self.config.hc_mult, device)
+        for stage in self:
+            streams, pre = stage(streams, pre, run)
+        hidden = collapse(streams, pre)
+        logits = head(self[-1].norm(hidden).float())
+        return DraftOutput(logits.view(len(at), block, -1), hidden.view(len(at), block, -1))
+
+    @torch.inference_mode()
+    def draft_greedy(
+        self,
+        anchor_ids: Sequence[int] | Tensor,
+        positions: Sequence[int] | Tensor,
+        slots: Sequence[int] | Tensor,
+        cache: SlotCache,
+    ) -> tuple[Tensor, Tensor]:
+        """Proposes a block for each request and chains it greedily.
+
+        Args:
+            anchor_ids: Newest sampled token of each request, shape [requests].
+            positions: Its position, shape [requests].
+            slots: Slot of each request, shape [requests].
+            cache: The cache with the draft windows.
+
+        Returns:
+            Draft tokens, shape [requests, block], int64 (equal logits: the lowest id), and their
+            confidences, shape [requests, block], fp32.
+        """
+        out = self.propose(anchor_ids, positions, slots, cache)
+        prev = torch.as_tensor(anchor_ids, device=out.hidden.device, dtype=torch.int64)
+        tokens, before = [], []
+        for i in range(self.config.dspark_block_size):
+            before.append(prev)
+            prev = (out.base_logits[:, i] + self.markov_bias(prev)).argmax(-1)
+            tokens.append(prev)
+        return torch.stack(tokens, 1), self.confidence(out.hidden, torch.stack(before, 1))
 
     def markov_bias(self, prev_ids: Tensor) -> Tensor:
         """Bias of every next token.
@@ -99,7 +305,7 @@ class DSparkDraft(nn.ModuleList):
         return head.head(head.embed.weight[prev_ids]).float()
 
     def confidence(self, hidden: Tensor, prev_ids: Tensor) -> Tensor:
-        """Confidence of the draft at each position; it depends on the token before, not on the draft itself.
+        """Confidence of the draft at each position; it depends on the token before, not on the draft.
 
         Args:
             hidden: Collapsed streams before the final norm, shape [..., hidden].
@@ -109,5 +315,14 @@ class DSparkDraft(nn.ModuleList):
             Probabilities, shape [...], fp32.
         """
         stage = self[-1]
-        features = torch.cat((hidden.float(), stage.markov_head.embed.weight[prev_ids].float()), -1)
+        prev = stage.markov_head.embed.weight[prev_ids]
+        features = torch.cat((hidden.float(), prev.float()), -1)
         return torch.sigmoid(stage.confidence_head.proj(features)).squeeze(-1)
+
+    def _phases(self, positions: np.ndarray, device: torch.device) -> Tensor:
+        frequencies = rope_frequencies(self.config, compressed=False, device=device)
+        return rope_phases(frequencies, torch.from_numpy(positions).to(device))
+
+
+def _host(values: Sequence[int] | Tensor) -> np.ndarray:
+    return np.asarray(values.tolist() if isinstance(values, Tensor) else values, dtype=np.int64)

@@ -48,7 +48,9 @@ class EngramHash:
         primes = _primes_above(config.engram_vocab_size - 1, layers * sizes * self.num_heads)
         self.primes = _deal(primes, layers, sizes, self.num_heads)
         self.offsets = np.cumsum(self.primes, 1) - self.primes
-        for layer, rows, found in zip(self.layer_ids, config.engram_num_embeddings, self.primes.sum(1), strict=True):
+        for layer, rows, found in zip(
+            self.layer_ids, config.engram_num_embeddings, self.primes.sum(1), strict=True
+        ):
             if rows != found:
                 raise ConfigError(
                     f"engram_num_embeddings says {rows} rows for layer {layer}, but its hash primes sum to {found}; "
@@ -56,7 +58,10 @@ class EngramHash:
                     field="engram_num_embeddings", value=rows, limit=str(found),
                 )  # fmt: skip
         half = (2**63 - 1) // self._folded_size // 2
-        draws = [np.random.default_rng(_SEED_STEP * i).integers(0, half, self.ngram) for i in self.layer_ids]
+        draws = [
+            np.random.default_rng(_SEED_STEP * i).integers(0, half, self.ngram)
+            for i in self.layer_ids
+        ]
         self.multipliers = np.array(draws, dtype=np.int64).reshape(layers, self.ngram) * 2 + 1
         self.token_map: Tensor | None = None
         if self._folded_size == self._vocab_size:
@@ -99,29 +104,36 @@ class EngramHash:
         if device not in self._on_device:
             arrays = (self.multipliers, self.primes, self.offsets)
             self._on_device[device] = tuple(
-                t.to(device) for t in (self.token_map, *(torch.from_numpy(np.ascontiguousarray(a)) for a in arrays))
+                t.to(device)
+                for t in (
+                    self.token_map,
+                    *(torch.from_numpy(np.ascontiguousarray(a)) for a in arrays),
+                )
             )
         return (*self._on_device[device], int(self.token_map[self._pad_token]))
 
-    def rows(self, history: Tensor) -> Tensor:
+    def rows(self, history: Tensor) -> dict[int, Tensor]:
         """Table rows of n-grams.
 
         Args:
-            history: Folded ids of each token and the ones before it, newest first; once a position lies before
-                the start or on an image, it and all older ones must be negative. Shape [tokens, n], int64.
+            history: Id of each token and of those before it, newest first, shape [tokens, n], int64; negative
+                before the start and on images. From the newest negative one on, all older ones count as padding.
 
         Returns:
-            Rows, shape [layers, tokens, (n - 1) * heads], int64; column order is n-gram size, then head.
+            Rows by layer id, each of shape [tokens, (n - 1) * heads], int64; column order is n-gram size, then
+            head.
         """
-        _, multipliers, primes, offsets, pad = self.tables(history.device)
-        ids = torch.where(history < 0, pad, history)
+        token_map, multipliers, primes, offsets, pad = self.tables(history.device)
+        broken = (history < 0).cummax(-1).values
+        ids = token_map[history.clamp_min(0)].masked_fill(broken, pad)
         mixed = ids.unsqueeze(0) * multipliers.unsqueeze(1)
         hashes, running = [], mixed[..., 0]
         for n in range(1, self.ngram):
             running = running ^ mixed[..., n]
             hashes.append(running)
         hashes = torch.stack(hashes, -1).repeat_interleave(self.num_heads, -1)
-        return hashes % primes.unsqueeze(1) + offsets.unsqueeze(1)
+        rows = hashes % primes.unsqueeze(1) + offsets.unsqueeze(1)
+        return dict(zip(self.layer_ids, rows, strict=True))
 
 
 class Engram(nn.Module):
@@ -150,8 +162,12 @@ class Engram(nn.Module):
         self.rounding = rounding
         self.embed = Linear(config.engram_head_dim, num_rows, device=device, dtype=dtype)
         self.wkv = Linear(config.engram_width, (streams + 1) * hidden, device=device, dtype=dtype)
-        self.q_weight = nn.Parameter(torch.ones(streams, hidden, device=device, dtype=torch.float32))
-        self.k_weight = nn.Parameter(torch.ones(streams, hidden, device=device, dtype=torch.float32))
+        self.q_weight = nn.Parameter(
+            torch.ones(streams, hidden, device=device, dtype=torch.float32)
+        )
+        self.k_weight = nn.Parameter(
+            torch.ones(streams, hidden, device=device, dtype=torch.float32)
+        )
 
     def forward(self, streams: Tensor, rows: Tensor, is_image: Tensor | None = None) -> Tensor:
         """Adds the gated n-gram value to every stream.
@@ -165,7 +181,11 @@ class Engram(nn.Module):
             The new streams, same shape and dtype.
         """
         found = F.embedding(rows, self.embed.weight).flatten(-2).to(streams.dtype)
-        kv = self.wkv(self.rounding.activation(found)).float().unflatten(-1, (self.num_streams + 1, -1))
+        kv = (
+            self.wkv(self.rounding.activation(found))
+            .float()
+            .unflatten(-1, (self.num_streams + 1, -1))
+        )
         key, value = kv[:, :-1], kv[:, -1:]
         wide = streams.float()
         scale = (wide.square().mean(-1) + self.eps) * (key.square().mean(-1) + self.eps)

@@ -43,7 +43,9 @@ class FullPass:
         self.features: list[Tensor] = []
         self.positions = torch.arange(num_tokens, device=device)
         self._phases = {
-            kind: rope_phases(rope_frequencies(config, compressed=kind, device=device), self.positions)
+            kind: rope_phases(
+                rope_frequencies(config, compressed=kind, device=device), self.positions
+            )
             for kind in (False, True)
         }
         self.pool: Tensor | None = None
@@ -75,7 +77,9 @@ class FullPass:
             self.selected = ~hidden_rows
             return
         queries, weights = indexer.queries(bottleneck, y, self.phases(True))
-        scores = index_scores(queries.unsqueeze(0), weights.unsqueeze(0), self.index_keys.unsqueeze(0)).squeeze(0)
+        scores = index_scores(
+            queries.unsqueeze(0), weights.unsqueeze(0), self.index_keys.unsqueeze(0)
+        ).squeeze(0)
         scores = scores.masked_fill(hidden_rows, -torch.inf)
         if attention.layer_id == config.candidate_source_layer_id:
             blocks, size = config.candidate_topk_blocks, config.candidate_block_size
@@ -95,7 +99,11 @@ class FullPass:
             allowed = (age >= 0) & (age < self.config.sliding_window)
             if attention.ratio:
                 allowed = torch.cat((allowed, self.selected[at]), -1)
-            logits = torch.einsum("thd,kd->thk", queries[at].float(), keys) * attention.softmax_scale
+            logits = (
+                torch.einsum("thd,kd->thk", queries[at].float(), keys) * attention.softmax_scale
+            )
             logits = logits.masked_fill(~allowed.unsqueeze(1), -torch.inf)
-            out.append(torch.einsum("thk,kd->thd", sink_softmax(logits, attention.attn_sink.float()), keys))
+            out.append(
+                torch.einsum("thk,kd->thd", sink_softmax(logits, attention.attn_sink.float()), keys)
+            )
         return torch.cat(out).to(queries.dtype)

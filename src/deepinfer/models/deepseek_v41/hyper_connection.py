@@ -50,7 +50,14 @@ def sinkhorn(scores: Tensor, iterations: int, eps: float) -> Tensor:
 
 
 def stream_mix(
-    streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, *, iterations: int, norm_eps: float, eps: float
+    streams: Tensor,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    *,
+    iterations: int,
+    norm_eps: float,
+    eps: float,
 ) -> StreamMix:
     """Mixing coefficients of one sublayer.
 

@@ -68,7 +68,9 @@ class Indexer(nn.Module):
             Rounded queries, shape [tokens, heads, index_head_dim], and weights, shape [tokens, heads], fp32.
         """
         queries = self.wq_b(bottleneck).unflatten(-1, (self.num_heads, -1))
-        return self.rounding.index(apply_rope_(queries, phases)), self.weights_proj(y).float() * self.scale
+        return self.rounding.index(apply_rope_(queries, phases)), self.weights_proj(
+            y
+        ).float() * self.scale
 
 
 def index_scores(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
@@ -99,7 +101,7 @@ def candidate_mask(scores: Tensor, num_visible: Tensor, num_blocks: int, block_s
 
     Returns:
         True for candidates, shape [..., rows]. A block counts by its best row; the block with the newest
-        visible row is always kept; equal blocks: the lower one wins; a block with no visible row is never kept.
+        visible row is always kept; equal blocks: the lower one wins; rows that are not visible are False.
     """
     rows = scores.shape[-1]
     blocks = -(-rows // block_size)
@@ -111,7 +113,7 @@ def candidate_mask(scores: Tensor, num_visible: Tensor, num_blocks: int, block_s
     best = best.masked_fill(forced & visible, torch.inf)
     picked = topk_lowest_index(best, min(num_blocks, blocks))
     kept = torch.zeros_like(visible).scatter_(-1, picked, True) & visible
-    return kept.repeat_interleave(block_size, -1)[..., :rows]
+    return kept.repeat_interleave(block_size, -1)[..., :rows] & (scores > -torch.inf)
 
 
 def select_rows(scores: Tensor, topk: int) -> tuple[Tensor, Tensor]:

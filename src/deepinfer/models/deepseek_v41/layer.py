@@ -80,7 +80,11 @@ class Layer(nn.Module):
         streams = config.hc_mult
         width = streams * (streams + 2)
         for part in ("attn", "ffn"):
-            for name, shape in (("fn", (width, streams * config.hidden_size)), ("base", (width,)), ("scale", (3,))):
+            for name, shape in (
+                ("fn", (width, streams * config.hidden_size)),
+                ("base", (width,)),
+                ("scale", (3,)),
+            ):
                 parameter = nn.Parameter(torch.empty(shape, device=device, dtype=torch.float32))
                 self.register_parameter(f"hc_{part}_{name}", parameter)
 
@@ -103,7 +107,9 @@ class Layer(nn.Module):
         streams = expand(streams, self.attn(self.attn_norm(collapse(streams, pre)), run), mixes)
         pre = mixes.pre
         mixes = self.mix(streams, "ffn")
-        streams = expand(streams, self.ffn(self.ffn_norm(collapse(streams, pre)), run.is_image), mixes)
+        streams = expand(
+            streams, self.ffn(self.ffn_norm(collapse(streams, pre)), run.is_image), mixes
+        )
         return streams, mixes.pre
 
     def mix(self, streams: Tensor, part: str) -> StreamMix:

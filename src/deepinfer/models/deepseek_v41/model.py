@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepinfer.core.errors import InvalidRequest, RequestTooLong, ShapeError
+from deepinfer.models.deepseek_v41.batch import ForwardBatch, ForwardOutput
+from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.draft import DSparkDraft
 from deepinfer.models.deepseek_v41.engram import EngramHash
@@ -16,7 +18,9 @@ from deepinfer.models.deepseek_v41.full_pass import FullPass
 from deepinfer.models.deepseek_v41.hyper_connection import collapse, initial_pre
 from deepinfer.models.deepseek_v41.layer import Layer
 from deepinfer.models.deepseek_v41.norm import Linear, RMSNorm
+from deepinfer.models.deepseek_v41.rope import rope_frequencies
 from deepinfer.models.deepseek_v41.rounding import Rounding, RoundingLevel
+from deepinfer.models.deepseek_v41.step_pass import StepPass
 
 __all__ = ["DeepseekV41"]
 
@@ -56,12 +60,17 @@ class DeepseekV41(nn.Module):
         rules = Rounding(rounding)
         factory = {"device": device, "dtype": dtype}
         self.embed = Linear(config.hidden_size, config.vocab_size, **factory)
-        self.layers = nn.ModuleList(Layer(config, i, rules, **factory) for i in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Layer(config, i, rules, **factory) for i in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **factory)
-        self.head = Linear(config.hidden_size, config.vocab_size, device=device, dtype=torch.float32)
+        self.head = Linear(
+            config.hidden_size, config.vocab_size, device=device, dtype=torch.float32
+        )
         if config.num_nextn_predict_layers:
-            self.mtp = DSparkDraft(config, rules, **factory)
+            self.mtp = DSparkDraft(config, rules, embed=self.embed, head=self.head, **factory)
         self.engram_hash = EngramHash(config) if config.engram_layer_ids else None
+        self._frequencies: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self.requires_grad_(False)
 
     @property
@@ -95,11 +104,61 @@ class DeepseekV41(nn.Module):
             RequestTooLong: More tokens than `max_position_embeddings`.
         """
         ids = self._check_ids(input_ids)
-        embedded, is_image = self._embed(ids, images)
+        embedded, is_image = self._embed(ids, ids, images)
         run = FullPass(
-            self.config, ids.shape[0], ids.device, is_image=is_image, engram_rows=self._engram_rows(ids, is_image)
+            self.config,
+            ids.shape[0],
+            ids.device,
+            is_image=is_image,
+            engram_rows=self._sequence_engram_rows(ids, is_image),
         )
         return self.compute_logits(self._run_layers(embedded, run))
+
+    def new_cache(
+        self, num_slots: int, max_tokens: int, max_step_tokens: int = 512, *, max_rollback: int = 16
+    ) -> SlotCache:
+        """Allocates a cache on the model's device, in its dtype; see `SlotCache`.
+
+        Raises:
+            ConfigError: A size is out of range.
+        """
+        weight = self.embed.weight
+        return SlotCache(
+            self.config, num_slots, max_tokens, max_step_tokens,
+            max_rollback=max_rollback, device=weight.device, dtype=weight.dtype,
+        )  # fmt: skip
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, cache: SlotCache) -> ForwardOutput:
+        """Runs the tokens of one step: prefill chunks, decode and verify rows of any mix of requests.
+
+        Args:
+            batch: The tokens and where they stand.
+            cache: The cache that they read and extend.
+
+        Returns:
+            Hidden rows of all tokens, and features for the draft.
+
+        Raises:
+            InvalidRequest: An id outside the vocabulary, or images that do not fit the ids.
+            InvariantBroken: A segment does not continue its slot.
+            RequestTooLong: A segment does not fit its slot.
+        """
+        cache.begin(batch.segments)
+        ids = batch.input_ids
+        known = torch.from_numpy(batch.host_ids) if batch.host_ids is not None else ids
+        if known.device.type == "cpu":
+            self._check_range(known)
+        embedded, is_image = self._embed(ids, known, batch.images)
+        if is_image is not None:
+            for segment in batch.segments:
+                cache.has_images[segment.slot] = True
+        run = StepPass(batch, cache, self._frequencies_on(ids.device), is_image)
+        if self.engram_hash is not None:
+            run.engram_rows = self.engram_hash.rows(run.history(self.engram_hash.ngram))
+        hidden = self._run_layers(embedded, run)
+        cache.commit(batch.segments)
+        return ForwardOutput(hidden, torch.cat(run.features, -1) if run.features else None)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits of chosen rows.
@@ -112,18 +171,30 @@ class DeepseekV41(nn.Module):
         """
         return self.head(self.norm(hidden).float())
 
-    def _run_layers(self, embedded: Tensor, run: FullPass) -> Tensor:
+    def _run_layers(self, embedded: Tensor, run: FullPass | StepPass) -> Tensor:
         streams = embedded.unsqueeze(1).repeat(1, self.config.hc_mult, 1)
         pre = initial_pre(embedded.shape[0], self.config.hc_mult, embedded.device)
         for layer in self.layers:
             streams, pre = layer(streams, pre, run)
         return collapse(streams, pre)
 
-    def _embed(self, ids: Tensor, images: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _frequencies_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        if device not in self._frequencies:
+            self._frequencies[device] = tuple(
+                rope_frequencies(self.config, compressed=kind, device=device)
+                for kind in (False, True)
+            )
+        return self._frequencies[device]
+
+    def _embed(
+        self, ids: Tensor, known: Tensor, images: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Embeddings, and where the images are; `known` holds the ids, on the host when possible."""
         embedded = F.embedding(ids, self.embed.weight)
         image_id = self.config.image_token_id
-        is_image = ids == image_id if image_id is not None else None
-        count = int(is_image.sum()) if is_image is not None else 0
+        if images is None and (image_id is None or known.device.type != "cpu"):
+            return embedded, None
+        count = 0 if image_id is None else int((known == image_id).sum())
         given = 0 if images is None else images.shape[0]
         if given != count:
             raise InvalidRequest(
@@ -139,19 +210,18 @@ class DeepseekV41(nn.Module):
                 f"[{count}, {embedded.shape[1]}].",
                 argument="images", expected=(count, embedded.shape[1]), found=tuple(images.shape),
             )  # fmt: skip
-        embedded[is_image] = images.to(embedded.dtype)
+        is_image = ids == image_id
+        embedded[is_image] = images.to(embedded)
         return embedded, is_image
 
-    def _engram_rows(self, ids: Tensor, is_image: Tensor | None) -> dict[int, Tensor]:
+    def _sequence_engram_rows(self, ids: Tensor, is_image: Tensor | None) -> dict[int, Tensor]:
         if self.engram_hash is None:
             return {}
-        folded = self.engram_hash.tables(ids.device)[0][ids]
-        if is_image is not None:
-            folded = folded.masked_fill(is_image, -1)
+        marked = ids if is_image is None else ids.masked_fill(is_image, -1)
         ngram = self.engram_hash.ngram
-        history = F.pad(folded, (ngram - 1, 0), value=-1).unfold(0, ngram, 1).flip(-1)
-        history = history.masked_fill((history < 0).cummax(-1).values, -1)
-        return dict(zip(self.engram_hash.layer_ids, self.engram_hash.rows(history), strict=True))
+        return self.engram_hash.rows(
+            F.pad(marked, (ngram - 1, 0), value=-1).unfold(0, ngram, 1).flip(-1)
+        )
 
     def _check_ids(self, input_ids: Sequence[int] | Tensor) -> Tensor:
         try:
@@ -162,7 +232,11 @@ class DeepseekV41(nn.Module):
                 argument="input_ids", expected="[tokens], integer",
             ) from error  # fmt: skip
         if ids.dim() == 1 and ids.numel() == 0:
-            raise InvalidRequest("input_ids is empty; give at least one token.", field="input_ids", limit=">= 1 token")
+            raise InvalidRequest(
+                "input_ids is empty; give at least one token.",
+                field="input_ids",
+                limit=">= 1 token",
+            )
         if ids.dim() != 1 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             raise ShapeError(
                 f"input_ids has shape {tuple(ids.shape)} and dtype {ids.dtype}; it must be [tokens] of an integer "
@@ -175,6 +249,10 @@ class DeepseekV41(nn.Module):
                 f"input_ids has {ids.shape[0]} tokens; the model takes at most {limit}. Shorten the prompt.",
                 limit_tokens=limit, asked_tokens=ids.shape[0],
             )  # fmt: skip
+        self._check_range(ids)
+        return ids.to(device=self.embed.weight.device, dtype=torch.int64)
+
+    def _check_range(self, ids: Tensor) -> None:
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= self.config.vocab_size:
             bad = low if low < 0 else high
@@ -183,4 +261,3 @@ class DeepseekV41(nn.Module):
                 "Use the tokenizer of this checkpoint.",
                 field="input_ids", value=bad, limit=f"0 to {self.config.vocab_size - 1}",
             )  # fmt: skip
-        return ids.to(device=self.embed.weight.device, dtype=torch.int64)

@@ -34,7 +34,12 @@ class RMSNorm(nn.Module):
     """
 
     def __init__(
-        self, channels: int, eps: float, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+        self,
+        channels: int,
+        eps: float,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.eps = eps
@@ -61,7 +66,9 @@ class Linear(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(out_channels, in_channels, device=device, dtype=dtype))
+        self.weight = nn.Parameter(
+            torch.empty(out_channels, in_channels, device=device, dtype=dtype)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiplies `x`, shape [..., in_channels]; the input is promoted to an fp32 weight's dtype."""

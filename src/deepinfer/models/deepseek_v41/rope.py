@@ -16,7 +16,9 @@ from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 __all__ = ["apply_rope_", "rope_frequencies", "rope_phases"]
 
 
-def rope_frequencies(config: DeepseekV41Config, *, compressed: bool, device: torch.device | str | None = None) -> Tensor:
+def rope_frequencies(
+    config: DeepseekV41Config, *, compressed: bool, device: torch.device | str | None = None
+) -> Tensor:
     """Angular frequencies of one kind of layer.
 
     Args:
@@ -41,7 +43,9 @@ def rope_frequencies(config: DeepseekV41Config, *, compressed: bool, device: tor
 
     low = max(math.floor(pair_of(yarn["beta_fast"])), 0)
     high = min(math.ceil(pair_of(yarn["beta_slow"])), dim - 1)
-    ramp = (torch.arange(dim // 2, dtype=torch.float32, device=device) - low) / max(high - low, 1e-3)
+    ramp = (torch.arange(dim // 2, dtype=torch.float32, device=device) - low) / max(
+        high - low, 1e-3
+    )
     ramp = ramp.clamp(0, 1)
     return frequencies * (1 - ramp) + frequencies / yarn["factor"] * ramp
 

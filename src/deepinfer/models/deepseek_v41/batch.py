@@ -1,0 +1,140 @@
+"""What one cached forward takes and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepinfer.core.errors import InvalidRequest
+
+__all__ = ["ForwardBatch", "ForwardOutput", "Segment"]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive positions of one request.
+
+    Attributes:
+        slot: Cache slot of the request.
+        start: Position of the first token.
+        num_tokens: Tokens, at least 1.
+        window_start: Lowest position whose window row may be read; above 0 only for a bounded replay and the
+            tokens right behind it.
+        pool_start: Lowest position from which pool rows and index keys are written; above `start` only where
+            a cached prefix already holds them.
+    """
+
+    slot: int
+    start: int
+    num_tokens: int
+    window_start: int = 0
+    pool_start: int = 0
+
+    @property
+    def end(self) -> int:
+        """Position after the last token."""
+        return self.start + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """The tokens of one step: segments of one or several requests, one after the other.
+
+    Attributes:
+        input_ids: Token ids, shape [tokens], int64, on the model's device.
+        segments: Where they stand. Segments of one slot follow each other in position order.
+        images: Embeddings of the tokens whose id is the image token, in batch order, shape [image_tokens, hidden].
+        host_ids: The ids on the host when they are known there, shape [tokens], int64; they are checked
+            before anything runs.
+    """
+
+    input_ids: Tensor
+    segments: tuple[Segment, ...]
+    images: Tensor | None = None
+    host_ids: np.ndarray | None = None
+
+    @classmethod
+    def from_segments(
+        cls,
+        segments: Iterable[tuple[int, int, Sequence[int]]],
+        *,
+        images: Tensor | None = None,
+        device: torch.device | str | None = None,
+    ) -> ForwardBatch:
+        """Builds a batch from (slot, first position, token ids) triples.
+
+        Raises:
+            InvalidRequest: No segment, a segment without tokens, or ids that are not integers.
+        """
+        parts, plan = [], []
+        for slot, start, ids in segments:
+            row = np.asarray(ids)
+            if row.ndim != 1 or row.size == 0 or row.dtype.kind not in "iu":
+                raise InvalidRequest(
+                    f"The segment of slot {slot} at position {start} holds ids of shape {row.shape} and type "
+                    f"{row.dtype}; it must hold at least one integer token id.",
+                    field="segments", value=row.shape, limit="[tokens], integer",
+                )  # fmt: skip
+            parts.append(row)
+            plan.append(Segment(int(slot), int(start), row.size))
+        if not parts:
+            raise InvalidRequest(
+                "The batch has no segment; give at least one.", field="segments", limit=">= 1"
+            )
+        ids = np.concatenate(parts).astype(np.int64, copy=False)
+        tensor = torch.from_numpy(ids)
+        if device is not None:
+            tensor = tensor.to(device)
+        return cls(tensor, tuple(plan), images, ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the batch."""
+        return self.input_ids.shape[0]
+
+    @property
+    def positions(self) -> Tensor:
+        """Position of every token, shape [tokens], int64, on the device of `input_ids`."""
+        return torch.from_numpy(self.host_positions()).to(self.input_ids.device)
+
+    @property
+    def slots(self) -> Tensor:
+        """Slot of every token, shape [tokens], int64, on the device of `input_ids`."""
+        return torch.from_numpy(self.host_slots()).to(self.input_ids.device)
+
+    @property
+    def last_rows(self) -> list[int]:
+        """Index of each segment's last token, in segment order."""
+        return (np.cumsum([s.num_tokens for s in self.segments]) - 1).tolist()
+
+    def host_positions(self) -> np.ndarray:
+        """Position of every token, shape [tokens], int64."""
+        if len(self.segments) == 1:
+            return np.arange(self.segments[0].start, self.segments[0].end)
+        return np.concatenate([np.arange(s.start, s.end) for s in self.segments])
+
+    def host_slots(self) -> np.ndarray:
+        """Slot of every token, shape [tokens], int64."""
+        return self.per_token([s.slot for s in self.segments])
+
+    def per_token(self, values: Sequence[int]) -> np.ndarray:
+        """Repeats one value a segment over the segment's tokens, shape [tokens], int64."""
+        return np.repeat(np.array(values, dtype=np.int64), [s.num_tokens for s in self.segments])
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOutput:
+    """What one step gives.
+
+    Attributes:
+        hidden: Collapsed streams before the final norm, shape [tokens, hidden]; `compute_logits` takes rows of it.
+        features: Mean streams that entered the draft's target layers, side by side, shape [tokens, targets *
+            hidden]; None without a draft.
+    """
+
+    hidden: Tensor
+    features: Tensor | None
