@@ -60,10 +60,16 @@ def api_page(package: str) -> str:
 def errors_page() -> str:
     """Markdown of the page about errors: the tree, then one entry a class."""
     tree = re.search(r"```\n(.*?)```", errors.__doc__ or "", re.DOTALL)
-    lines = ["# Errors", "", "Everything that deepinfer raises on purpose, and how it is caught:", ""]
+    lines = [
+        "# Errors",
+        "",
+        "Everything that deepinfer raises on purpose, and how it is caught:",
+        "",
+    ]
     lines += ["```text", (tree.group(1) if tree else "").rstrip(), "```", ""]
     lines += ["Attributes can be read in handlers; messages are for people and may change.", ""]
-    for name in errors.__all__:
+    order = re.findall(r"\w+", tree.group(1) if tree else "")
+    for name in sorted(errors.__all__, key=order.index):
         error = getattr(errors, name)
         bases = ", ".join(f"`{base.__name__}`" for base in error.__bases__)
         doc = inspect.getdoc(error) or ""
@@ -89,7 +95,11 @@ def environment_page() -> str:
     for variable in VARIABLES:
         kind = ", ".join(f"`{choice}`" for choice in variable.choices) or variable.type
         lines.append(f"| `{variable.name}` | {kind} | {variable.default} | {variable.doc} |")
-    lines += ["", "`HF_HOME` and `HF_HUB_OFFLINE` are honoured when a checkpoint comes from a hub.", ""]
+    lines += [
+        "",
+        "`HF_HOME` and `HF_HUB_OFFLINE` are honoured when a checkpoint comes from a hub.",
+        "",
+    ]
     return "\n".join(lines)
 
 
@@ -117,7 +127,9 @@ def run_notebooks() -> None:
 
 def third_party_hosts(site: Path) -> list[str]:
     """Pages of a built site that would load something from another host when viewed."""
-    loads = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=[\"']?((?:https?:)?//[^\"' >]+)")
+    loads = re.compile(
+        r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=[\"']?((?:https?:)?//[^\"' >]+)"
+    )
     imports = re.compile(r"(?:@import|url\()\s*[\"']?((?:https?:)?//[^\"')]+)")
     found = []
     for path in sorted(site.rglob("*")):
@@ -147,9 +159,11 @@ def main() -> int:
     if options.pages_only:
         return 0
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    command = [sys.executable, "-m", "mkdocs", "serve" if options.serve else "build", "--quiet"]
+    command = [sys.executable, "-m", "mkdocs", "serve" if options.serve else "build"]
     command += ["--strict"] if options.strict else []
-    subprocess.run(command, check=True, cwd=ROOT, env=environment)
+    status = subprocess.run(command, cwd=ROOT, env=environment).returncode
+    if status:
+        return status
     hosts = [] if options.serve else third_party_hosts(ROOT / "site")
     if hosts:
         print("pages that load from other hosts:", *hosts, sep="\n  ")
