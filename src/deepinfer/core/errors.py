@@ -12,6 +12,7 @@ DeepInferError
 │   └── HubOffline(OSError)              a file is not cached and the network is off
 ├── RequestError
 │   ├── InvalidRequest(ValueError)       a field of one request is unusable
+│   ├── InvalidLogits(ArithmeticError)   no token can be chosen from the logits of one row
 │   ├── RequestTooLong(ValueError)       the prompt or the output cannot fit
 │   ├── RequestAborted                   the caller or the engine ended the request
 │   └── Unschedulable                    the request could never run on this engine
@@ -48,6 +49,7 @@ __all__ = [
     "GrammarError",
     "GrammarSyntaxError",
     "HubOffline",
+    "InvalidLogits",
     "InvalidRequest",
     "InvariantBroken",
     "MissingDependency",
@@ -250,6 +252,18 @@ class InvalidRequest(RequestError, ValueError):
         self.field = field
         self.value = value
         self.limit = limit
+
+
+class InvalidLogits(RequestError, ArithmeticError):
+    """A row of logits from which no token can be chosen; other rows are not concerned.
+
+    Attributes:
+        kind: "nan", "all_masked" or "infinite".
+    """
+
+    def __init__(self, message: str, *, rid: str | None = None, kind: str = "nan") -> None:
+        super().__init__(message, rid=rid)
+        self.kind = kind
 
 
 class RequestTooLong(RequestError, ValueError):

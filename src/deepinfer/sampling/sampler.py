@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deepinfer.core.errors import ConfigError, RequestError, ShapeError
+from deepinfer.core.errors import ConfigError, InvalidLogits, RequestError, ShapeError
 from deepinfer.core.params import SamplingParams
 from deepinfer.core.protocols import LogitsProcessor, SampleRows
 from deepinfer.core.protocols import Sampled as BaseSampled
@@ -34,18 +34,6 @@ FAILED_TOKEN = -1
 _PROMPT_CACHE_SIZE = 256
 _DENSE_ELEMENTS = {"cpu": 1 << 17}  # what stays in a core's cache
 _DENSE_ELEMENTS_GPU = 1 << 26
-
-
-class InvalidLogits(RequestError, ArithmeticError):
-    """A row of logits from which no token can be chosen; other rows are not concerned.
-
-    Attributes:
-        kind: "nan", "all_masked" or "infinite".
-    """
-
-    def __init__(self, message: str, *, rid: str | None = None, kind: str = "nan") -> None:
-        super().__init__(message, rid=rid)
-        self.kind = kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
