@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,22 @@ __import__(NAME)
 seconds = time.process_time() - begin
 print(json.dumps([seconds, sorted(handlers() - before), sorted(sys.modules)]))
 """
+
+EVERY_MODULE = """
+before = handlers()
+needing = []
+for name in NAMES:
+    try:
+        __import__(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in BLOCKED:
+            raise
+        needing.append(name)
+print(json.dumps([needing, sorted(handlers() - before)]))
+"""
+
+# Light packages that hold modules for which torch may load on first use.
+PARTLY_HEAVY = {"deepinfer.cache", "deepinfer.speculative"}
 
 # torch takes seconds to load, so one process loads it and forks once a package.
 HEAVY = """
@@ -108,8 +125,16 @@ def test_light_package_is_fast_quiet_and_without_torch(light_package: str) -> No
     assert not roots(modules) & {"torch", "triton", "transformers", "matplotlib", "safetensors"}
 
 
-def test_light_package_works_where_torch_is_absent(light_package: str) -> None:
-    run(LIGHT, NAME=light_package, BLOCKED=("torch", "triton", "transformers", "matplotlib"))
+def test_light_package_works_where_torch_is_absent(
+    light_package: str, source_files: dict[str, Path]
+) -> None:
+    inner = [name for name in source_files if name.startswith(f"{light_package}.")]
+    names = [light_package] if light_package == "deepinfer" else [light_package, *inner]
+    blocked = ("torch", "triton", "transformers", "matplotlib")
+    needing, new_handlers = run(EVERY_MODULE, NAMES=names, BLOCKED=blocked)
+    assert new_handlers == []
+    if light_package not in PARTLY_HEAVY:
+        assert needing == []
 
 
 @pytest.mark.parametrize("name", ["deepinfer", "deepinfer.core"])
