@@ -66,7 +66,8 @@ def errors_page() -> str:
         "Everything that deepinfer raises on purpose, and how it is caught:",
         "",
     ]
-    lines += ["```text", (tree.group(1) if tree else "").rstrip(), "```", ""]
+    drawn = re.sub(r" {2,}\w.*", "", tree.group(1)) if tree else ""
+    lines += ["```text", drawn.rstrip(), "```", ""]
     lines += ["Attributes can be read in handlers; messages are for people and may change.", ""]
     order = re.findall(r"\w+", tree.group(1) if tree else "")
     for name in sorted(errors.__all__, key=order.index):
@@ -74,7 +75,7 @@ def errors_page() -> str:
         bases = ", ".join(f"`{base.__name__}`" for base in error.__bases__)
         doc = inspect.getdoc(error) or ""
         summary, _, attributes = doc.partition("\n\nAttributes:\n")
-        lines += [f"## {name}", "", f"A {bases}. {summary}", ""]
+        lines += [f"## {name}", "", f"{summary} Bases: {bases}.", ""]
         for entry in re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", attributes, re.MULTILINE):
             lines.append(f"- `{entry[0]}`: {' '.join(entry[1].split())}")
         lines.append("")
