@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,10 +124,11 @@ def test_public_modules_list_their_exports(source_files: dict[str, Path]) -> Non
             continue
         defined = {name for name, _ in public_definitions(tree) if "." not in name}
         assigned = {
-            target.id
+            name.id
             for node in tree.body
-            for target in getattr(node, "targets", [getattr(node, "target", None)])
-            if isinstance(target, ast.Name)
+            if isinstance(node, ast.Assign | ast.AnnAssign)
+            for name in ast.walk(node)
+            if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
         }
         imported = {
             alias.asname or alias.name
@@ -174,9 +177,35 @@ def test_errors_raised_in_the_source_are_checked_by_a_test(
         for node in ast.walk(parse(path)):
             if isinstance(node, ast.Raise) and node.exc is not None:
                 raised |= set(re.findall(r"\w+", ast.unparse(node.exc))) & set(errors.__all__)
-    tests = "".join(path.read_text() for path in (repo_root / "tests").rglob("test_*.py"))
-    expected = set(re.findall(r"\w+", " ".join(re.findall(r"pytest\.raises\((.*)", tests))))
+    tests = [p for p in (repo_root / "tests").rglob("test_*.py") if p.name != "test_errors.py"]
+    expected = {
+        name
+        for path in tests
+        for line in path.read_text().splitlines()
+        if not line.startswith(("import ", "from "))
+        for name in re.findall(r"\w+", line)
+    }
     assert raised - expected == set()
+
+
+def test_imported_packages_are_declared(source_files: dict[str, Path], repo_root: Path) -> None:
+    project = tomllib.loads((repo_root / "pyproject.toml").read_text())["project"]
+    declared = list(project["dependencies"])
+    for extra in project["optional-dependencies"].values():
+        declared += extra
+    names = {re.match(r"[\w.-]+", item).group().replace("-", "_") for item in declared}  # type: ignore[union-attr]
+    known = names | {"deepinfer"} | set(sys.stdlib_module_names)
+    unknown = set()
+    for module, path in source_files.items():
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.Import):
+                roots = {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                roots = {(node.module or "").partition(".")[0]}
+            else:
+                continue
+            unknown |= {f"{module}: {root}" for root in roots - known}
+    assert unknown == set()
 
 
 def test_tracked_files_name_no_place_of_one_machine(repo_root: Path) -> None:
