@@ -1,0 +1,85 @@
+"""Drafts from the model's own DSpark module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deepinfer.core.errors import ConfigError
+from deepinfer.core.protocols import DraftBatch, DraftView
+from deepinfer.core.registry import Registry
+from deepinfer.engine.parts import EngineDrafter
+
+__all__ = ["DRAFTERS", "DSparkDrafter"]
+
+
+class DSparkDrafter:
+    """Proposes a block of tokens a row with the DSpark draft that came with the model.
+
+    Args:
+        model: A model with a draft.
+
+    Raises:
+        ConfigError: The model has none.
+    """
+
+    def __init__(self, model: Any) -> None:
+        draft = getattr(model, "draft", None)
+        if draft is None:
+            raise ConfigError(
+                f"this {type(model).__name__} has no DSpark draft; load a checkpoint that has one, or "
+                "leave drafter out.",
+                field="drafter",
+                value="dspark",
+            )
+        self._draft = draft
+        self._cache: Any = None
+        self._draft_length = int(model.config.dspark_block_size)
+
+    @property
+    def draft_length(self) -> int:
+        """Drafts of one block."""
+        return self._draft_length
+
+    def bind(self, cache: Any) -> None:
+        """Takes the cache that holds the draft's windows.
+
+        Args:
+            cache: The runner's cache.
+        """
+        self._cache = cache
+
+    def observe(self, features: Tensor, positions: Tensor, slots: Tensor) -> None:
+        """Extends the draft's context.
+
+        Args:
+            features: Target features of settled rows, shape [tokens, features].
+            positions: Their positions, shape [tokens], int64.
+            slots: Their slots, shape [tokens], int64.
+        """
+        self._draft.extend_context(features, positions, slots, self._cache)
+
+    def propose(self, view: DraftView, max_drafts: int) -> DraftBatch:
+        """Proposes the likeliest tokens, each given those before it.
+
+        Args:
+            view: The rows.
+            max_drafts: Most drafts a row.
+
+        Returns:
+            One block a row, cut to `max_drafts`, and its confidences.
+        """
+        device = getattr(self._cache, "device", "cpu")
+        at = torch.tensor([view.anchor_ids, view.positions, view.slots], device=device)
+        tokens, confidences = self._draft.draft_greedy(at[0], at[1], at[2], self._cache)
+        return DraftBatch(
+            token_ids=tuple(tuple(row) for row in tokens[:, :max_drafts].tolist()),
+            confidences=tuple(tuple(row) for row in confidences[:, :max_drafts].tolist()),
+        )
+
+
+DRAFTERS: Registry[EngineDrafter] = Registry("drafter", group="deepinfer.drafters")
+"""Drafters by name; a factory is called with the model."""
+DRAFTERS.register("dspark", DSparkDrafter)

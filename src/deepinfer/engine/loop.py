@@ -1,0 +1,364 @@
+"""The step loop: plans to the runner, results to the scheduler, tokens to their outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from deepinfer.core.clock import Clock
+from deepinfer.core.errors import (
+    DeepInferError,
+    EngineDead,
+    InvalidRequest,
+    InvariantBroken,
+    Unschedulable,
+)
+from deepinfer.core.plan import RowResult, StepPlan, StepResult
+from deepinfer.core.protocols import Tokenizer
+from deepinfer.core.types import FinishReason, Request
+from deepinfer.engine.constraints import GrammarMasks
+from deepinfer.engine.outputs import OutputBuilder, Sink
+from deepinfer.engine.parts import EngineRunner, EngineScheduler
+from deepinfer.engine.stats import StatsRecorder
+from deepinfer.scheduling import Progress
+
+__all__ = ["EngineLoop"]
+
+_LOG = logging.getLogger("deepinfer.engine")
+
+
+class EngineLoop:
+    """Every unfinished request of one engine, and the steps that move them on.
+
+    A request ends in exactly one delta with a finish reason, whatever happens to it. A failing forward pass
+    ends the requests of its step; broken books end the loop.
+
+    Args:
+        scheduler: Plans.
+        runner: Runs plans.
+        masks: Grammar states.
+        recorder: Counts.
+        clock: Time of events.
+        tokenizer: Makes text, or None.
+    """
+
+    def __init__(
+        self,
+        scheduler: EngineScheduler,
+        runner: EngineRunner,
+        masks: GrammarMasks,
+        recorder: StatsRecorder,
+        clock: Clock,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.recorder = recorder
+        self.clock = clock
+        self._masks = masks
+        self._tokenizer = tokenizer
+        self._live: dict[str, OutputBuilder] = {}
+        self._requests: dict[str, Request] = {}
+        self._samples: dict[str, list[str]] = {}
+        self._orphans: deque[str] = deque()
+        self._cause: BaseException | None = None
+
+    @property
+    def num_live(self) -> int:
+        """Unfinished samples."""
+        return len(self._live)
+
+    def has(self, rid: str) -> bool:
+        """Whether a request is unfinished.
+
+        Args:
+            rid: Id that the caller knows.
+
+        Returns:
+            True while any of its samples runs.
+        """
+        return rid in self._samples
+
+    def submit(self, rid: str, requests: Sequence[Request], sink: Sink) -> list[OutputBuilder]:
+        """Takes the samples of one prompt, all or none.
+
+        Args:
+            rid: Id that the caller knows.
+            requests: One a sample.
+            sink: Takes the deltas.
+
+        Returns:
+            One builder a sample.
+
+        Raises:
+            InvalidRequest: The id is taken.
+            RequestTooLong: The prompt does not fit.
+            Unschedulable: The request could never run.
+            EngineDead: The loop ended.
+        """
+        self.raise_if_dead()
+        self.reap()
+        if rid in self._samples:
+            raise InvalidRequest(
+                f"a request with id {rid!r} is not finished yet; give every request its own id.",
+                rid=rid,
+                field="rid",
+                value=rid,
+                limit="an id that no unfinished request has",
+            )
+        builders = [OutputBuilder(r, rid, self._tokenizer, sink) for r in requests]
+        added: list[str] = []
+        try:
+            for builder in builders:
+                self._masks.add(builder.request)
+                self.scheduler.add(builder.request)
+                added.append(builder.rid)
+        except BaseException:
+            for request in requests:
+                self._masks.remove(request.rid)
+            for sample in added:
+                self.scheduler.abort(sample)
+            raise
+        now = self.clock.now()
+        self._samples[rid] = added
+        for builder in builders:
+            self._live[builder.rid] = builder
+            self._requests[builder.rid] = builder.request
+            self.recorder.added(builder, now)
+        return builders
+
+    def abort(self, rid: str) -> list[OutputBuilder]:
+        """Ends every sample of a request.
+
+        Args:
+            rid: Id that the caller knows.
+
+        Returns:
+            The samples that were unfinished; none for an unknown or finished id.
+        """
+        builders = [self._live[sample] for sample in self._samples.get(rid, ())]
+        for builder in builders:
+            self._end(builder, FinishReason.ABORT)
+        return builders
+
+    def abort_later(self, rid: str) -> None:
+        """Notes that nobody waits for a request any more; safe to call at any moment from any thread."""
+        self._orphans.append(rid)
+
+    def reap(self) -> None:
+        """Aborts what `abort_later` noted."""
+        while self._orphans:
+            self.abort(self._orphans.popleft())
+
+    def run_step(self) -> bool:
+        """Plans, runs and applies one step.
+
+        Returns:
+            False when there was nothing to run.
+
+        Raises:
+            EngineDead: The loop ended, now or before.
+        """
+        self.raise_if_dead()
+        self.reap()
+        started = time.perf_counter()
+        plan = self.scheduler.plan(self.clock.now())
+        if plan is None:
+            self._fail_stalled()
+            return False
+        is_applying = False
+        try:
+            self.scheduler.launch(plan)
+            result, is_failed = self._run(plan)
+            is_applying = True
+            now = self.clock.now()
+            progress = self.scheduler.apply(result)
+            for entry in progress:
+                self._deliver(entry, now)
+        except Exception as error:
+            self.die(error)
+            self.raise_if_dead()
+        except BaseException:
+            self._interrupted(plan, is_applying)
+            raise
+        load = self.scheduler.snapshot() if self.recorder.has_sink else None
+        total = time.perf_counter() - started
+        self.recorder.step(
+            plan,
+            progress,
+            load,
+            now=now,
+            step_seconds=result.duration_s or 0.0,
+            total_seconds=total,
+            failed=is_failed,
+        )
+        return True
+
+    def die(self, cause: BaseException) -> None:
+        """Ends the loop and every request in it.
+
+        Args:
+            cause: Why.
+        """
+        if self._cause is not None:
+            return
+        self._cause = cause
+        for builder in list(self._live.values()):
+            error = EngineDead(
+                f"the engine stopped while {builder.parent_rid!r} was running: {cause}"
+            )
+            error.__cause__ = cause
+            self._forget(builder)
+            self._emit_end(builder, FinishReason.ERROR, error)
+
+    def shut_down(self) -> None:
+        """Aborts every request; nothing is taken any more."""
+        for rid in list(self._samples):
+            self.abort(rid)
+        self._cause = self._cause or EngineDead("close() was called")
+
+    def raise_if_dead(self) -> None:
+        """Raises `EngineDead` once the loop ended."""
+        if self._cause is not None:
+            raise EngineDead(
+                f"the engine has stopped and takes no more work: {self._cause}. Make a new one."
+            ) from self._cause
+
+    def check(self) -> None:
+        """Walks every book.
+
+        Raises:
+            InvariantBroken: They do not add up.
+        """
+        self.scheduler.check()
+        samples = [sample for ids in self._samples.values() for sample in ids]
+        if sorted(samples) != sorted(self._live) or self._live.keys() != self._requests.keys():
+            raise InvariantBroken("the requests that run are not those that callers wait for.")
+        load = self.scheduler.snapshot()
+        if load.num_running + load.num_waiting != len(self._live):
+            raise InvariantBroken(
+                f"the scheduler knows {load.num_running + load.num_waiting} requests, and "
+                f"{len(self._live)} are unfinished."
+            )
+        if len(self._masks) > len(self._live):
+            raise InvariantBroken("a grammar state outlived its request.")
+
+    def _run(self, plan: StepPlan) -> tuple[StepResult, bool]:
+        """The plan's result; a failure becomes an error of each row."""
+        now = self.clock.now()
+        for row in plan.rows:
+            if row.first_position == 0 and self._live[row.rid].first_scheduled_s is None:
+                self._live[row.rid].first_scheduled_s = now
+        try:
+            handle = self.runner.forward(plan, self._requests)
+            masks, errors = self._masks.masks(plan, self._requests)
+            result = self.runner.collect(self.runner.sample(handle, masks))
+        except Exception as error:
+            _LOG.warning("step %d failed and ends its requests: %r", plan.step, error)
+            return _failed(plan, error), True
+        if errors:
+            rows = (dataclasses.replace(row, error=errors.get(row.rid)) for row in result.rows)
+            result = dataclasses.replace(result, rows=tuple(rows))
+        return result, False
+
+    def _deliver(self, progress: Progress, now: float) -> None:
+        builder = self._live.get(progress.request.rid)
+        if builder is None:
+            return
+        try:
+            if len(self._masks):
+                progress = self._constrain(progress)
+            delta = builder.push(progress, now)
+        except Exception as error:
+            self._end(builder, FinishReason.ERROR, error)
+            return
+        if delta is None:
+            return
+        if delta.finished:
+            self.scheduler.abort(builder.rid)  # at a stop string it does not know of the end
+            self._forget(builder)
+            self.recorder.finished(builder, now)
+        self._emit(builder, delta)
+
+    def _constrain(self, progress: Progress) -> Progress:
+        tokens = progress.token_ids
+        if progress.stop_token_id is not None:
+            tokens = tokens[:-1]
+        is_done = self._masks.accept(progress.request.rid, tokens)
+        if is_done and progress.finish_reason is None:
+            return dataclasses.replace(progress, finish_reason=FinishReason.STOP)
+        return progress
+
+    def _end(
+        self, builder: OutputBuilder, reason: FinishReason, error: BaseException | None = None
+    ) -> None:
+        self.scheduler.abort(builder.rid)
+        self._forget(builder)
+        self._emit_end(builder, reason, error)
+
+    def _emit_end(
+        self, builder: OutputBuilder, reason: FinishReason, error: BaseException | None
+    ) -> None:
+        now = self.clock.now()
+        delta = builder.end(reason, now, error)
+        self.recorder.finished(builder, now)
+        self._emit(builder, delta)
+
+    def _forget(self, builder: OutputBuilder) -> None:
+        del self._live[builder.rid]
+        del self._requests[builder.rid]
+        self._masks.remove(builder.rid)
+        samples = self._samples[builder.parent_rid]
+        samples.remove(builder.rid)
+        if not samples:
+            del self._samples[builder.parent_rid]
+
+    def _emit(self, builder: OutputBuilder, delta: object) -> None:
+        try:
+            builder.sink(delta)  # type: ignore[arg-type]
+        except Exception:
+            _LOG.exception("the sink of request %r raised; it is aborted", builder.parent_rid)
+            builder.sink = _drop
+            self.abort(builder.parent_rid)
+
+    def _fail_stalled(self) -> None:
+        """A scheduler that plans nothing would let its requests wait for ever."""
+        for builder in list(self._live.values()):
+            error = Unschedulable(
+                f"the scheduler plans nothing, and {builder.parent_rid!r} is not finished; this is a "
+                "fault of the scheduler.",
+                rid=builder.parent_rid,
+            )
+            self._end(builder, FinishReason.ERROR, error)
+
+    def _interrupted(self, plan: StepPlan, is_applying: bool) -> None:
+        """Ctrl-C in a step: its requests are run again, or end if their books were being written."""
+        self.scheduler.cancel(plan.step)
+        if not is_applying:
+            return
+        error = DeepInferError("the step was interrupted while its result was being applied")
+        for row in plan.rows:
+            builder = self._live.get(row.rid)
+            if builder is not None:
+                self._end(builder, FinishReason.ERROR, error)
+
+
+def _drop(delta: object) -> None:
+    """Takes a delta that nobody wants."""
+
+
+def _failed(plan: StepPlan, error: Exception) -> StepResult:
+    rows = tuple(
+        RowResult(
+            rid=row.rid,
+            slot=row.slot,
+            slot_generation=row.slot_generation,
+            epoch=row.epoch,
+            error=error,
+        )
+        for row in plan.rows
+    )
+    return StepResult(step=plan.step, rows=rows)

@@ -1,0 +1,213 @@
+"""One output while it grows: tokens to deltas, stop strings, log probabilities, usage and times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from deepinfer.core.errors import DeepInferError, EngineDead, RequestError
+from deepinfer.core.plan import RowRole
+from deepinfer.core.protocols import Tokenizer
+from deepinfer.core.types import FinishReason, Output, OutputDelta, Request, TokenLogprob, Usage
+from deepinfer.engine.stop import OutputText
+from deepinfer.scheduling import Progress
+
+__all__ = ["OutputBuilder", "Sink", "as_request_error"]
+
+Sink = Callable[[OutputDelta], None]
+
+
+def as_request_error(error: BaseException, rid: str) -> DeepInferError:
+    """The error that one request ends with.
+
+    Args:
+        error: What happened.
+        rid: Id of the request.
+
+    Returns:
+        The error itself when it is one of a request or the end of the engine, else a `RequestError` with it as the cause.
+    """
+    if isinstance(error, EngineDead):
+        return error
+    if isinstance(error, RequestError):
+        error.rid = error.rid or rid
+        return error
+    wrapped = RequestError(
+        f"request {rid!r} ended because its step failed ({type(error).__name__}: {error}); the engine "
+        "is still usable, and __cause__ holds the failure.",
+        rid=rid,
+    )
+    wrapped.__cause__ = error
+    return wrapped
+
+
+class OutputBuilder:
+    """Collects what the steps add to one sample of one prompt.
+
+    Args:
+        request: The request of this sample.
+        parent_rid: Id that the caller knows.
+        tokenizer: Makes the text, or None for an output of ids only.
+        sink: Takes the deltas.
+
+    Attributes:
+        finish_reason: Why it ended, or None while it runs.
+        error: Why it failed, or None.
+    """
+
+    def __init__(
+        self, request: Request, parent_rid: str, tokenizer: Tokenizer | None, sink: Sink
+    ) -> None:
+        params = request.params
+        self.request = request
+        self.parent_rid = parent_rid
+        self.sink = sink
+        self.finish_reason: FinishReason | None = None
+        self.error: DeepInferError | None = None
+        self.first_scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+        self.finish_s: float | None = None
+        self._text = OutputText(tokenizer.stream(), params.stop) if tokenizer is not None else None
+        self._token_ids: list[int] = []
+        self._stop_reason: str | int | None = None
+        self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
+        self._prompt_logprobs: list[TokenLogprob | None] | None = (
+            None if params.prompt_logprobs is None else [None]
+        )
+        self._drafted = self._verified = self._accepted = 0
+        self._usage = Usage(prompt=request.num_prompt_tokens)
+
+    @property
+    def rid(self) -> str:
+        """Id of the request inside the engine."""
+        return self.request.rid
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated."""
+        return len(self._token_ids)
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts so far."""
+        return self._usage
+
+    def push(self, progress: Progress, now: float) -> OutputDelta | None:
+        """Takes what one step changed.
+
+        Args:
+            progress: The change.
+            now: Time in seconds.
+
+        Returns:
+            The delta, or None when there is nothing to tell: a chunk of prompt was run.
+        """
+        self._take_prompt_logprobs(progress)
+        if progress.error is not None:
+            return self.end(FinishReason.ERROR, now, error=progress.error)
+        tokens = progress.token_ids
+        if not tokens:
+            return None
+        reason, stop_reason = progress.finish_reason, progress.stop_token_id
+        text = ""
+        if self._text is not None:
+            taken = len(self._text.token_ids)
+            text = self._text.push(tokens if stop_reason is None else tokens[:-1])
+            if self._text.stop_reason is None and reason is not None:
+                text += self._text.finish()
+            if self._text.stop_reason is not None:
+                tokens = tokens[: len(self._text.token_ids) - taken]
+                reason, self._stop_reason = FinishReason.STOP, self._text.stop_reason
+        if self._stop_reason is None:
+            self._stop_reason = stop_reason
+        return self._grow(progress, tokens, text, reason, now)
+
+    def _grow(
+        self,
+        progress: Progress,
+        tokens: tuple[int, ...],
+        text: str,
+        reason: FinishReason | None,
+        now: float,
+    ) -> OutputDelta:
+        self._token_ids += tokens
+        logprobs = None
+        if self._logprobs is not None:
+            logprobs = progress.result.logprobs[: len(tokens)]
+            self._logprobs += logprobs
+        if progress.plan_row.role is RowRole.VERIFY:
+            self._drafted += progress.result.num_drafts
+            self._verified += progress.result.num_drafts
+            self._accepted += min(progress.result.num_accepted, len(tokens))
+        if self.first_token_s is None:
+            self.first_token_s = now
+        self.last_token_s = now
+        self._usage = Usage(
+            prompt=self.request.num_prompt_tokens,
+            generated=len(self._token_ids),
+            drafted=self._drafted,
+            verified=self._verified,
+            accepted=self._accepted,
+        )
+        if reason is not None:
+            self.finish_reason, self.finish_s = reason, now
+        return OutputDelta(
+            rid=self.parent_rid,
+            index=self.request.sample_index,
+            text=text,
+            token_ids=tokens,
+            finish_reason=reason,
+            logprobs=logprobs,
+            usage=self._usage,
+        )
+
+    def end(
+        self, reason: FinishReason, now: float, error: BaseException | None = None
+    ) -> OutputDelta:
+        """Ends the output from outside: aborted, or failed. Held-back text is let out.
+
+        Args:
+            reason: Why.
+            now: Time in seconds.
+            error: The cause of a failure, or None.
+
+        Returns:
+            The last delta.
+        """
+        if error is not None:
+            self.error = as_request_error(error, self.parent_rid)
+        self.finish_reason, self.finish_s = reason, now
+        return OutputDelta(
+            rid=self.parent_rid,
+            index=self.request.sample_index,
+            text=self._text.finish() if self._text is not None else "",
+            finish_reason=reason,
+            logprobs=() if self._logprobs is not None else None,
+            usage=self._usage,
+            error=self.error,
+        )
+
+    def output(self) -> Output:
+        """Everything so far."""
+        prompt_logprobs = self._prompt_logprobs
+        return Output(
+            rid=self.parent_rid,
+            text=self._text.text if self._text is not None else "",
+            token_ids=tuple(self._token_ids),
+            finish_reason=self.finish_reason,
+            stop_reason=self._stop_reason,
+            index=self.request.sample_index,
+            logprobs=None if self._logprobs is None else tuple(self._logprobs),
+            prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
+            usage=self._usage,
+            arrival_s=self.request.arrival_s,
+            first_token_s=self.first_token_s,
+            finish_s=self.finish_s,
+            error=self.error,
+        )
+
+    def _take_prompt_logprobs(self, progress: Progress) -> None:
+        """Adds the entries that are new; a request that is run again brings the old ones once more."""
+        if self._prompt_logprobs is not None and progress.result.prompt_logprobs:
+            known = len(self._prompt_logprobs) - 1 - progress.plan_row.first_position
+            self._prompt_logprobs += progress.result.prompt_logprobs[max(0, known) :]

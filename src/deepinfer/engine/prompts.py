@@ -1,0 +1,276 @@
+"""Prompts as callers write them (text, token ids, messages) to requests."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from deepinfer.core import _checks as checks
+from deepinfer.core.errors import InvalidRequest
+from deepinfer.core.params import SamplingParams
+from deepinfer.core.protocols import ModelInfo, Tokenizer
+from deepinfer.core.types import Request
+from deepinfer.sampling import resolve_seed
+
+__all__ = ["Message", "Prompt", "PromptEncoder", "as_params", "split_prompts"]
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[Message]
+"""Text, token ids, or the messages of a conversation."""
+
+
+def split_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """Tells one prompt from several.
+
+    Args:
+        prompts: A text, a sequence of integers, a sequence of messages, or a sequence of those.
+
+    Returns:
+        The prompts, in order.
+
+    Raises:
+        InvalidRequest: It is none of these.
+    """
+    if isinstance(prompts, str):
+        return [prompts]
+    if hasattr(prompts, "tolist"):
+        prompts = prompts.tolist()
+    if isinstance(prompts, Mapping | bytes | bytearray) or not isinstance(prompts, Iterable):
+        raise InvalidRequest(
+            f"the prompt is {checks.show(prompts)} ({type(prompts).__name__}); give text, a list of token "
+            "ids, a list of messages, or a list of those.",
+            field="prompt",
+            value=prompts,
+        )
+    items = list(prompts)
+    if items and all(isinstance(item, numbers.Integral | Mapping) for item in items):
+        return [items]
+    return items
+
+
+def as_params(
+    params: SamplingParams | Mapping[str, Any] | Sequence[Any] | None, count: int
+) -> list[SamplingParams]:
+    """One `SamplingParams` a prompt.
+
+    Args:
+        params: One for all, a mapping with the same fields, one a prompt, or None for the defaults.
+        count: Number of prompts.
+
+    Returns:
+        `count` parameters.
+
+    Raises:
+        InvalidRequest: The number differs from that of the prompts, or an option is unknown or unusable.
+    """
+    if isinstance(params, Sequence) and not isinstance(params, str):
+        if len(params) != count:
+            raise InvalidRequest(
+                f"there are {count} prompts and {len(params)} sampling parameters; give one for each "
+                "prompt, or a single one for all.",
+                field="params",
+                value=len(params),
+                limit=str(count),
+            )
+        return [as_params(item, 1)[0] for item in params]
+    if params is None:
+        params = SamplingParams()
+    elif isinstance(params, Mapping):
+        params = SamplingParams.from_dict(params)
+    elif not isinstance(params, SamplingParams):
+        checks.fail(
+            "params", params, "a SamplingParams, a mapping, or a list of them", InvalidRequest
+        )
+    return [params] * count
+
+
+class PromptEncoder:
+    """Turns prompts into requests, and refuses what the model could not run.
+
+    Args:
+        info: Facts of the model.
+        tokenizer: Needed for text, messages and stop strings, or None.
+        grammar: Compiles the grammar of a request's parameters, or None.
+        seed: Base of the seeds of requests that bring none, or None to draw each.
+    """
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        tokenizer: Tokenizer | None,
+        *,
+        grammar: Callable[[SamplingParams], Any] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self._info = info
+        self._tokenizer = tokenizer
+        self._grammar = grammar
+        self._seed = seed
+        self._num_seeded = 0
+
+    def token_ids(self, prompt: Prompt) -> list[int]:
+        """Token ids of one prompt.
+
+        Text gets the begin-of-sequence token in front; token ids are taken as they are; messages are rendered
+        in the model's chat format, ready for the assistant's answer.
+
+        Args:
+            prompt: The prompt.
+
+        Returns:
+            The ids, at least one.
+
+        Raises:
+            InvalidRequest: The prompt is empty or of another kind, an id is outside the vocabulary, or there is
+                no tokenizer for text or messages.
+        """
+        if isinstance(prompt, str):
+            if not prompt:
+                self._refuse_empty("text")
+            return self._need_tokenizer("text").encode(prompt)
+        if hasattr(prompt, "tolist"):
+            prompt = prompt.tolist()
+        if isinstance(prompt, Mapping | bytes) or not isinstance(prompt, Sequence):
+            checks.fail(
+                "prompt", prompt, "text, a list of token ids, or a list of messages", InvalidRequest
+            )
+        if not prompt:
+            self._refuse_empty("list")
+        if isinstance(prompt[0], Mapping):
+            return self.encode_chat(prompt)  # type: ignore[arg-type]
+        return self._check_ids(prompt)
+
+    def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
+        """Token ids of a conversation, up to where the assistant's answer begins.
+
+        Args:
+            messages: Mappings with "role" and "content", oldest first.
+            options: Passed to `deepinfer.engine.chat.render_chat`.
+
+        Returns:
+            The ids.
+
+        Raises:
+            InvalidRequest: A message is malformed, or no tokenizer knows the chat format.
+        """
+        from deepinfer.engine.chat import render_chat
+
+        tokenizer: Any = self._need_tokenizer("messages")
+        if not hasattr(tokenizer, "encode_chat"):
+            raise InvalidRequest(
+                f"{type(tokenizer).__name__} has no encode_chat, so messages cannot be rendered; give text "
+                "or token ids, or a tokenizer that has it.",
+                field="tokenizer",
+            )
+        return list(tokenizer.encode_chat(render_chat(messages, **options)))
+
+    def requests(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        rid: str,
+        priority: int = 0,
+        arrival_s: float = 0.0,
+    ) -> list[Request]:
+        """The requests of one prompt, one a sample, each with its own id and seed.
+
+        Args:
+            prompt: The prompt.
+            params: Sampling options.
+            rid: Id that the caller knows. Sample i of several is called `rid[i]` inside the engine.
+            priority: Lower runs first.
+            arrival_s: Time of arrival in seconds.
+
+        Returns:
+            `params.n` requests.
+
+        Raises:
+            InvalidRequest: As in `token_ids`, an option does not fit the model, or a part that an option needs
+                is not there.
+        """
+        ids = tuple(self.token_ids(prompt))
+        self._check_params(params)
+        grammar = self._compile(params)
+        seed = resolve_seed(params.seed if params.seed is not None else self._next_seed())
+        return [
+            Request(
+                rid=rid if params.n == 1 else f"{rid}[{index}]",
+                prompt_token_ids=ids,
+                params=params.replace(seed=resolve_seed(seed, index)),
+                priority=priority,
+                arrival_s=arrival_s,
+                sample_index=index,
+                grammar=grammar,
+            )
+            for index in range(params.n)
+        ]
+
+    def _next_seed(self) -> int | None:
+        if self._seed is None:
+            return None
+        self._num_seeded += 1
+        return resolve_seed(self._seed, self._num_seeded)
+
+    def _check_ids(self, ids: Sequence[Any]) -> list[int]:
+        vocab = self._info.vocab_size
+        if set(map(type, ids)) != {int} or not 0 <= min(ids) <= max(ids) < vocab:
+            return [
+                checks.check_int(
+                    f"prompt token {index}",
+                    item,
+                    0,
+                    vocab - 1,
+                    InvalidRequest,
+                    "Use the tokenizer of this checkpoint.",
+                )
+                for index, item in enumerate(ids)
+            ]
+        return list(ids)
+
+    def _check_params(self, params: SamplingParams) -> None:
+        if params.stop:
+            self._need_tokenizer("stop strings")
+        for token in (*params.stop_token_ids, *(params.logit_bias or ())):
+            if token >= self._info.vocab_size:
+                name = "stop_token_ids" if token in params.stop_token_ids else "logit_bias"
+                raise InvalidRequest(
+                    f"{name} holds the id {token}; ids go from 0 to {self._info.vocab_size - 1}.",
+                    field=name,
+                    value=token,
+                    limit=f"0 to {self._info.vocab_size - 1}",
+                )
+
+    def _compile(self, params: SamplingParams) -> Any:
+        if not params.has_grammar:
+            return None
+        if self._grammar is None:
+            name = next(
+                n for n in ("regex", "json_schema", "ebnf") if getattr(params, n) is not None
+            )
+            raise InvalidRequest(
+                f"{name} is set, and structured output is not built into this version of the engine; "
+                "leave it out, or give the engine a grammar part: Engine(..., grammar=compile).",
+                field=name,
+                value=getattr(params, name),
+                limit="None without a grammar part",
+            )
+        return self._grammar(params)
+
+    def _need_tokenizer(self, what: str) -> Tokenizer:
+        if self._tokenizer is None:
+            raise InvalidRequest(
+                f"{what} need a tokenizer, and this engine has none; give token ids, or make the engine "
+                "with tokenizer=.",
+                field="tokenizer",
+            )
+        return self._tokenizer
+
+    def _refuse_empty(self, kind: str) -> None:
+        raise InvalidRequest(
+            f"the prompt is an empty {kind}; give at least one token. To start from nothing, give the "
+            f"begin-of-sequence id ({self._info.bos_token_id}) as token ids.",
+            field="prompt",
+            limit="at least one token",
+        )

@@ -1,0 +1,374 @@
+"""A model made of integer arithmetic, to test engines, schedulers and caches without weights or a GPU.
+
+It has the interface of `deepinfer.models.deepseek_v41.DeepseekV41`. Every logit depends on every cache row of
+its sequence, through exact arithmetic, so a lost, stale or foreign row changes the output, and batching or
+chunking never does. The cache also refuses reads of rows that were never written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deepinfer.core import _checks as checks
+from deepinfer.core.errors import ConfigError, InvariantBroken
+
+__all__ = ["ToyCache", "ToyConfig", "ToyDraft", "ToyModel", "ToyOutput"]
+
+_M = 2**31 - 1
+_EMPTY = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToyConfig:
+    """Sizes of a toy model.
+
+    Attributes:
+        vocab_size: Rows of the logits, at least 8.
+        max_position_embeddings: Most tokens of one sequence.
+        eos_token_id: Token id that ends a sequence.
+        bos_token_id: Token id put before a prompt.
+        dspark_block_size: Drafts that `ToyDraft` proposes; 0 for a model without a draft.
+        draft_errors: One in this many drafts is wrong; 0 for a draft that is always right.
+
+    Raises:
+        ConfigError: A number is out of range.
+    """
+
+    vocab_size: int = 64
+    max_position_embeddings: int = 512
+    eos_token_id: int = 1
+    bos_token_id: int = 0
+    dspark_block_size: int = 0
+    draft_errors: int = 3
+
+    def __post_init__(self) -> None:
+        """Checks the sizes."""
+        checks.check_int("vocab_size", self.vocab_size, 8, 2**24, ConfigError)
+        checks.check_int(
+            "max_position_embeddings", self.max_position_embeddings, 1, 2**20, ConfigError
+        )
+        checks.check_int("dspark_block_size", self.dspark_block_size, 0, 64, ConfigError)
+        checks.check_int("draft_errors", self.draft_errors, 0, 2**20, ConfigError)
+
+
+@dataclass(frozen=True, slots=True)
+class ToyOutput:
+    """What a forward pass returns.
+
+    Attributes:
+        hidden: Shape [tokens, 1], int64.
+        features: Shape [tokens, 1], int64, or None for a model without a draft.
+    """
+
+    hidden: Tensor
+    features: Tensor | None = None
+
+
+class ToyCache:
+    """One integer a token and one an even-odd pair of tokens, in slots.
+
+    Attributes:
+        rows: Value of each token, shape [slots, tokens], int64, -1 where nothing was written.
+        pairs: Value of each pair, shape [slots, tokens // 2], int64, -1 where nothing was written.
+        tails: Value of the token that waits for its partner, or -1, one a slot.
+        lengths: Tokens written, one a slot.
+        draft_lengths: Tokens in the draft's context, one a slot.
+    """
+
+    def __init__(self, num_slots: int, max_tokens: int) -> None:
+        self.rows = torch.full((num_slots, max_tokens), _EMPTY, dtype=torch.int64)
+        self.pairs = torch.full((num_slots, max_tokens // 2), _EMPTY, dtype=torch.int64)
+        self.tails = [_EMPTY] * num_slots
+        self.lengths = [0] * num_slots
+        self.draft_lengths = [0] * num_slots
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensors."""
+        return 8 * (self.rows.numel() + self.pairs.numel())
+
+    def reset(self, slot: int) -> None:
+        """Empties a slot.
+
+        Args:
+            slot: Its number.
+        """
+        self.rows[slot] = _EMPTY
+        self.pairs[slot] = _EMPTY
+        self.tails[slot] = _EMPTY
+        self.lengths[slot] = 0
+        self.draft_lengths[slot] = 0
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Takes back the rows past a length.
+
+        Args:
+            slot: Number of the slot.
+            length: Tokens to keep.
+
+        Raises:
+            InvariantBroken: The slot holds fewer.
+        """
+        if not 0 <= length <= self.lengths[slot]:
+            raise InvariantBroken(
+                f"slot {slot} holds {self.lengths[slot]} tokens and cannot keep {length}."
+            )
+        self.rows[slot, length:] = _EMPTY
+        self.pairs[slot, length // 2 :] = _EMPTY
+        self.tails[slot] = int(self.rows[slot, length - 1]) if length % 2 else _EMPTY
+        self.lengths[slot] = length
+        self.draft_lengths[slot] = min(self.draft_lengths[slot], length)
+
+    def write(self, slot: int, start: int, values: Tensor) -> None:
+        """Writes consecutive rows and the pairs that they complete.
+
+        Args:
+            slot: Number of the slot.
+            start: First position.
+            values: Shape [tokens], int64.
+
+        Raises:
+            InvariantBroken: The rows do not start where the slot ends.
+        """
+        if start != self.lengths[slot]:
+            raise InvariantBroken(
+                f"slot {slot} holds {self.lengths[slot]} tokens and a segment starts at {start}."
+            )
+        stop = start + len(values)
+        if stop > self.rows.shape[1]:
+            raise InvariantBroken(
+                f"slot {slot} has room for {self.rows.shape[1]} tokens, not for {stop}."
+            )
+        self.rows[slot, start:stop] = values
+        for position, value in enumerate(values.tolist(), start=start):
+            if position % 2:
+                self.pairs[slot, position // 2] = self.tails[slot] * value % _M
+                self.tails[slot] = _EMPTY
+            else:
+                self.tails[slot] = value
+        self.lengths[slot] = stop
+
+    def digests(self, slot: int, start: int, stop: int) -> Tensor:
+        """A number for each position that depends on every row and pair up to it.
+
+        Args:
+            slot: Number of the slot.
+            start: First position.
+            stop: Position after the last.
+
+        Returns:
+            Shape [stop - start], int64, from 0 to 2**31 - 2.
+
+        Raises:
+            InvariantBroken: A row that was never written would be read.
+        """
+        rows, pairs = self.rows[slot, :stop], self.pairs[slot, : stop // 2]
+        if bool((rows == _EMPTY).any()) or bool((pairs == _EMPTY).any()):
+            raise InvariantBroken(f"slot {slot} has unwritten rows before position {stop}.")
+        at = torch.arange(start, stop).unsqueeze(1)
+        total = _weigh(rows, at - torch.arange(stop), 48271)
+        return (total + _weigh(pairs, at - (2 * torch.arange(stop // 2) + 1), 69621)) % _M
+
+
+def _weigh(values: Tensor, distance: Tensor, factor: int) -> Tensor:
+    weights = (distance * factor + 11) % _M
+    return ((values * weights) % _M).masked_fill(distance < 0, 0).sum(1) % _M
+
+
+def _values(token_ids: Tensor, positions: Tensor) -> Tensor:
+    return (token_ids * 1_103_515_245 + positions * 12_345 + 40_503) % _M
+
+
+class ToyModel:
+    """A stand-in for a language model.
+
+    Args:
+        config: Sizes.
+
+    Attributes:
+        fault: Called with the batch before each forward pass; raise in it to simulate a failure.
+        num_forwards: Forward passes so far.
+
+    Examples:
+        >>> ToyModel().logits([5, 6, 7]).shape
+        torch.Size([3, 64])
+    """
+
+    def __init__(self, config: ToyConfig | None = None) -> None:
+        self.config = config or ToyConfig()
+        self.rounding = "none"
+        self.fault: Callable[[Any], None] | None = None
+        self.num_forwards = 0
+        self.draft = ToyDraft(self) if self.config.dspark_block_size else None
+
+    @property
+    def device(self) -> torch.device:
+        """Always the CPU."""
+        return torch.device("cpu")
+
+    def new_cache(self, num_slots: int, max_tokens: int, max_step_tokens: int = 512) -> ToyCache:
+        """An empty cache.
+
+        Args:
+            num_slots: Number of slots.
+            max_tokens: Tokens in one slot.
+            max_step_tokens: Ignored; the toy has no window.
+
+        Returns:
+            The cache.
+        """
+        return ToyCache(num_slots, max_tokens)
+
+    def forward(self, batch: Any, cache: ToyCache) -> ToyOutput:
+        """Runs segments of consecutive positions.
+
+        Args:
+            batch: A `ForwardBatch`: `input_ids` and `segments` are looked at.
+            cache: The cache, written.
+
+        Returns:
+            Hidden values, one row a token.
+
+        Raises:
+            InvariantBroken: A segment does not continue its slot, or an id is outside the vocabulary.
+        """
+        self.num_forwards += 1
+        if self.fault is not None:
+            self.fault(batch)
+        ids = torch.as_tensor(batch.input_ids)
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.config.vocab_size:
+            raise InvariantBroken(f"the batch holds an id outside the vocabulary: {ids.tolist()}.")
+        hidden = []
+        offset = 0
+        for segment in batch.segments:
+            start, stop = segment.start, segment.start + segment.num_tokens
+            part = ids[offset : offset + segment.num_tokens]
+            offset += segment.num_tokens
+            cache.write(segment.slot, start, _values(part, torch.arange(start, stop)))
+            hidden.append(cache.digests(segment.slot, start, stop))
+        digests = torch.cat(hidden).unsqueeze(1)
+        return ToyOutput(digests, digests if self.draft is not None else None)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Logits of chosen rows.
+
+        Args:
+            hidden: Shape [rows, 1], int64.
+
+        Returns:
+            Shape [rows, vocab], fp32, from -8 to 8.
+        """
+        vocab = torch.arange(self.config.vocab_size)
+        mixed = (hidden * (2 * vocab + 1) + vocab * 7_919) % _M
+        mixed = (mixed * 16_807 + (mixed >> 13)) % _M
+        return (mixed >> 7).to(torch.float32) * (16.0 / 2**24) - 8.0
+
+    def logits(self, input_ids: Sequence[int] | Tensor) -> Tensor:
+        """Logits of one whole sequence.
+
+        Args:
+            input_ids: Shape [tokens].
+
+        Returns:
+            Shape [tokens, vocab], fp32.
+        """
+        ids = torch.as_tensor(input_ids, dtype=torch.int64)
+        cache = self.new_cache(1, len(ids))
+        cache.write(0, 0, _values(ids, torch.arange(len(ids))))
+        return self.compute_logits(cache.digests(0, 0, len(ids)).unsqueeze(1))
+
+    def greedy(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
+        """The tokens that any correct engine generates at temperature 0, without stopping.
+
+        Args:
+            prompt: Token ids.
+            num_tokens: How many.
+
+        Returns:
+            The tokens.
+        """
+        ids = list(prompt)
+        for _ in range(num_tokens):
+            ids.append(int(self.logits(ids)[-1].argmax()))
+        return ids[len(prompt) :]
+
+
+class ToyDraft:
+    """Proposes what the toy model will choose, with a mistake now and then.
+
+    It has the interface of `DSparkDraft` and checks that its context is extended by exactly the settled rows.
+
+    Args:
+        model: The model whose choices it guesses.
+    """
+
+    def __init__(self, model: ToyModel) -> None:
+        self._config = model.config
+        self._compute_logits = model.compute_logits
+
+    def extend_context(
+        self, features: Tensor, positions: Tensor, slots: Tensor, cache: ToyCache
+    ) -> None:
+        """Adds rows to the context.
+
+        Args:
+            features: Shape [tokens, 1], int64.
+            positions: Shape [tokens], int64.
+            slots: Shape [tokens], int64.
+            cache: The cache.
+
+        Raises:
+            InvariantBroken: A feature is not that of its position.
+        """
+        for feature, position, slot in zip(
+            features.flatten().tolist(), positions.tolist(), slots.tolist(), strict=True
+        ):
+            if feature != int(cache.digests(slot, position, position + 1)):
+                raise InvariantBroken(f"slot {slot} got a foreign feature at {position}.")
+            cache.draft_lengths[slot] = position + 1
+
+    def draft_greedy(
+        self, anchor_ids: Tensor, positions: Tensor, slots: Tensor, cache: ToyCache
+    ) -> tuple[Tensor, Tensor]:
+        """Proposes a block for each row.
+
+        Args:
+            anchor_ids: Tokens generated last, shape [rows], int64.
+            positions: Their positions, shape [rows], int64.
+            slots: Shape [rows], int64.
+            cache: The cache; not changed.
+
+        Returns:
+            Tokens, shape [rows, block], int64, and confidences, shape [rows, block], fp32.
+
+        Raises:
+            InvariantBroken: The context does not end right before the anchor.
+        """
+        block, vocab = self._config.dspark_block_size, self._config.vocab_size
+        tokens = torch.zeros((len(slots), block), dtype=torch.int64)
+        for row, (anchor, position, slot) in enumerate(
+            zip(anchor_ids.tolist(), positions.tolist(), slots.tolist(), strict=True)
+        ):
+            if cache.draft_lengths[slot] != position or cache.lengths[slot] != position:
+                raise InvariantBroken(
+                    f"the draft of slot {slot} knows {cache.draft_lengths[slot]} tokens and its "
+                    f"anchor is at {position}."
+                )
+            scratch = ToyCache(1, position + block + 1)
+            scratch.write(0, 0, cache.rows[slot, :position])
+            token = anchor
+            for index in range(block):
+                at = torch.tensor([position + index])
+                scratch.write(0, position + index, _values(torch.tensor([token]), at))
+                digest = scratch.digests(0, position + index, position + index + 1)
+                token = int(self._compute_logits(digest.unsqueeze(1)).argmax())
+                errors = self._config.draft_errors
+                if errors and int(digest) % errors == 0:
+                    token = (token + 1) % vocab
+                tokens[row, index] = token
+        return tokens, torch.full((len(slots), block), 0.5)
