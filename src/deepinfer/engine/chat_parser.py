@@ -201,6 +201,8 @@ class ChatParser:
             self._state = _State.ENDED
             return True
         tag = self._buffer.tag_at(at)
+        if tag is None and self._buffer.closed:
+            tag = marker
         if tag is None:
             self._add_content(self._buffer.consume(self._buffer.before_newlines(at)))
             return False
@@ -220,7 +222,12 @@ class ChatParser:
     def _read_tags(self) -> bool:
         """Between the tags of a tool block."""
         at, marker = self._buffer.find((*TAG_STARTS, EOS))
-        self._add_content(self._buffer.consume(at))
+        if marker == EOS or self._buffer.closed:
+            safe = self._buffer.safe_length(TAG_STARTS, at)  # what is after it is a tag cut off
+            self._add_content(self._buffer.consume(safe))
+            self._buffer.consume(at - safe)
+        else:
+            self._add_content(self._buffer.consume(at))
         if not marker:
             return False
         if marker == EOS:
@@ -229,6 +236,8 @@ class ChatParser:
             self._state = _State.ENDED
             return True
         tag = self._buffer.tag_at(0)
+        if (tag is None or tag in TAG_STARTS) and self._buffer.drop_cut_tag():
+            return True
         if tag is None:
             return False
         self._skip_space = True
@@ -274,6 +283,8 @@ class ChatParser:
             self._state = _State.ENDED
             return True
         tag = self._buffer.tag_at(0)
+        if (tag is None or tag in TAG_STARTS) and self._buffer.drop_cut_tag():
+            return True
         if tag is None:
             return False
         closing, name, _ = read_tag(tag)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from deepinfer.engine.chat_format import DSML
+from deepinfer.engine.chat_format import DSML, EOS
 
 __all__ = ["TAG_STARTS", "TagBuffer", "read_tag"]
 
@@ -81,12 +81,24 @@ class TagBuffer:
                 best, found = at, marker
         if found or self.closed:
             return best, found
+        return self.safe_length(markers, best), ""
+
+    def safe_length(self, markers: tuple[str, ...], end: int) -> int:
+        """Number of characters before an end that may be the beginning of a marker.
+
+        Args:
+            markers: The markers.
+            end: Where to look, a place in the text.
+
+        Returns:
+            From 0 to `end`.
+        """
         longest = max(map(len, markers)) - 1
-        for start in range(max(0, len(self.text) - longest), len(self.text)):
-            tail = self.text[start:]
+        for start in range(max(0, end - longest), end):
+            tail = self.text[start:end]
             if any(marker.startswith(tail) for marker in markers):
-                return start, ""
-        return best, ""
+                return start
+        return end
 
     def before_newlines(self, at: int) -> int:
         """Steps back over newlines that belong to a tool block when one follows.
@@ -104,6 +116,20 @@ class TagBuffer:
             start -= 1
         return start
 
+    def drop_cut_tag(self) -> bool:
+        """Drops a tag at the front that the end of the text, or the end-of-sentence token, cut off.
+
+        Returns:
+            Whether there was one.
+        """
+        end = len(self.text) if self.closed else -1
+        at = self.text.find(EOS)
+        end = at if at != -1 else end
+        if end == -1 or ">" in self.text[:end] or end >= _MAX_TAG_CHARS:
+            return False
+        self.consume(end)
+        return True
+
     def tag_at(self, at: int) -> str | None:
         """Reads a tag.
 
@@ -111,7 +137,8 @@ class TagBuffer:
             at: Where one of `TAG_STARTS` stands.
 
         Returns:
-            The whole tag; None while it may still come; the start alone when it can be no tag.
+            The whole tag; None while it may still come, or might have come when the text ended; the start alone
+            when it can be no tag.
         """
         rest = self.text[at : at + _MAX_TAG_CHARS]
         match = _TAG.match(rest)
@@ -119,6 +146,6 @@ class TagBuffer:
             return match.group()
         end = rest.find(">")
         might_come = end == -1 or rest[:end].count('"') % 2 == 1
-        if might_come and not self.closed and len(rest) < _MAX_TAG_CHARS:
+        if might_come and len(rest) < _MAX_TAG_CHARS:
             return None
         return next(start for start in TAG_STARTS if rest.startswith(start))
