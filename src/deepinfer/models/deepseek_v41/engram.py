@@ -68,6 +68,20 @@ class EngramHash:
             self.token_map = torch.arange(self._vocab_size)
         self._on_device: dict[torch.device, tuple[Tensor, ...]] = {}
 
+    @staticmethod
+    def table_rows(
+        engram_layer_ids: Sequence[int],
+        engram_vocab_size: int,
+        engram_n_heads: int,
+        engram_max_ngram_size: int = 4,
+    ) -> tuple[int, ...]:
+        """Rows of each layer's table, the `engram_num_embeddings` of a new configuration."""
+        per_layer = (engram_max_ngram_size - 1) * engram_n_heads
+        primes = _primes_above(engram_vocab_size - 1, per_layer * len(engram_layer_ids))
+        return tuple(
+            sum(primes[i * per_layer : (i + 1) * per_layer]) for i in range(len(engram_layer_ids))
+        )
+
     def set_token_map(self, token_map: Sequence[int] | Tensor) -> None:
         """Sets the folding of token ids.
 

@@ -146,12 +146,43 @@ class MoE(nn.Module):
         weights, experts = self.gate(y, is_image)
         x = self.rounding.activation(y)
         shared = self.shared_experts
-        hidden = clamped_swiglu(shared.w1(x).float(), shared.w3(x).float(), self.limit).to(y.dtype)
-        out = shared.w2(self.rounding.activation(hidden)).float()
-        for expert in experts.unique().tolist():
-            token, choice = (experts == expert).nonzero(as_tuple=True)
-            gate, up = F.linear(x[token], self.experts.w13[expert]).float().chunk(2, -1)
-            hidden = clamped_swiglu(gate, up, self.limit) * weights[token, choice].unsqueeze(-1)
-            hidden = self.rounding.activation(hidden.to(y.dtype))
-            out.index_add_(0, token, F.linear(hidden, self.experts.w2[expert]).float())
+        tokens, topk = experts.shape
+        if tokens == 1:
+            token_of, chosen = None, [(e, 1) for e in experts.tolist()[0]]
+        else:
+            flat = experts.flatten()
+            order = flat.argsort(stable=True)
+            token_of = order // topk
+            counts = torch.bincount(flat, minlength=self.experts.w2.shape[0]).tolist()
+            chosen = [(e, count) for e, count in enumerate(counts) if count]
+            weights = weights.flatten()[order]
+        gate_up = _grouped_linear(x if token_of is None else x[token_of], self.experts.w13, chosen)
+        shared_gate_up = torch.cat((shared.w1(x), shared.w3(x)), -1)
+        gate, up = torch.cat((gate_up, shared_gate_up)).float().chunk(2, -1)
+        hidden = clamped_swiglu(gate, up, self.limit)
+        hidden[: tokens * topk] *= weights.view(-1, 1)
+        hidden = self.rounding.activation(hidden.to(y.dtype))
+        routed = _grouped_linear(hidden[: tokens * topk], self.experts.w2, chosen).float()
+        if token_of is not None:
+            routed = torch.empty_like(routed).index_copy_(0, order, routed)
+        out = routed.view(tokens, topk, -1).sum(1) + shared.w2(hidden[tokens * topk :]).float()
         return out.to(y.dtype)
+
+
+def _grouped_linear(x: Tensor, weights: Tensor, groups: list[tuple[int, int]]) -> Tensor:
+    """Multiplies runs of rows by their expert's matrix.
+
+    Args:
+        x: Rows ordered by expert, shape [rows, in_channels]; a single row is used by every group.
+        weights: Matrices, shape [experts, out_channels, in_channels].
+        groups: Expert and number of rows of each run.
+
+    Returns:
+        Shape [sum of rows, out_channels].
+    """
+    if x.shape[0] == 1:
+        return torch.cat([F.linear(x, weights[expert]) for expert, _ in groups])
+    parts = x.split([count for _, count in groups])
+    return torch.cat(
+        [F.linear(part, weights[e]) for part, (e, _) in zip(parts, groups, strict=True)]
+    )

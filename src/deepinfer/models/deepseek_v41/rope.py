@@ -75,10 +75,10 @@ def apply_rope_(x: Tensor, phases: Tensor) -> Tensor:
     Returns:
         `x` itself.
     """
-    tail = x[..., -2 * phases.shape[-1] :]
+    pairs = phases.shape[-1]
+    tail = x.narrow(-1, x.shape[-1] - 2 * pairs, 2 * pairs).view(*x.shape[:-1], pairs, 2)
     if x.dtype == torch.float32:
-        torch.view_as_complex(tail.unflatten(-1, (-1, 2))).mul_(phases)
+        torch.view_as_complex(tail).mul_(phases)
     else:
-        pairs = torch.view_as_complex(tail.float().unflatten(-1, (-1, 2)))
-        tail.copy_(torch.view_as_real(pairs * phases).flatten(-2))
+        tail.copy_(torch.view_as_real(torch.view_as_complex(tail.float()) * phases))
     return x

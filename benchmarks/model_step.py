@@ -1,0 +1,177 @@
+"""Times one decode step of a small DeepSeek-V4.1 on the CPU, and its matrix products alone, side by side.
+
+Both are measured in the same run, alternating, on one thread. The products are recorded from a real step (same
+weights, same shapes) and replayed; stream mixing (inner size 4) does not count as a product. Prints one JSON line
+a case. Run: python benchmarks/model_step.py [--rounding full] [--batch 1 16] [--context 600]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from deepinfer.models.deepseek_v41 import DeepseekV41, DeepseekV41Config, ForwardBatch
+from deepinfer.models.deepseek_v41.engram import EngramHash
+
+PRODUCTS = ("linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "mv", "addmv", "_grouped_mm")
+
+
+def small_config() -> DeepseekV41Config:
+    """The size of the embedded checkpoint."""
+    fields = {
+        "vocab_size": 2560, "hidden_size": 320, "num_hidden_layers": 12, "moe_intermediate_size": 64,
+        "num_attention_heads": 8, "head_dim": 128, "qk_rope_head_dim": 32, "q_lora_rank": 128,
+        "o_lora_rank": 96, "o_groups": 2, "n_routed_experts": 16, "num_experts_per_tok": 4,
+        "sliding_window": 64, "compress_ratios": [0, 0, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 0, 0],
+        "kv_source_layer_ids": [2, 4, 6], "index_source_layer_ids": [2, 4, 6, 8, 10],
+        "candidate_source_layer_id": 6, "index_n_heads": 4, "index_head_dim": 64, "index_topk": 64,
+        "candidate_topk_blocks": 64, "candidate_block_size": 4, "max_position_embeddings": 8192,
+        "rope_scaling": {
+            "rope_type": "yarn", "factor": 4, "beta_fast": 32, "beta_slow": 1,
+            "original_max_position_embeddings": 1024,
+        },
+        "engram_layer_ids": [1, 4], "engram_vocab_size": 8000, "engram_n_heads": 2,
+        "engram_head_dim": 32, "engram_compressed_vocab_size": 2560, "num_nextn_predict_layers": 2,
+        "dspark_block_size": 5, "dspark_noise_token_id": 3, "dspark_target_layer_ids": [9, 10, 11],
+        "dspark_markov_rank": 48, "dspark_n_routed_experts": 8, "dspark_num_experts_per_tok": 2,
+    }  # fmt: skip
+    return DeepseekV41Config(
+        **fields,
+        engram_num_embeddings=EngramHash.table_rows(
+            **{k: fields[k] for k in ("engram_layer_ids", "engram_vocab_size", "engram_n_heads")}
+        ),
+    )
+
+
+def random_model(config: DeepseekV41Config, rounding: str) -> DeepseekV41:
+    """A model with random weights from a fixed seed."""
+    model = DeepseekV41(config, rounding=rounding)
+    generator = torch.Generator().manual_seed(1)
+    for name, p in model.named_parameters():
+        noise = torch.randn(p.shape, generator=generator)
+        if p.dim() >= 2 and not name.endswith(("q_weight", "k_weight")):
+            p.copy_(noise * (0.5 if "embed" in name else p.shape[-1] ** -0.5))
+        else:
+            p.copy_(0.2 * noise + (0 if name.endswith(("base", "bias", "bias_vl", "sink")) else 1))
+    return model
+
+
+class ProductRecorder(TorchDispatchMode):
+    """Keeps every matrix product that runs under it, with its operands."""
+
+    def __init__(self, smallest_inner: int) -> None:
+        super().__init__()
+        self.smallest_inner = smallest_inner
+        self.calls: list[Callable[[], object]] = []
+        self.num_calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Runs the operation; counts all of them and keeps the products."""
+        self.num_calls += 1
+        name = func._schema.name.split("::")[-1]
+        if name in PRODUCTS:
+            left = args[1] if name.startswith(("add", "badd")) else args[0]
+            if left.shape[-1] > self.smallest_inner:
+                kwargs_ = {k: v for k, v in (kwargs or {}).items() if k != "out"}
+                operands = tuple(
+                    a.clone() if torch.is_tensor(a) and a.numel() < 2**16 else a for a in args
+                )
+                call = getattr(torch, name, None) or torch.nn.functional.linear
+                call = torch.nn.functional.linear if name == "linear" else call
+                self.calls.append(lambda: call(*operands, **kwargs_))
+        return func(*args, **(kwargs or {}))
+
+
+def measure(
+    model: DeepseekV41, batch: int, context: int, repeats: int, draft: bool
+) -> dict[str, float]:
+    """Median seconds of one step and of its products, alternating."""
+    config = model.config
+    cache = model.new_cache(batch, context + 8 * repeats + 64)
+    generator = torch.Generator().manual_seed(2)
+    prompt = torch.randint(5, config.vocab_size, (batch, context), generator=generator)
+    for at in range(0, context, 256):
+        part = prompt[:, at : at + 256].tolist()
+        for slot in range(batch):
+            out = model(ForwardBatch.from_segments([(slot, at, part[slot])]), cache)
+            positions = range(at, at + len(part[slot]))
+            model.draft.extend_context(out.features, positions, [slot] * len(positions), cache)
+    at = context
+
+    def step() -> None:
+        if draft:
+            model.draft.draft_greedy([7] * batch, [context] * batch, range(batch), cache)
+            return
+        nonlocal at
+        out = model(ForwardBatch.from_segments([(s, at, [7 + s]) for s in range(batch)]), cache)
+        model.compute_logits(out.hidden)
+        at += 1
+
+    for _ in range(4):
+        step()
+    with ProductRecorder(config.hc_mult) as recorder:
+        step()
+
+    def products() -> None:
+        with torch.inference_mode():
+            for call in recorder.calls:
+                call()
+
+    times: dict[str, list[float]] = {"step": [], "products": []}
+    for _ in range(repeats):
+        for name, run in (("step", step), ("products", products)):
+            start = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - start)
+    median = {name: sorted(values)[len(values) // 2] for name, values in times.items()}
+    return {**median, "calls": recorder.num_calls, "product_calls": len(recorder.calls)}
+
+
+def main() -> None:
+    """Measures every case and prints its lines."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounding", nargs="*", default=["full", "none"])
+    parser.add_argument("--batch", type=int, nargs="*", default=[1, 16])
+    parser.add_argument("--context", type=int, default=600)
+    parser.add_argument("--repeats", type=int, default=200)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    root = Path(__file__).resolve().parent
+    git = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True
+    )
+    machine = {
+        "device": f"cpu ({platform.processor() or platform.machine()}, 1 thread)",
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "commit": git.stdout.strip(),
+        "date": datetime.date.today().isoformat(),
+    }
+    for rounding in args.rounding:
+        model = random_model(small_config(), rounding)
+        for batch in args.batch:
+            for part in ("decode step", "draft block"):
+                result = measure(model, batch, args.context, args.repeats, part == "draft block")
+                case = {"rounding": rounding, "batch": batch, "context": args.context}
+                case |= {"products_value": round(result["products"] * 1e3, 4)}
+                case |= {"ratio": round(result["step"] / result["products"], 3)}
+                case |= {"torch_calls": result["calls"], "product_calls": result["product_calls"]}
+                line = {
+                    "part": f"model {part}",
+                    "case": case,
+                    "value": round(result["step"] * 1e3, 4),
+                    "unit": "ms",
+                }
+                print(json.dumps({**line, **machine}))
+
+
+if __name__ == "__main__":
+    main()
