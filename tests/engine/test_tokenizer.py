@@ -81,6 +81,16 @@ def test_user_text_never_yields_a_control_token(special):
         assert batch == ids
 
 
+def test_user_text_is_encoded_as_a_tokenizer_without_control_tokens_does():
+    from tokenizers import Tokenizer as Backend
+
+    data = json.loads(tokenizer_json())
+    backend = Backend.from_str(json.dumps({**data, "added_tokens": []}))
+    for text in ("think<think>think", "a" + "".join(SPECIALS) + "b"):
+        want = backend.encode(text, add_special_tokens=False).ids
+        assert tiny_tokenizer().encode(text, add_bos=False) == want
+
+
 def test_allowed_special_names_single_tokens():
     tokenizer = tiny_tokenizer()
     user, assistant = SPECIALS[5], SPECIALS[6]

@@ -140,6 +140,23 @@ def test_a_row_does_not_depend_on_its_batch():
         assert (alone.scores[0, width:] == -math.inf).all()
 
 
+def test_top_k_wider_than_the_first_try_beside_a_row_without_top_k():
+    rows = torch.zeros(2, 5000)
+    rows[1, 7] = 50.0
+    out = filters.filter_logits(
+        rows,
+        torch.ones(2, dtype=torch.float64),
+        torch.tensor([2000, 0]),
+        torch.tensor([0.5, 0.5], dtype=torch.float64),
+        torch.zeros(2, dtype=torch.float64),
+    )
+    assert (out.scores > -math.inf).sum(dim=-1).tolist() == [1000, 1]
+
+
+def test_top_p_needs_more_than_half_of_four_equals():
+    assert apply([1.0] * 4, top_p=0.5 + 2.0**-45) == [0, 1, 2]
+
+
 def test_rank_keys_give_one_order_for_special_values():
     row = torch.tensor(
         [[0.0, -math.inf, math.inf, -0.0, 3e-45, -3e-45, 1.0, -1.0, 3.4e38, -3.4e38]]
