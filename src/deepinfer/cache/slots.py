@@ -92,6 +92,11 @@ class SlotCacheManager:
         return len(self._free)
 
     @property
+    def num_held(self) -> int:
+        """Requests that hold a slot."""
+        return len(self._held)
+
+    @property
     def capacity_tokens(self) -> int:
         """Tokens that fit into all slots."""
         return self.num_slots * self.slot_tokens
@@ -106,6 +111,18 @@ class SlotCacheManager:
             Up to `count` pairs of slot and slot generation, in the order in which they will be given out.
         """
         return tuple((slot, self._generation[slot]) for slot in heapq.nsmallest(count, self._free))
+
+    def holding(self, request: Request) -> Allocation | None:
+        """What a request holds.
+
+        Args:
+            request: The request.
+
+        Returns:
+            Its slot, or None.
+        """
+        holding = self._held.get(request.rid)
+        return None if holding is None else holding.allocation
 
     def lookup(self, request: Request, limit: int) -> Hit:
         """Finds nothing: slots are private.

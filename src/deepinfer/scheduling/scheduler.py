@@ -1,4 +1,4 @@
-"""The scheduler: queues, plans and results.
+"""The scheduler.
 
 A step passes through three calls. `plan` looks and changes nothing, `launch` commits to a plan, and `apply`
 settles its result; `cancel` takes the place of `apply` for a step that never finished.
@@ -18,7 +18,7 @@ from deepinfer.core.errors import (
     Unschedulable,
 )
 from deepinfer.core.plan import LoadSnapshot, PlanRow, RowResult, StepPlan, StepResult
-from deepinfer.core.protocols import CacheManager
+from deepinfer.core.protocols import Allocation, CacheManager
 from deepinfer.core.types import FinishReason, Request
 from deepinfer.scheduling.ledger import Flight, Progress, Sequence
 from deepinfer.scheduling.limits import SchedulerLimits, allows_drafts
@@ -33,6 +33,15 @@ class PlannableCache(CacheManager, Protocol):
     @property
     def capacity_tokens(self) -> int:
         """Tokens that it can hold in all."""
+        ...
+
+    @property
+    def num_held(self) -> int:
+        """Requests that hold a slot."""
+        ...
+
+    def holding(self, request: Request) -> Allocation | None:
+        """What a request holds."""
         ...
 
     def peek(self, count: int) -> tuple[tuple[int, int], ...]:
@@ -75,7 +84,7 @@ class Scheduler:
         self.limits = limits
         self.cache = cache
         self._key = ORDER_POLICIES.create(order) if isinstance(order, str) else order
-        self._may_draft = may_draft
+        self.may_draft = may_draft
         self._clock = clock or MonotonicClock()
         self._sequences: dict[str, Sequence] = {}
         self._waiting: list[Sequence] = []  # sorted by the order policy
@@ -143,7 +152,7 @@ class Scheduler:
         bisect.insort(self._waiting, sequence, key=self._key)
 
     def abort(self, rid: str) -> None:
-        """Ends a request; unknown ids are ignored.
+        """Ends a request, because nobody wants it or its text is complete; unknown ids are ignored.
 
         Args:
             rid: Its id. The result of a step in flight is dropped for it.
@@ -151,14 +160,6 @@ class Scheduler:
         sequence = self._sequences.get(rid)
         if sequence is not None:
             self._drop(sequence)
-
-    def finish(self, rid: str) -> None:
-        """Ends a request whose text is complete, for example at a stop string; as `abort`.
-
-        Args:
-            rid: Its id.
-        """
-        self.abort(rid)
 
     def preempt(self, rid: str) -> None:
         """Takes the slot of a running request; it waits in its old place and is run again from the start.
@@ -190,7 +191,7 @@ class Scheduler:
         budget = limits.max_num_batched_tokens - len(decoding)
         for sequence in decoding:
             num_drafts = 0
-            if limits.draft_length and self._may_draft(sequence.request.params):
+            if limits.draft_length and self.may_draft(sequence.request.params):
                 num_drafts = max(0, min(limits.draft_length, budget, sequence.num_remaining - 1))
                 budget -= num_drafts
             rows.append(self._row(sequence, 1, num_drafts))
@@ -220,18 +221,16 @@ class Scheduler:
             InvariantBroken: The plan does not fit the present state.
         """
         if plan.step != self._next_step:
+            message = f"step {plan.step} came, and {self._next_step} is next"
             raise InvariantBroken(
-                f"step {plan.step} was launched and step {self._next_step} is next; launch each plan "
-                "once, before anything else changes."
+                f"{message}; launch each plan once, before anything else changes."
             )
         self._next_step += 1
         self._launched[plan.step] = plan
         for row in plan.rows:
             sequence = self._sequences.get(row.rid)
             if sequence is None or sequence.epoch != row.epoch:
-                raise InvariantBroken(
-                    f"step {plan.step} has a row of {row.rid!r}, which is not there."
-                )
+                raise InvariantBroken(f"step {plan.step} runs {row.rid!r}, which is not there.")
             if sequence.slot is None:
                 self._admit(sequence, row)
             if (sequence.slot, sequence.settled) != (row.slot, row.first_position):
@@ -298,14 +297,13 @@ class Scheduler:
         Raises:
             InvariantBroken: They do not add up.
         """
-        waiting = {sequence.rid: sequence for sequence in self._waiting}
-        if len(waiting) != len(self._waiting) or waiting.keys() & self._running.keys():
-            raise InvariantBroken("a request is in two queues.")
-        if self._sequences != {**waiting, **self._running}:
-            raise InvariantBroken("a request is in no queue, or a queue holds an ended one.")
-        if len(self._running) > self.limits.max_num_seqs:
+        queued = [*self._waiting, *self._running.values()]
+        if {s.rid: s for s in queued} != self._sequences or len(queued) != len(self._sequences):
+            raise InvariantBroken("a request is in two queues or none, or an ended one is in one.")
+        if not len(self._running) == self.cache.num_held <= self.limits.max_num_seqs:
             raise InvariantBroken(
-                f"{len(self._running)} requests run and max_num_seqs is {self.limits.max_num_seqs}."
+                f"{len(self._running)} requests run, {self.cache.num_held} hold a slot, and "
+                f"max_num_seqs is {self.limits.max_num_seqs}."
             )
         for sequence in self._sequences.values():
             self._check_sequence(sequence)
@@ -321,8 +319,12 @@ class Scheduler:
             drafts and known + drafts >= sequence.limit
         ):
             raise InvariantBroken(f"more is in flight than there is: {sequence}.")
-        if (sequence.slot is None) == (sequence.rid in self._running):
-            raise InvariantBroken(f"only running requests hold a slot: {sequence}.")
+        held = self.cache.holding(sequence.request)
+        expected = (
+            (sequence.slot, sequence.slot_generation) if sequence.rid in self._running else None
+        )
+        if (None if held is None else (held.slot, held.slot_generation)) != expected:
+            raise InvariantBroken(f"the cache knows {held}, and the scheduler {sequence}.")
         for flight in sequence.flights:
             if flight.step not in self._launched:
                 raise InvariantBroken(f"step {flight.step} is not in flight: {sequence}.")
@@ -393,7 +395,5 @@ class Scheduler:
         bisect.insort(self._waiting, sequence, key=self._key)
 
     def __repr__(self) -> str:
-        return (
-            f"Scheduler({len(self._running)} running, {len(self._waiting)} waiting, "
-            f"step {self._next_step})"
-        )
+        counts = f"{len(self._running)} running, {len(self._waiting)} waiting"
+        return f"Scheduler({counts}, step {self._next_step})"
