@@ -97,7 +97,7 @@ def test_documented_tensors_have_shapes(source_files: dict[str, Path]) -> None:
             wrong += [
                 f"{module}.{name}({argument})"
                 for argument, text in section.items()
-                if re.search(r"\b(Tensor|ndarray|NDArray)\b", annotated.get(argument, ""))
+                if re.match(r"([\w.]+\.)?(Tensor|ndarray|NDArray)\b", annotated.get(argument, ""))
                 and not re.search(r"shape|scalar|\[", text)
             ]
     assert wrong == []
