@@ -18,10 +18,10 @@ from torch import Tensor
 
 from deepinfer.core.errors import CheckpointMismatch, CheckpointMissing
 from deepinfer.models.formats import DTYPE_CODES, TensorSpec
+from deepinfer.models.hub import INDEX_NAME
 
-__all__ = ["INDEX_NAME", "Checkpoint", "Shard", "read_header"]
+__all__ = ["Checkpoint", "Shard", "read_header"]
 
-INDEX_NAME = "model.safetensors.index.json"
 _SINGLE_NAME = "model.safetensors"
 _MAX_HEADER_BYTES = 100_000_000
 _SHOWN = 5
@@ -217,9 +217,14 @@ def _read_index(folder: Path) -> dict[str, str] | None:
         weight_map = content["weight_map"]
         if not isinstance(weight_map, dict) or not weight_map:
             raise ValueError("weight_map is not a filled object")
+        names = set()
         for tensor, file in weight_map.items():
-            if not isinstance(file, str) or Path(file).name != file or file in ("", ".", ".."):
+            if not isinstance(file, str):
                 raise ValueError(f"{tensor} is mapped to {file!r}, not to a file name")
+            names.add(file)
+        for file in names:
+            if Path(file).name != file or file in ("", ".", ".."):
+                raise ValueError(f"{file!r} is not the name of a file in the folder")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"no key {error}" if isinstance(error, KeyError) else error
         raise CheckpointMismatch(

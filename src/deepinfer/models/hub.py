@@ -9,12 +9,14 @@ from importlib import resources
 from pathlib import Path
 
 from deepinfer.core.errors import CheckpointMissing, ConfigError, HubOffline
-from deepinfer.models.checkpoint import INDEX_NAME
 
-__all__ = ["EMBEDDED", "resolve_checkpoint"]
+__all__ = ["EMBEDDED", "INDEX_NAME", "resolve_checkpoint"]
 
 EMBEDDED = ("nano",)
 """Names of the checkpoints inside the package; `"./nano"` is a folder of that name."""
+
+INDEX_NAME = "model.safetensors.index.json"
+"""The file that says which shard holds which tensor."""
 
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILES = ("*.json", "*.safetensors", "*.md", "LICENSE*")

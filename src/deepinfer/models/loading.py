@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ from deepinfer.models.registry import Architecture, architecture_of
 
 if TYPE_CHECKING:
     from deepinfer.core.protocols import ProgressFn
+    from deepinfer.models.deepseek_v41.model import DeepseekV41
 
 __all__ = ["Problem", "check_checkpoint", "load_model"]
 
@@ -50,7 +51,7 @@ def load_model(
     packed: bool = False,
     offline: bool | None = None,
     progress: bool | ProgressFn | None = None,
-) -> nn.Module:
+) -> DeepseekV41:
     """Loads a model with its weights.
 
     Files are memory-mapped and weights are read one at a time in pieces of at most 64 MiB, so the peak memory is that
@@ -69,7 +70,7 @@ def load_model(
             (bytes done, bytes in all).
 
     Returns:
-        The module, in eval mode, without gradients. For "DeepseekV41ForCausalLM" it is a `DeepseekV41`.
+        The module, in eval mode, without gradients: a `DeepseekV41`, or what another registered architecture builds.
 
     Raises:
         CheckpointMissing: No such folder, repository or file.
@@ -95,7 +96,7 @@ def load_model(
     with torch.no_grad(), _reporter(progress, total) as report:
         _copy_weights(model, weights, checkpoint, report)
     architecture.finish(model, folder)
-    return model.eval()
+    return cast("DeepseekV41", model.eval())
 
 
 @dataclass(frozen=True, slots=True)

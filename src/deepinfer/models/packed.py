@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from deepinfer.models.formats import Storage, block_of, dequantise
 
@@ -26,30 +28,30 @@ class PackedWeight(Tensor):
     Attributes:
         codes: Stored codes, shape of the weight (last axis halved for MXFP4), uint8.
         scale: e8m0 bytes, one a block, uint8.
-        storage: Storage kind, which gives the blocks.
+        kind: Storage kind, which gives the blocks.
     """
 
     codes: Tensor
     scale: Tensor
-    storage: Storage
+    kind: Storage
 
     @staticmethod
     def __new__(
-        cls, codes: Tensor, scale: Tensor, storage: Storage, dtype: torch.dtype
+        cls, codes: Tensor, scale: Tensor, kind: Storage, dtype: torch.dtype
     ) -> PackedWeight:
         """Wraps codes and scales, uint8; `dtype` is that of the values."""
-        columns = codes.shape[-1] * (2 if storage == "mxfp4" else 1)
+        columns = codes.shape[-1] * (2 if kind == "mxfp4" else 1)
         self: PackedWeight = torch.Tensor._make_wrapper_subclass(
             cls, (*codes.shape[:-1], columns), dtype=dtype, device=codes.device
         )
-        self.codes, self.scale, self.storage = codes, scale, storage
+        self.codes, self.scale, self.kind = codes, scale, kind
         return self
 
     @classmethod
     def empty(
         cls,
         shape: tuple[int, ...],
-        storage: Storage,
+        kind: Storage,
         *,
         device: torch.device | str,
         dtype: torch.dtype,
@@ -58,19 +60,19 @@ class PackedWeight(Tensor):
 
         Args:
             shape: Logical shape, at least two axes.
-            storage: "fp8_block", "fp8_group" or "mxfp4".
+            kind: "fp8_block", "fp8_group" or "mxfp4".
             device: Where the bytes live.
             dtype: What it dequantises to.
         """
         *lead, n, k = shape
-        rows, columns = block_of(storage) or (1, k)
+        rows, columns = block_of(kind) or (1, k)
         codes = torch.empty(
-            *lead, n, k // 2 if storage == "mxfp4" else k, dtype=torch.uint8, device=device
+            *lead, n, k // 2 if kind == "mxfp4" else k, dtype=torch.uint8, device=device
         )
         scale = torch.empty(
             *lead, -(-n // rows), -(-k // columns), dtype=torch.uint8, device=device
         )
-        return cls(codes, scale, storage, dtype)
+        return cls(codes, scale, kind, dtype)
 
     @property
     def size_bytes(self) -> int:
@@ -90,9 +92,9 @@ class PackedWeight(Tensor):
         return self._values(self.codes, self.scale)
 
     def _values(self, codes: Tensor, scale: Tensor) -> Tensor:
-        if self.storage != "mxfp4":
+        if self.kind != "mxfp4":
             codes = codes.view(torch.float8_e4m3fn)
-        return dequantise(codes, scale, self.storage, self.dtype)
+        return dequantise(codes, scale, self.kind, self.dtype)
 
     def _rows(self, choose: Callable[[Tensor], Tensor]) -> Tensor:
         """Values of chosen rows of the leading axis; not for two axes of 32-row blocks."""
@@ -100,21 +102,21 @@ class PackedWeight(Tensor):
 
     @property
     def _has_free_rows(self) -> bool:
-        return self.dim() > 2 or (self.dim() == 2 and self.storage != "fp8_block")
+        return self.dim() > 2 or (self.dim() == 2 and self.kind != "fp8_block")
 
     def _with(
         self, move: Callable[[Tensor], Tensor], dtype: torch.dtype | None = None
     ) -> PackedWeight:
-        return PackedWeight(move(self.codes), move(self.scale), self.storage, dtype or self.dtype)
+        return PackedWeight(move(self.codes), move(self.scale), self.kind, dtype or self.dtype)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return (
-            f"PackedWeight({self.storage}, shape={tuple(self.shape)}, dtype={self.dtype}, "
+            f"PackedWeight({self.kind}, shape={tuple(self.shape)}, dtype={self.dtype}, "
             f"device={self.device}, size_bytes={self.size_bytes})"
         )
 
     def __tensor_flatten__(self) -> tuple[list[str], tuple[Storage, torch.dtype]]:
-        return ["codes", "scale"], (self.storage, self.dtype)
+        return ["codes", "scale"], (self.kind, self.dtype)
 
     @staticmethod
     def __tensor_unflatten__(
@@ -133,26 +135,36 @@ class PackedWeight(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        kwargs = dict(kwargs or {})
+        # a view must not be an inference tensor when what it views is none
+        with torch.inference_mode(False) if func.is_view else nullcontext():
+            out = cls._packed_result(func, args, kwargs or {})
+            if out is not None:
+                return out
+            plain = tree_map_only(PackedWeight, PackedWeight.unpack, (args, dict(kwargs or {})))
+            return func(*plain[0], **plain[1])
+
+    @staticmethod
+    def _packed_result(
+        func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Tensor | None:
+        """Result of the operations that need not unpack the whole weight, or None for any other."""
         weight = args[0] if args else None
-        if isinstance(weight, PackedWeight):
-            if func is _aten.detach.default:
-                return weight._with(lambda t: t)
-            if func is _aten.clone.default:
-                return weight._with(torch.clone)
-            if func is _aten._to_copy.default:
-                device = kwargs.get("device")
-                return weight._with(lambda t: t.to(device, copy=True), kwargs.get("dtype"))
-            if weight._has_free_rows:
-                if func is _aten.select.int and args[1] == 0:
-                    return weight._rows(lambda t: t[args[2]])
-                if func is _aten.embedding.default:
-                    return weight._rows(lambda t: t[args[1]])
-                if (
-                    func is _aten.index.Tensor
-                    and len(args[1]) == 1
-                    and args[1][0].dtype != torch.bool
-                ):
-                    return weight._rows(lambda t: t[args[1][0]])
-        plain = torch.utils._pytree.tree_map_only(PackedWeight, PackedWeight.unpack, (args, kwargs))
-        return func(*plain[0], **plain[1])
+        if not isinstance(weight, PackedWeight):
+            return None
+        if func is _aten.detach.default:
+            return weight._with(lambda t: t)
+        if func is _aten.clone.default:
+            return weight._with(torch.clone)
+        if func is _aten._to_copy.default:
+            device, dtype = kwargs.get("device"), kwargs.get("dtype") or weight.dtype
+            if dtype.is_floating_point:
+                return weight._with(lambda t: t.to(device, copy=True), dtype)
+        if not weight._has_free_rows:
+            return None
+        if func is _aten.select.int and args[1] == 0:
+            return weight._rows(lambda t: t[args[2]])
+        if func is _aten.embedding.default:
+            return weight._rows(lambda t: t[args[1]])
+        if func is _aten.index.Tensor and len(args[1]) == 1 and args[1][0].dtype != torch.bool:
+            return weight._rows(lambda t: t[args[1][0]])
+        return None

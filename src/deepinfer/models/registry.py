@@ -46,6 +46,9 @@ class Architecture(Protocol):
     def finish(self, model: nn.Module, folder: Path) -> None:
         """Sets what is not a weight, from other files of the folder, after the weights are in."""
 
+    def side_files(self, model: nn.Module) -> dict[str, Any]:
+        """File names and JSON contents that `finish` reads and the model holds."""
+
 
 ARCHITECTURES: Registry[Architecture] = Registry("model architecture", group="deepinfer.models")
 """Name in `config.json` to a factory of the `Architecture`; plug-ins use the entry-point group `deepinfer.models`."""

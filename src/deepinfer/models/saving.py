@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from deepinfer.core.errors import CheckpointMismatch, ConfigError
-from deepinfer.models.checkpoint import INDEX_NAME
 from deepinfer.models.formats import (
     Layout,
     TensorSpec,
@@ -24,6 +23,7 @@ from deepinfer.models.formats import (
     scale_name,
     stored_tensors,
 )
+from deepinfer.models.hub import INDEX_NAME
 from deepinfer.models.packed import PackedWeight
 from deepinfer.models.registry import architecture_of
 
@@ -56,8 +56,8 @@ def save_pretrained(
             its scales stay together.
 
     Returns:
-        The files written, weights first: `model.safetensors`, or `model-0000k-of-0000n.safetensors` and the index, then
-        `config.json`.
+        The files written, weights first: `model.safetensors`, or `model-0000k-of-0000n.safetensors` and the index, then other
+        files of the model (the Engram token map) and `config.json`.
 
     Raises:
         CheckpointMismatch: Weights are missing, unexpected, of another shape, or not finite.
@@ -120,8 +120,9 @@ def save_pretrained(
             "weight_map": dict(sorted(weight_map.items())),
         }
         files.append(_write_json(index, content))
-    files.append(_write_json(folder / "config.json", architecture.config_dict(config, layout)))
-    return files
+    side = architecture.side_files(model) if isinstance(model, nn.Module) else {}
+    side["config.json"] = architecture.config_dict(config, layout)
+    return files + [_write_json(folder / name, content) for name, content in side.items()]
 
 
 def _reader(
@@ -189,7 +190,9 @@ def _plan(weights: Mapping[str, Weight], layout: Layout, max_shard_bytes: int) -
 
 def _stored(name: str, weight: Weight, values: Tensor, layout: Layout) -> dict[str, Tensor]:
     """The tensors to write for one weight, on the CPU, each with memory of its own."""
-    if layout == "published" and isinstance(values, PackedWeight):
+    if isinstance(values, PackedWeight) and layout == "plain":
+        values = values.unpack()
+    if isinstance(values, PackedWeight):
         code_type = torch.int8 if weight.storage == "mxfp4" else torch.float8_e4m3fn
         return {
             name: values.codes.cpu().clone().view(code_type),
@@ -213,8 +216,10 @@ def _stored(name: str, weight: Weight, values: Tensor, layout: Layout) -> dict[s
     }
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> Path:
+def _write_json(path: Path, content: Any) -> Path:
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+    # a list is a long table of numbers, which one number a line would make unreadable
+    indent = None if isinstance(content, list) else 2
+    temporary.write_text(json.dumps(content, indent=indent) + "\n", "utf-8")
     os.replace(temporary, path)
     return path

@@ -12,8 +12,10 @@ from torch import nn
 
 from deepinfer.core.errors import ConfigError
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
+from deepinfer.models.deepseek_v41.engram_tokens import TOKEN_MAP_FILE, build_token_map
 from deepinfer.models.deepseek_v41.model import DeepseekV41
 from deepinfer.models.deepseek_v41.rounding import RoundingLevel
+from deepinfer.models.deepseek_v41.vision import ImageEncoder
 from deepinfer.models.deepseek_v41.weights import logical_weights
 from deepinfer.models.formats import Layout, Weight
 
@@ -73,13 +75,42 @@ class DeepseekV41Architecture:
         device: torch.device | str,
         dtype: torch.dtype,
     ) -> DeepseekV41:
-        """The module with unset parameters."""
-        return DeepseekV41(
+        """The module with unset parameters; `image_encoder` is there when the configuration has a vision tower."""
+        model = DeepseekV41(
             config, rounding=cast(RoundingLevel, rounding), device=device, dtype=dtype
         )
+        if config.vision is not None:
+            model.image_encoder = ImageEncoder(
+                config.vision, config.hidden_size, device=device, dtype=dtype
+            )
+        return model
 
     def finish(self, model: nn.Module, folder: Path) -> None:
-        """Sets the Engram token map, from `engram_token_map.json`."""
-        path = folder / "engram_token_map.json"
-        if path.is_file():
-            cast(DeepseekV41, model).set_engram_token_map(json.loads(path.read_text("utf-8")))
+        """Sets the Engram token map from its file, or else from the tokenizer."""
+        engram = cast(DeepseekV41, model).engram_hash
+        source = folder / TOKEN_MAP_FILE
+        if engram is None:
+            return
+        try:
+            if source.is_file():
+                engram.set_token_map(json.loads(source.read_text("utf-8")))
+                return
+            source = folder / "tokenizer.json"
+            if source.is_file():
+                from tokenizers import Tokenizer
+
+                vocab_size = cast(DeepseekV41Config, model.config).vocab_size
+                engram.set_token_map(build_token_map(Tokenizer.from_file(str(source)), vocab_size))
+        except Exception as error:  # tokenizers raises nothing more specific
+            raise ConfigError(
+                f"{source} gives no Engram token map for this model: {error}. "
+                f"Use the file that belongs to these weights.",
+                field=source.name,
+            ) from error
+
+    def side_files(self, model: nn.Module) -> dict[str, Any]:
+        """The Engram token map, when it is set."""
+        engram = getattr(model, "engram_hash", None)
+        if engram is None or engram.token_map is None:
+            return {}
+        return {TOKEN_MAP_FILE: engram.token_map.tolist()}

@@ -42,7 +42,7 @@ def logical_weights(config: DeepseekV41Config) -> dict[str, Weight]:
 
     Returns:
         Published name to weight. Routed experts lie stacked in the module: `w1` and `w3` of expert e in
-        `experts.w13[e]`, one above the other, and `w2` in `experts.w2[e]`.
+        `experts.w13[e]`, one above the other, and `w2` in `experts.w2[e]`; the vision weights lie under `image_encoder`.
     """
     c = config
     weights: dict[str, Weight] = {}
@@ -69,7 +69,8 @@ def logical_weights(config: DeepseekV41Config) -> dict[str, Weight]:
         if stage == c.num_nextn_predict_layers - 1:
             add(_draft_heads(prefix, c))
     if c.vision is not None:
-        add(_vision(c.vision, c.hidden_size))
+        for name, shape, storage in _vision(c.vision, c.hidden_size):
+            weights[name] = Weight(shape, storage, f"image_encoder.{name}")
     return weights
 
 
