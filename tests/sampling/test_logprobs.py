@@ -52,7 +52,7 @@ def test_prompt_logprobs_in_chunks(monkeypatch):
     logits = torch.randn(10, 50, generator=torch.Generator().manual_seed(2))
     ids = list(range(10))
     whole = logprobs.prompt_logprobs(logits, ids, 2)
-    monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", 120)
+    monkeypatch.setitem(logprobs._CHUNK_ELEMENTS, "cpu", 120)
     assert logprobs.prompt_logprobs(logits, ids, 2) == whole
     assert len(whole) == 10
     assert logprobs.prompt_logprobs(logits[:0], [], 2) == ()

@@ -14,6 +14,7 @@ from deepinfer.engine.detokenizer import IncrementalDetokenizer
 from deepinfer.engine.tokenizer_files import (
     CHAR_TO_BYTE,
     check_byte_level,
+    check_text,
     flat_config,
     load_json,
 )
@@ -198,7 +199,7 @@ class Tokenizer:
         pattern = self._special_pattern(allowed_special)
         if pattern is None:
             return start + self._encode_ordinary(text)
-        _check_text(text)
+        check_text(text)
         ids: list[int] = list(start)
         for part in pattern.split(text):
             if part in self._control and pattern.fullmatch(part):
@@ -222,7 +223,7 @@ class Tokenizer:
         """
         texts = list(texts)
         for text in texts:
-            _check_text(text)
+            check_text(text)
         start = [self.bos_token_id] if add_bos and self.bos_token_id is not None else []
         batches = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         return [
@@ -285,7 +286,7 @@ class Tokenizer:
         return pattern
 
     def _encode_ordinary(self, text: str) -> list[int]:
-        _check_text(text)
+        check_text(text)
         ids = self._backend.encode(text, add_special_tokens=False).ids
         return self._without_control(text, ids)
 
@@ -392,19 +393,3 @@ class Tokenizer:
             The detokenizer.
         """
         return IncrementalDetokenizer(self._shown_bytes if skip_special else self.token_bytes)
-
-
-def _check_text(text: object) -> None:
-    if not isinstance(text, str):
-        raise InvalidRequest(
-            f"text is {type(text).__name__}; give a string.", field="text", value=text
-        )
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"text holds a lone surrogate U+{ord(text[error.start]):04X} at character {error.start}, which is no "
-            "Unicode text; remove it or decode the source with the right encoding.",
-            field="text",
-            value=text[error.start],
-        ) from error

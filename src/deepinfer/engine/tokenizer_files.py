@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from deepinfer.core.errors import CheckpointMismatch
+from deepinfer.core.errors import CheckpointMismatch, InvalidRequest
 
-__all__ = ["CHAR_TO_BYTE", "check_byte_level", "flat_config", "load_json"]
+__all__ = ["CHAR_TO_BYTE", "check_byte_level", "check_text", "flat_config", "load_json"]
 
 
 def load_json(text: str, path: object) -> dict[str, Any]:
@@ -80,6 +80,30 @@ def check_byte_level(data: Mapping[str, Any], path: object) -> None:
             expected="ByteLevel",
             found=kinds,
         )
+
+
+def check_text(text: object) -> None:
+    """Refuses what has no UTF-8 form.
+
+    Args:
+        text: Anything.
+
+    Raises:
+        InvalidRequest: It is not a string, or holds a lone surrogate.
+    """
+    if not isinstance(text, str):
+        raise InvalidRequest(
+            f"text is {type(text).__name__}; give a string.", field="text", value=text
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"text holds a lone surrogate U+{ord(text[error.start]):04X} at character {error.start}, which is no "
+            "Unicode text; remove it or decode the source with the right encoding.",
+            field="text",
+            value=text[error.start],
+        ) from error
 
 
 def _char_to_byte() -> dict[str, int]:

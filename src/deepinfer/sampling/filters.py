@@ -121,14 +121,16 @@ def filter_logits(
     # share of the rest is known from the whole row, so the answer is the same as after a full sort.
     narrow = int(torch.where(top_k < vocab, top_k, 0).max())
     width = min(max(_FIRST_TRY, narrow), vocab)
-    total = _row_mass(logits, temperature, min_p)
+    total = _row_mass(logits, temperature, min_p) if bool((top_p < 1.0).any()) else None
     first = _keep(logits, width, temperature, top_k, top_p, min_p, total)
     if width == vocab:
         return first
     incomplete = first.scores[:, -1].isfinite() & (top_k == vocab)
     if not bool(incomplete.any()):
         return first
-    return _keep(logits, vocab, temperature, top_k, top_p, min_p, total)
+    whole = _keep(logits, vocab, temperature, top_k, top_p, min_p, total)
+    most = max(1, int((whole.scores > -math.inf).sum(dim=-1).max()))  # what is kept comes first
+    return Candidates(token_ids=whole.token_ids[:, :most], scores=whole.scores[:, :most])
 
 
 def _relative(logits: Tensor, highest: Tensor, temperature: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from deepinfer.sampling.filters import MASS_BITS, probability_mass, top_logits
 
 __all__ = ["log_partition", "prompt_logprobs", "token_logprobs"]
 
-_CHUNK_ELEMENTS = 1 << 24
+_CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}
 
 
 def log_partition(logits: Tensor) -> Tensor:
@@ -60,7 +60,8 @@ def token_logprobs(
             found=tuple(ids.shape),
         )
     out: list[TokenLogprob] = []
-    chunk = max(1, _CHUNK_ELEMENTS // max(1, logits.shape[-1]))
+    elements = _CHUNK_ELEMENTS.get(logits.device.type, 1 << 24)
+    chunk = max(1, elements // max(1, logits.shape[-1]))
     for start in range(0, logits.shape[0], chunk):
         stop = start + chunk
         out += _chunk_logprobs(logits[start:stop], ids[start:stop], num_top[start:stop])

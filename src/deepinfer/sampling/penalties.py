@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -56,11 +57,11 @@ def apply_penalties(
         frequency_penalty: Subtracted for each occurrence in the output.
         repetition_penalty: Above 0; 1 is off.
     """
-    counts: dict[int, int] = {}
-    for token in output_token_ids:
-        if 0 <= token < logits.shape[-1]:
-            counts[token] = counts.get(token, 0) + 1
-    ids = torch.tensor(sorted(counts), dtype=torch.int64, device=logits.device)
+    vocab = logits.shape[-1]
+    counts = Counter(output_token_ids)
+    if counts and (max(counts) >= vocab or min(counts) < 0):
+        counts = Counter({token: n for token, n in counts.items() if 0 <= token < vocab})
+    ids = torch.tensor(list(counts), dtype=torch.int64, device=logits.device)
     if repetition_penalty != 1.0:
         seen = ids if prompt_ids is None else torch.unique(torch.cat([ids, prompt_ids]))
         values = logits[seen]
@@ -68,9 +69,7 @@ def apply_penalties(
             values > 0, values / repetition_penalty, values * repetition_penalty
         )
     if counts and (frequency_penalty or presence_penalty):
-        times = torch.tensor(
-            [counts[token] for token in sorted(counts)], dtype=torch.float32, device=logits.device
-        )
+        times = torch.tensor(list(counts.values()), dtype=torch.float32, device=logits.device)
         logits[ids] -= times * frequency_penalty + presence_penalty
 
 
@@ -106,7 +105,7 @@ def apply_allowed_ids(logits: Tensor, token_ids: Sequence[int] | Tensor) -> None
 
     Args:
         logits: Shape [vocab] or [rows, vocab], fp32.
-        token_ids: Allowed tokens; ids past the vocabulary are ignored.
+        token_ids: Allowed tokens, shape [allowed]; ids past the vocabulary are ignored.
     """
     ids = torch.as_tensor(token_ids, dtype=torch.int64, device=logits.device)
     forbidden = torch.ones(logits.shape[-1], dtype=torch.bool, device=logits.device)

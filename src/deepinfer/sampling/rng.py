@@ -64,15 +64,15 @@ class Stream(enum.IntEnum):
 def philox4x32(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
     """Four random words for each counter.
 
-    Tensors of different shapes broadcast, and a word that is the same for all counters may stay a Python
+    Tensors (or NumPy arrays) of different shapes broadcast, and a word that is the same for all counters may stay a Python
     integer or a tensor of size 1, which makes the first rounds nearly free.
 
     Args:
-        counter: Four words from 0 to 2**32 - 1: integers, or int64 tensors.
-        key: Two words from 0 to 2**32 - 1: integers, or int64 tensors.
+        counter: Four words from 0 to 2**32 - 1: integers, or int64 tensors or arrays.
+        key: Two words from 0 to 2**32 - 1: integers, or int64 tensors or arrays.
 
     Returns:
-        Four words from 0 to 2**32 - 1, int64 tensors of the broadcast shape (integers when all inputs are).
+        Four words from 0 to 2**32 - 1, int64, of the broadcast shape (integers when all inputs are).
 
     Examples:
         >>> [hex(word) for word in philox4x32((0, 0, 0, 0), (0, 0))]
@@ -93,6 +93,17 @@ def philox4x32(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, An
         c1 = p1
         c3 = p0
     return c0, c1 & _MASK, c2, c3 & _MASK
+
+
+def _philox(
+    counter: tuple[Tensor | int, ...], key: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`philox4x32` of tensors; on the CPU by NumPy, whose integer operations cost less there."""
+    if key[0].device.type != "cpu":
+        return philox4x32(counter, key)
+    arrays = [word.numpy() if isinstance(word, Tensor) else word for word in (*counter, *key)]
+    first, second, third, fourth = map(torch.from_numpy, philox4x32(arrays[:4], arrays[4:]))
+    return first, second, third, fourth
 
 
 def _seed_words(seeds: Sequence[int] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -153,7 +164,7 @@ def noise_bits(
     key = _seed_words(seeds, device)
     position = _position_column(positions, device)
     if token_ids is not None:
-        words = philox4x32((position, token_ids >> 2, int(stream), 0), key)
+        words = _philox((position, token_ids >> 2, int(stream), 0), key)
         choice = (token_ids & 3).unsqueeze(-1)
         return (
             torch.stack([word.expand_as(token_ids) for word in words], dim=-1)
@@ -162,7 +173,7 @@ def noise_bits(
         )
     size = int(vocab_size or 0)
     blocks = torch.arange((size + 3) // 4, dtype=torch.int64, device=device).unsqueeze(0)
-    words = philox4x32((position, blocks, int(stream), 0), key)
+    words = _philox((position, blocks, int(stream), 0), key)
     return torch.stack(words, dim=-1).flatten(1)[:, :size]
 
 

@@ -32,8 +32,9 @@ FAILED_TOKEN = -1
 """Token id of a row from which nothing could be chosen."""
 
 _PROMPT_CACHE_SIZE = 256
-_DENSE_ELEMENTS = {"cpu": 1 << 17}  # what stays in a core's cache
-_DENSE_ELEMENTS_GPU = 1 << 26
+_CHUNK_ELEMENTS = {"cpu": 1 << 17}  # what stays in a core's cache
+_CHUNK_ELEMENTS_GPU = 1 << 26
+_DENSE_SHARE = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +88,22 @@ def _needs_history(params: SamplingParams) -> bool:
     return params.has_penalties or bool(params.logit_bias)
 
 
-def _is_filtered(params: SamplingParams, vocab: int) -> bool:
-    return 0 < params.top_k < vocab or params.top_p < 1.0 or params.min_p > 0.0
+def _by_filter(
+    params: Sequence[SamplingParams], indices: Sequence[int], vocab: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Rows without filters, rows with top-k, rows with other filters only."""
+    dense: list[int] = []
+    narrow: list[int] = []
+    wide: list[int] = []
+    for index in indices:
+        p = params[index]
+        if 0 < p.top_k < vocab:
+            narrow.append(index)
+        elif p.top_p < 1.0 or p.min_p > 0.0:
+            wide.append(index)
+        else:
+            dense.append(index)
+    return dense, narrow, wide
 
 
 class Sampler:
@@ -137,12 +152,17 @@ class Sampler:
         vocab = logits.shape[-1]
         drawn = [index for index, p in enumerate(params) if not p.is_greedy]
         if drawn:
-            dense = [index for index in drawn if not _is_filtered(params[index], vocab)]
-            filtered = [index for index in drawn if _is_filtered(params[index], vocab)]
-            if dense:
-                self._draw_dense(logits, highest, token_ids, rows, dense)
-            if filtered:
-                self._draw_filtered(logits, token_ids, rows, filtered)
+            dense, narrow, wide = _by_filter(params, drawn, vocab)
+            # A few rows at a time: it bounds the memory and stays in the cache of a CPU.
+            elements = _CHUNK_ELEMENTS.get(logits.device.type, _CHUNK_ELEMENTS_GPU)
+            chunk = max(1, elements // vocab)
+            for draw, group in (
+                (self._draw_dense, dense),
+                (self._draw_filtered, narrow),
+                (self._draw_filtered, wide),
+            ):
+                for start in range(0, len(group), chunk):
+                    draw(logits, token_ids, rows, group[start : start + chunk])
         token_ids = token_ids.masked_fill_(~highest.isfinite(), FAILED_TOKEN)
         return Sampled(
             token_ids=token_ids,
@@ -242,55 +262,44 @@ class Sampler:
         return entry[1]
 
     def _draw_dense(
-        self,
-        logits: Tensor,
-        highest: Tensor,
-        token_ids: Tensor,
-        rows: SampleRows,
-        indices: list[int],
+        self, logits: Tensor, token_ids: Tensor, rows: SampleRows, part: list[int]
     ) -> None:
-        """Draws over the whole vocabulary, a few rows at a time to bound memory."""
-        vocab = logits.shape[-1]
-        chunk = max(1, _DENSE_ELEMENTS.get(logits.device.type, _DENSE_ELEMENTS_GPU) // vocab)
-        for start in range(0, len(indices), chunk):
-            part = indices[start : start + chunk]
-            at = torch.tensor(part, dtype=torch.int64, device=logits.device)
-            noise = gumbel_noise(
-                [rows.seeds[index] for index in part],
-                [rows.positions[index] for index in part],
-                vocab_size=vocab,
-                device=logits.device,
-            )
-            scores = logits[at].to(torch.float64).sub_(highest[at].to(torch.float64).unsqueeze(-1))
-            scores.div_(_column(rows, part, "temperature", logits.device).unsqueeze(-1))
-            token_ids[at] = scores.add_(noise).max(dim=-1).indices
+        """Draws over the whole vocabulary."""
+        at = torch.tensor(part, dtype=torch.int64, device=logits.device)
+        scores = logits[at].to(torch.float64)
+        scores.sub_(scores.amax(dim=-1, keepdim=True))
+        scores.div_(_column(rows, part, "temperature", logits.device).unsqueeze(-1))
+        noise = gumbel_noise(
+            [rows.seeds[index] for index in part],
+            [rows.positions[index] for index in part],
+            vocab_size=logits.shape[-1],
+            device=logits.device,
+        )
+        token_ids[at] = scores.add_(noise).max(dim=-1).indices
 
     def _draw_filtered(
-        self, logits: Tensor, token_ids: Tensor, rows: SampleRows, indices: list[int]
+        self, logits: Tensor, token_ids: Tensor, rows: SampleRows, part: list[int]
     ) -> None:
         """Draws among the candidates that the filters keep, with noise for those only."""
         vocab = logits.shape[-1]
-        narrow = [i for i in indices if 0 < rows.requests[i].params.top_k < vocab]
-        wide = [i for i in indices if not 0 < rows.requests[i].params.top_k < vocab]
-        for part in (narrow, wide):
-            if not part:
-                continue
-            at = torch.tensor(part, dtype=torch.int64, device=logits.device)
-            kept = filter_logits(
-                logits[at],
-                _column(rows, part, "temperature", logits.device),
-                _column(rows, part, "top_k", logits.device).to(torch.int64),
-                _column(rows, part, "top_p", logits.device),
-                _column(rows, part, "min_p", logits.device),
-            )
-            noise = gumbel_noise(
-                [rows.seeds[index] for index in part],
-                [rows.positions[index] for index in part],
-                token_ids=kept.token_ids,
-            )
-            scores = kept.scores + noise
-            best = scores == scores.amax(dim=-1, keepdim=True)
-            token_ids[at] = kept.token_ids.masked_fill(~best, vocab).amin(dim=-1)
+        at = torch.tensor(part, dtype=torch.int64, device=logits.device)
+        kept = filter_logits(
+            logits[at],
+            _column(rows, part, "temperature", logits.device),
+            _column(rows, part, "top_k", logits.device).to(torch.int64),
+            _column(rows, part, "top_p", logits.device),
+            _column(rows, part, "min_p", logits.device),
+        )
+        seeds = [rows.seeds[index] for index in part]
+        positions = [rows.positions[index] for index in part]
+        if kept.token_ids.shape[-1] * _DENSE_SHARE < vocab:
+            noise = gumbel_noise(seeds, positions, token_ids=kept.token_ids)
+        else:  # four tokens share a block of noise, so for many it is cheaper to make all
+            noise = gumbel_noise(seeds, positions, vocab_size=vocab, device=logits.device)
+            noise = noise.gather(-1, kept.token_ids)
+        scores = kept.scores + noise
+        best = scores == scores.amax(dim=-1, keepdim=True)
+        token_ids[at] = kept.token_ids.masked_fill(~best, vocab).amin(dim=-1)
 
     def _logprobs(
         self, logits: Tensor, token_ids: Tensor, params: Sequence[SamplingParams]
