@@ -280,7 +280,7 @@ def _make_drafter(drafter: Any, model: Any) -> EngineDrafter | None:
     elif _is_factory(drafter, "propose"):
         drafter = drafter(model)
     _check_part("drafter", drafter, EngineDrafter)
-    return drafter  # type: ignore[no-any-return]
+    return drafter
 
 
 def _is_factory(part: Any, method: str) -> bool:

@@ -201,7 +201,7 @@ class Engine:
         one = as_params(params, 1)[0]
         stream = TokenStream(self, rid or self._new_rid(), one.n)
         try:
-            self._submit(prompt, one, stream.push, stream.rid)
+            self._submit(prompt, one, stream.sink, stream.rid)
         except BaseException:
             stream.disown()
             raise

@@ -43,7 +43,7 @@ def split_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
             field="prompt",
             value=prompts,
         )
-    items = list(prompts)
+    items: list[Any] = list(prompts)
     if items and all(isinstance(item, numbers.Integral | Mapping) for item in items):
         return [items]
     return items
@@ -82,7 +82,7 @@ def as_params(
         checks.fail(
             "params", params, "a SamplingParams, a mapping, or a list of them", InvalidRequest
         )
-    return [params] * count
+    return [params] * count  # type: ignore[list-item]
 
 
 class PromptEncoder:

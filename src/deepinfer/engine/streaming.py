@@ -10,6 +10,7 @@ from deepinfer.core.types import OutputDelta
 
 if TYPE_CHECKING:
     from deepinfer.engine.engine import Engine
+    from deepinfer.engine.outputs import Sink
 
 __all__ = ["TokenStream"]
 
@@ -31,13 +32,10 @@ class TokenStream(Iterator[OutputDelta]):
         self._deltas: deque[OutputDelta] = deque()
         self._open = num_samples
 
-    def push(self, delta: OutputDelta) -> None:
-        """Takes a delta from the engine.
-
-        Args:
-            delta: The delta.
-        """
-        self._deltas.append(delta)
+    @property
+    def sink(self) -> Sink:
+        """Takes deltas; it does not hold the stream, which can therefore be dropped."""
+        return self._deltas.append
 
     def __next__(self) -> OutputDelta:
         while not self._deltas:

@@ -184,8 +184,8 @@ class Scheduler:
             return None
         limits = self.limits
         rows: list[PlanRow] = []
-        prefilling = []
-        decoding = []
+        prefilling: list[Sequence] = []
+        decoding: list[Sequence] = []
         for sequence in self._running.values():
             (decoding if sequence.is_decoding else prefilling).append(sequence)
         budget = limits.max_num_batched_tokens - len(decoding)
