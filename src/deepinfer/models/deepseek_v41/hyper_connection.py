@@ -7,13 +7,13 @@ streams; and `mix`, the matrix by which the streams themselves move on.
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from deepinfer.models.deepseek_v41 import small_cpu
 
 __all__ = ["StreamMix", "collapse", "expand", "initial_pre", "sinkhorn", "stream_mix"]
 
@@ -44,45 +44,11 @@ def sinkhorn(scores: Tensor, iterations: int, eps: float) -> Tensor:
         The matrices, shape [tokens, n, n], fp32; columns sum to 1 up to `eps`.
     """
     k = torch.softmax(scores, -1) + eps
-    if k.device.type == "cpu" and not k.requires_grad:
-        return _normalise_on_cpu(k, iterations, eps)
     k = k / (k.sum(-2, keepdim=True) + eps)
     for _ in range(iterations - 1):
         k = k / (k.sum(-1, keepdim=True) + eps)
         k = k / (k.sum(-2, keepdim=True) + eps)
     return k
-
-
-def _normalise_on_cpu(k: Tensor, iterations: int, eps: float) -> Tensor:
-    """The loop of `sinkhorn` where calls are the cost: one product and one division a half step.
-
-    A matrix is a row of n * n entries and a constant 1; the product with `columns` or `rows` gives every
-    entry's sum plus eps, and leaves the constant alone.
-    """
-    tokens, n, _ = k.shape
-    columns, rows = _summing_matrices(n, eps)
-    entries = np.ones((tokens, n * n + 1), np.float32)
-    entries[:, :-1] = k.numpy().reshape(tokens, n * n)
-    sums = np.empty_like(entries)
-    dot, divide = np.dot, np.divide
-    divide(entries, dot(entries, columns, sums), entries)
-    for _ in range(iterations - 1):
-        divide(entries, dot(entries, rows, sums), entries)
-        divide(entries, dot(entries, columns, sums), entries)
-    return torch.from_numpy(entries[:, :-1].reshape(tokens, n, n))
-
-
-@functools.cache
-def _summing_matrices(n: int, eps: float) -> tuple[np.ndarray, np.ndarray]:
-    ones, identity = np.ones((n, n)), np.eye(n)
-    matrices = []
-    for block in (np.kron(ones, identity), np.kron(identity, ones)):
-        matrix = np.zeros((n * n + 1, n * n + 1), np.float32)
-        matrix[:-1, :-1] = block
-        matrix[-1, :-1] = eps
-        matrix[-1, -1] = 1
-        matrices.append(matrix)
-    return matrices[0], matrices[1]
 
 
 def stream_mix(
@@ -101,7 +67,7 @@ def stream_mix(
         streams: Residual streams, shape [tokens, n, channels].
         fn: Projection, shape [n * (n + 2), n * channels], fp32.
         base: Bias, shape [n * (n + 2)], fp32.
-        scale: Factor of each part (pre, post, mix) repeated over it, shape [n * (n + 2)], fp32.
+        scale: Factors of the pre, post and mix parts, shape [3], fp32.
         iterations: Sinkhorn iterations.
         norm_eps: Added to the mean square over all streams of a token.
         eps: The `hc_eps` of the configuration.
@@ -111,11 +77,16 @@ def stream_mix(
     """
     n = streams.shape[1]
     flat = streams.flatten(1).float()
-    mean_square = flat.square().mean(-1, keepdim=True)
-    m = torch.addcmul(base, F.linear(flat, fn) * torch.rsqrt(mean_square + norm_eps), scale)
-    gates = torch.sigmoid(m[:, : 2 * n])
-    mix = sinkhorn(m[:, 2 * n :].unflatten(-1, (n, n)), iterations, eps)
-    return StreamMix(gates[:, :n] + eps, 2 * gates[:, n:], mix)
+    projected = F.linear(flat, fn)
+    if flat.is_cpu and not (projected.requires_grad or base.requires_grad or scale.requires_grad):
+        gates = small_cpu.stream_gates(projected, flat, base, scale, n, iterations, norm_eps, eps)
+        return StreamMix(*gates)
+    m = projected * torch.rsqrt(flat.square().mean(-1, keepdim=True) + norm_eps)
+    pre, post, mix = m.split([n, n, n * n], -1)
+    pre = torch.sigmoid(pre * scale[0] + base[:n]) + eps
+    post = 2 * torch.sigmoid(post * scale[1] + base[n : 2 * n])
+    mix = (mix * scale[2] + base[2 * n :]).unflatten(-1, (n, n))
+    return StreamMix(pre, post, sinkhorn(mix, iterations, eps))
 
 
 def initial_pre(num_tokens: int, streams: int, device: torch.device) -> Tensor:

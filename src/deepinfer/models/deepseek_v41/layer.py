@@ -79,7 +79,6 @@ class Layer(nn.Module):
             self.engram = Engram(config, rounding, rows, **factory)
         streams = config.hc_mult
         width = streams * (streams + 2)
-        self._part_of = torch.tensor([0] * streams + [1] * streams + [2] * streams**2)
         for part in ("attn", "ffn"):
             for name, shape in (
                 ("fn", (width, streams * config.hidden_size)),
@@ -116,6 +115,4 @@ class Layer(nn.Module):
     def mix(self, streams: Tensor, part: str) -> StreamMix:
         """Mixing coefficients of one sublayer, "attn" or "ffn", from the streams before it."""
         fn, base, scale = (getattr(self, f"hc_{part}_{name}") for name in ("fn", "base", "scale"))
-        if self._part_of.device != scale.device:
-            self._part_of = self._part_of.to(scale.device)
-        return stream_mix(streams, fn, base, scale[self._part_of], **self.mix_options)
+        return stream_mix(streams, fn, base, scale, **self.mix_options)

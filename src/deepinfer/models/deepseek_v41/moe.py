@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deepinfer.models.deepseek_v41 import small_cpu
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.norm import Linear
 from deepinfer.models.deepseek_v41.rounding import Rounding
@@ -14,8 +15,19 @@ from deepinfer.models.deepseek_v41.topk import topk_lowest_index
 __all__ = ["Gate", "MoE", "RoutedExperts", "SharedExpert", "clamped_swiglu"]
 
 
-def clamped_swiglu(gate: Tensor, up: Tensor, limit: float) -> Tensor:
-    """`silu(min(gate, limit)) * clamp(up, -limit, limit)`; shapes [..., channels], fp32."""
+def clamped_swiglu(gate_up: Tensor, limit: float) -> Tensor:
+    """`silu(min(gate, limit)) * clamp(up, -limit, limit)`, in fp32.
+
+    Args:
+        gate_up: Gate and up side by side, shape [rows, 2 * channels], any float dtype.
+        limit: Clamp of both; the gate has no lower limit.
+
+    Returns:
+        Shape [rows, channels], fp32.
+    """
+    if small_cpu.fits(gate_up):
+        return small_cpu.swiglu(gate_up, limit)
+    gate, up = gate_up.float().chunk(2, -1)
     return F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
 
 
@@ -56,10 +68,13 @@ class Gate(nn.Module):
             Weights, shape [tokens, topk], fp32, which sum to the scaling factor, and expert ids, shape
             [tokens, topk], int64, ascending. Equal scores: the lower expert wins.
         """
-        scores = F.softplus(F.linear(y.float(), self.weight)).sqrt()
+        scores = F.linear(y.float(), self.weight)
         bias = self.bias
         if is_image is not None:
             bias = torch.where(is_image.unsqueeze(-1), self.bias_vl, bias)
+        if small_cpu.fits(scores, bias):
+            return small_cpu.route(scores, bias, self.topk, self.scaling)
+        scores = F.softplus(scores).sqrt()
         experts = topk_lowest_index(scores + bias, self.topk)
         weights = scores.gather(-1, experts)
         return weights * (self.scaling / (weights.sum(-1, keepdim=True) + 1e-20)), experts
@@ -158,8 +173,7 @@ class MoE(nn.Module):
             weights = weights.flatten()[order]
         gate_up = _grouped_linear(x if token_of is None else x[token_of], self.experts.w13, chosen)
         shared_gate_up = torch.cat((shared.w1(x), shared.w3(x)), -1)
-        gate, up = torch.cat((gate_up, shared_gate_up)).float().chunk(2, -1)
-        hidden = clamped_swiglu(gate, up, self.limit)
+        hidden = clamped_swiglu(torch.cat((gate_up, shared_gate_up)), self.limit)
         hidden[: tokens * topk] *= weights.view(-1, 1)
         hidden = self.rounding.activation(hidden.to(y.dtype))
         routed = _grouped_linear(hidden[: tokens * topk], self.experts.w2, chosen).float()

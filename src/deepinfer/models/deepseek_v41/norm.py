@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deepinfer.models.deepseek_v41 import small_cpu
+
 __all__ = ["Linear", "RMSNorm", "rms_norm"]
 
 
@@ -20,6 +22,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns:
         The normed values, same shape and dtype as `x`.
     """
+    if small_cpu.fits(x, weight) and weight.dtype is torch.float32:
+        return small_cpu.rms_norm(x, weight, eps)
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (wide * scale * weight.float()).to(x.dtype)
