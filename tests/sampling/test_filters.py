@@ -168,6 +168,18 @@ def test_rank_keys_give_one_order_for_special_values():
     assert few[0].tolist() == ids[0, :4].tolist()
 
 
+@pytest.mark.parametrize("k", [1, 7, 40, 99])
+def test_ties_around_the_edge_of_the_top(k):
+    generator = torch.Generator().manual_seed(k)
+    for distinct in (1, 2, 5, 30, 1000):
+        rows = torch.randint(0, distinct, (20, 200), generator=generator).float()
+        ids, values = filters.top_logits(rows, k)
+        for row in range(20):
+            order = sorted(range(200), key=lambda i: (-float(rows[row, i]), i))
+            assert ids[row].tolist() == order[:k]
+            assert torch.equal(values[row], rows[row, ids[row]])
+
+
 def test_mass_is_exact_for_whole_powers():
     mass = filters.probability_mass(
         torch.tensor([0.0, -math.log(2.0), -math.inf], dtype=torch.float64)

@@ -27,6 +27,7 @@ MASS_BITS = 42
 
 _ID_MASK = 0xFFFFFFFF
 _FIRST_TRY = 1024
+_SPARE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +54,14 @@ def rank_keys(logits: Tensor) -> Tensor:
         Shape [rows, vocab], int64: higher logit, higher key; equal logits (0.0 and -0.0 too), lower id, higher
         key. Any sort or top-k of them, stable or not, gives one and the same order.
     """
+    ids = torch.arange(logits.shape[-1], dtype=torch.int64, device=logits.device)
+    return _keys(logits, ids)
+
+
+def _keys(logits: Tensor, token_ids: Tensor) -> Tensor:
     bits = (logits + 0.0).view(torch.int32)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    ids = torch.arange(logits.shape[-1], dtype=torch.int64, device=logits.device)
-    return ordered.to(torch.int64).bitwise_left_shift_(32).bitwise_or_(_ID_MASK - ids)
+    return ordered.to(torch.int64).bitwise_left_shift_(32).bitwise_or_(_ID_MASK - token_ids)
 
 
 def top_logits(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -69,6 +74,13 @@ def top_logits(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     Returns:
         Token ids, shape [rows, k], int64, and logits, shape [rows, k], fp32, both highest first.
     """
+    if k + _SPARE < logits.shape[-1]:
+        values, token_ids = logits.topk(k + _SPARE, dim=-1)
+        if bool((values[:, -1] < values[:, k - 1]).all()):
+            # All tokens that equal the last one are among these, so only these need the unique order.
+            keys = _keys(values, token_ids).sort(dim=-1, descending=True).values[:, :k]
+            token_ids = _ID_MASK - (keys & _ID_MASK)
+            return token_ids, logits.gather(-1, token_ids)
     keys = rank_keys(logits)
     if k >= logits.shape[-1]:
         keys = keys.sort(dim=-1, descending=True).values
