@@ -150,6 +150,16 @@ def test_an_older_checkpoint_in_the_folder_is_replaced(save_tiny: SaveTiny) -> N
     ]  # fmt: skip
 
 
+def test_other_weights_replace_files_of_the_same_name(
+    save_tiny: SaveTiny, tiny_config: DeepseekV41Config, tiny_weights: dict[str, Tensor]
+) -> None:
+    folder = save_tiny()
+    doubled = {name: value * 2 for name, value in tiny_weights.items()}
+    save_pretrained(doubled, folder, config=tiny_config, max_shard_bytes=100_000)
+    loaded = load_model(folder)
+    assert torch.equal(loaded.norm.weight, doubled["norm.weight"].bfloat16().float())
+
+
 def test_a_failure_leaves_the_older_checkpoint(
     save_tiny: SaveTiny, tiny_config: DeepseekV41Config, tiny_weights: dict[str, Tensor]
 ) -> None:

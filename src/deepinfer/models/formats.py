@@ -42,7 +42,7 @@ Layout = Literal["published", "plain"]
 """`published`: each weight in its storage kind. `plain`: every weight as floats, without scales."""
 
 GROUP = 32
-CHUNK_ELEMENTS = 1 << 24
+CHUNK_ELEMENTS = 1 << 22
 
 DTYPE_CODES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
@@ -144,7 +144,7 @@ def quantise(name: str, values: Tensor, storage: Storage) -> dict[str, Tensor]:
 
     Args:
         name: The weight's name.
-        values: Logical values, any float dtype.
+        values: Logical values, shape of the weight, any float dtype.
         storage: Storage kind.
 
     Returns:
@@ -174,8 +174,9 @@ def dequantise(codes: Tensor, scale: Tensor | None, storage: Storage, dtype: tor
     """The values of a stored weight.
 
     Args:
-        codes: The stored tensor, plain or codes.
-        scale: Its scales, or None for a plain tensor.
+        codes: Stored floats of the logical shape, or codes: shape [..., K] as float8_e4m3fn, or [..., K / 2] as FP4
+            pairs.
+        scale: Scales, shape [..., ceil(N / rows), ceil(K / 32)] by the blocks of `storage`, e8m0; None for floats.
         storage: Storage kind; ignored for a plain tensor.
         dtype: Of the result.
 
@@ -195,7 +196,7 @@ def row_chunks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
         shape: Its logical shape.
 
     Yields:
-        First row and row after the last one of the leading axis: at most 2^24 elements, but at least 32 rows, aligned
+        First row and row after the last one of the leading axis: at most 2^22 elements, but at least 32 rows, aligned
         to 32 rows. A scalar counts as one row.
     """
     rows = shape[0] if shape else 1

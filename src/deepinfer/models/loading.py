@@ -54,7 +54,7 @@ def load_model(
 ) -> DeepseekV41:
     """Loads a model with its weights.
 
-    Files are memory-mapped and weights are read one at a time in pieces of at most 64 MiB, so the peak memory is that
+    Files are memory-mapped and weights are read one at a time in pieces of at most 16 MiB, so the peak memory is that
     of the result plus one shard. Everything is checked before the first weight is read.
 
     Args:
