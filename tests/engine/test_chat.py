@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -42,6 +43,19 @@ def test_published_prompts(vectors):
         assert prompt.text == case["prompt"], case["id"]
         assert list(prompt.images) == case.get("images", [])
         assert all(piece.text for piece in prompt.pieces)
+
+
+def test_prompts_of_the_format_before_differ_only_as_documented(shared_data):
+    """V4 has no system token, other effort lines, and tags without the space; the rest is the same."""
+    data = json.loads((shared_data / "chat_format" / "v4_vectors.json").read_text("utf-8"))
+    effort = re.compile(r"Reasoning Effort: .*?\n\n", re.DOTALL)
+    for case in data["vectors"]:
+        prompt = encode_messages(
+            case["messages"], tools=case.get("tools"), thinking_mode=case["thinking_mode"]
+        )
+        prompt = prompt.replace(SYSTEM, "").replace("｜DSML｜ calls", "｜DSML｜tool_calls")
+        prompt = effort.sub("", prompt.replace("｜DSML｜ ", "｜DSML｜"))
+        assert prompt == effort.sub("", case["prompt"]), case["id"]
 
 
 def test_rejected_efforts(vectors):
