@@ -115,6 +115,24 @@ def test_in_a_module(save_tiny: Callable[..., Path]) -> None:
     assert torch.equal(copied.logits(ids), plain.logits(ids))
 
 
+def test_cached_steps_and_drafts(save_tiny: Callable[..., Path]) -> None:
+    from deepinfer.models.deepseek_v41 import ForwardBatch
+
+    folder = save_tiny()
+    results = []
+    for packed_weights in (False, True):
+        model = load_model(folder, packed=packed_weights)
+        cache = model.new_cache(1, 64)
+        rows = []
+        for start, ids in ((0, [3, 1, 4, 1, 5]), (5, [9]), (6, [2, 6])):
+            out = model(ForwardBatch.from_segments([(0, start, ids)]), cache)
+            rows.append(model.compute_logits(out.hidden))
+        results.append(torch.cat(rows))
+        bias = model.draft.markov_bias(torch.tensor([1, 2]))
+        results[-1] = torch.cat([results[-1], bias])
+    assert torch.equal(*results)
+
+
 def test_bf16_module_cast_keeps_bytes() -> None:
     layer = nn.Module()
     layer.weight = nn.Parameter(packed(64, 64, storage="fp8_block"), requires_grad=False)
