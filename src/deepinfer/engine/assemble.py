@@ -128,6 +128,8 @@ def assemble(
             "Engine(model=load_model(...)).",
             field="model",
         )
+    if runner is not None:
+        _check_part("runner", runner, EngineRunner)
     info: ModelInfo = runner.info if runner is not None else model_info(model, tokenizer)
     drafter = _make_drafter(drafter, model)
     limits = _limits(config, info, drafter, model if runner is None else None)
@@ -153,7 +155,6 @@ def assemble(
             may_draft=getattr(scheduler, "may_draft", None),
             device=device_of(model),
         )
-    _check_part("runner", runner, EngineRunner)
     masks, recorder = GrammarMasks(info.vocab_size), StatsRecorder(sink)
     return Parts(
         info=info,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from deepinfer.core.errors import ConfigError
@@ -51,13 +51,13 @@ class DSparkDrafter:
         """
         self._cache = cache
 
-    def observe(self, features: Tensor, positions: Tensor, slots: Tensor) -> None:
+    def observe(self, features: Tensor, positions: Sequence[int], slots: Sequence[int]) -> None:
         """Extends the draft's context.
 
         Args:
             features: Target features of settled rows, shape [tokens, features].
-            positions: Their positions, shape [tokens], int64.
-            slots: Their slots, shape [tokens], int64.
+            positions: Their positions, one a token.
+            slots: Their slots, one a token.
         """
         self._draft.extend_context(features, positions, slots, self._cache)
 
@@ -71,9 +71,9 @@ class DSparkDrafter:
         Returns:
             One block a row, cut to `max_drafts`, and its confidences.
         """
-        device = getattr(self._cache, "device", "cpu")
-        at = torch.tensor([view.anchor_ids, view.positions, view.slots], device=device)
-        tokens, confidences = self._draft.draft_greedy(at[0], at[1], at[2], self._cache)
+        tokens, confidences = self._draft.draft_greedy(
+            view.anchor_ids, view.positions, view.slots, self._cache
+        )
         return DraftBatch(
             token_ids=tuple(tuple(row) for row in tokens[:, :max_drafts].tolist()),
             confidences=tuple(tuple(row) for row in confidences[:, :max_drafts].tolist()),

@@ -10,7 +10,8 @@ import torch
 
 from deepinfer.core import _checks as checks
 from deepinfer.core.config import EngineConfig
-from deepinfer.core.errors import ConfigError, UnsupportedHardware
+from deepinfer.core.errors import ConfigError, MissingDependency, UnsupportedHardware
+from deepinfer.core.lazy import optional_import
 from deepinfer.core.protocols import ProgressFn
 from deepinfer.core.variables import read_variable
 from deepinfer.engine.assemble import PART_NAMES, refuse_unbuilt
@@ -104,6 +105,8 @@ def resolve_device(name: str) -> str:
         if accelerator is None:
             return "cuda" if torch.cuda.is_available() else "cpu"
         name = {"nvidia": "cuda", "cpu": "cpu", "ascend": "npu"}[accelerator]
+    if name.partition(":")[0] == "npu":
+        _load_npu()
     try:
         kind = torch.device(name).type
     except RuntimeError as error:
@@ -121,6 +124,19 @@ def resolve_device(name: str) -> str:
         found="cpu",
         fallback="device='cpu'",
     )
+
+
+def _load_npu() -> None:
+    try:
+        optional_import("torch_npu", package="torch-npu")
+    except MissingDependency as error:
+        raise UnsupportedHardware(
+            "an Ascend NPU is asked for, and torch-npu is not installed: pip install torch-npu, together with "
+            "the Ascend runtime. Or use device='cpu'.",
+            needed="torch-npu and the Ascend runtime",
+            found="neither",
+            fallback="device='cpu'",
+        ) from error
 
 
 def resolve_dtype(name: str) -> torch.dtype | None:

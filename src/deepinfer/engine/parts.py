@@ -71,7 +71,8 @@ class EngineDrafter(Drafter, Protocol):
     """A drafter that says how far it looks ahead.
 
     A drafter may also have `bind(cache)`, called once with the runner's cache, and
-    `observe(features, positions, slots)`, called with the target features of every settled row, in order.
+    `observe(features, positions, slots)`, called with the target features of every settled row, in order, and
+    with one position and one slot a row.
     """
 
     @property

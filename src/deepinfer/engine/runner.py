@@ -285,7 +285,7 @@ class ModelRunner:
             return None
         if len(wanted) < hidden.shape[0]:
             hidden = hidden[torch.tensor(wanted, device=hidden.device)]
-        return self._model.compute_logits(hidden)  # type: ignore[no-any-return]
+        return self._model.compute_logits(hidden)
 
     def _prompt_logprobs(
         self,
@@ -365,8 +365,7 @@ class ModelRunner:
         features = step.features
         if len(rows) < features.shape[0]:
             features = features[torch.tensor(rows, device=features.device)]
-        at = torch.tensor([positions, slots], device=features.device)
-        drafter.observe(features, at[0], at[1])
+        drafter.observe(features, positions, slots)
 
 
 def _num_accepted(draft: tuple[int, ...], tokens: Sequence[int]) -> int:

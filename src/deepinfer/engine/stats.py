@@ -95,7 +95,7 @@ class StatsRecorder:
     """
 
     def __init__(self, sink: StatsSink | None = None) -> None:
-        self._sink: StatsSink = sink or NullSink()
+        self._sink: StatsSink = NullSink() if sink is None else sink
         self._has_sink = sink is not None
         self._finished: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()

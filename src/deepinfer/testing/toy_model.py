@@ -312,35 +312,43 @@ class ToyDraft:
         self._compute_logits = model.compute_logits
 
     def extend_context(
-        self, features: Tensor, positions: Tensor, slots: Tensor, cache: ToyCache
+        self,
+        features: Tensor,
+        positions: Sequence[int],
+        slots: Sequence[int],
+        cache: ToyCache,
     ) -> None:
         """Adds rows to the context.
 
         Args:
             features: Shape [tokens, 1], int64.
-            positions: Shape [tokens], int64.
-            slots: Shape [tokens], int64.
+            positions: One a token.
+            slots: One a token.
             cache: The cache.
 
         Raises:
             InvariantBroken: A feature is not that of its position.
         """
         for feature, position, slot in zip(
-            features.flatten().tolist(), positions.tolist(), slots.tolist(), strict=True
+            features.flatten().tolist(), positions, slots, strict=True
         ):
             if feature != int(cache.digests(slot, position, position + 1)):
                 raise InvariantBroken(f"slot {slot} got a foreign feature at {position}.")
             cache.draft_lengths[slot] = position + 1
 
     def draft_greedy(
-        self, anchor_ids: Tensor, positions: Tensor, slots: Tensor, cache: ToyCache
+        self,
+        anchor_ids: Sequence[int],
+        positions: Sequence[int],
+        slots: Sequence[int],
+        cache: ToyCache,
     ) -> tuple[Tensor, Tensor]:
         """Proposes a block for each row.
 
         Args:
-            anchor_ids: Tokens generated last, shape [rows], int64.
-            positions: Their positions, shape [rows], int64.
-            slots: Shape [rows], int64.
+            anchor_ids: Tokens generated last, one a row.
+            positions: Their positions, one a row.
+            slots: One a row.
             cache: The cache; not changed.
 
         Returns:
@@ -352,7 +360,7 @@ class ToyDraft:
         block, vocab = self._config.dspark_block_size, self._config.vocab_size
         tokens = torch.zeros((len(slots), block), dtype=torch.int64)
         for row, (anchor, position, slot) in enumerate(
-            zip(anchor_ids.tolist(), positions.tolist(), slots.tolist(), strict=True)
+            zip(anchor_ids, positions, slots, strict=True)
         ):
             if cache.draft_lengths[slot] != position or cache.lengths[slot] != position:
                 raise InvariantBroken(

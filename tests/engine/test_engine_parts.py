@@ -1,0 +1,221 @@
+"""Parts: given, made, replaced; options, numbers, events."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from deepinfer import Engine, EngineConfig, SamplingParams
+from deepinfer.cache import SlotCacheManager
+from deepinfer.core import FakeClock, MemorySink
+from deepinfer.core.errors import ConfigError, UnsupportedHardware
+from deepinfer.core.events import RequestAdded, RequestFinished, StepFinished
+from deepinfer.engine.assemble import fit_model_len
+from deepinfer.engine.loading import resolve_device, resolve_dtype
+from deepinfer.engine.runner import ModelRunner
+from deepinfer.sampling import Sampler
+from deepinfer.scheduling import Scheduler, SchedulerLimits
+from deepinfer.testing import ToyCache, ToyConfig, ToyModel, ToyTokenizer
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+class TestReplace:
+    def test_scheduler(self, make_engine) -> None:
+        class Mine(Scheduler):
+            pass
+
+        engine = make_engine()
+        wanted = engine.generate("abc", GREEDY)[0].token_ids
+        new = engine.replace(scheduler=Mine)
+        assert type(new._parts.scheduler) is Mine
+        assert new.generate("abc", GREEDY)[0].token_ids == wanted
+        assert "closed" in repr(engine)
+        newer = new.replace(scheduler="priority", config={"max_num_seqs": 1})
+        assert newer.config.max_num_seqs == 1
+        assert newer.generate("abc", GREEDY)[0].token_ids == wanted
+        newer.close()
+
+    def test_drafter_and_back(self, make_engine, drafting_model) -> None:
+        engine = make_engine(drafting_model, drafter="dspark")
+        wanted = engine.generate("abc", GREEDY)[0]
+        assert wanted.usage.drafted > 0
+        plain = engine.replace(drafter=None)
+        output = plain.generate("abc", GREEDY)[0]
+        assert output.token_ids == wanted.token_ids
+        assert output.usage.drafted == 0
+        plain.close()
+
+    def test_unknown_names_and_running_requests_are_refused(self, make_engine) -> None:
+        engine = make_engine()
+        with pytest.raises(ConfigError, match="did you mean 'scheduler'"):
+            engine.replace(schedular=None)
+        engine.add_request("abc", GREEDY)
+        with pytest.raises(ConfigError, match="1 requests are unfinished"):
+            engine.replace(drafter=None)
+
+    def test_bad_part_leaves_the_old_engine_usable(self, make_engine) -> None:
+        engine = make_engine()
+        with pytest.raises(ConfigError, match="no DSpark draft"):
+            engine.replace(drafter="dspark")
+        assert engine.generate("abc", GREEDY)[0].finished
+
+
+class TestByHand:
+    def test_every_part_given(self) -> None:
+        model = ToyModel()
+        limits = SchedulerLimits(max_model_len=64, max_num_seqs=2)
+        cache = SlotCacheManager(2, 64)
+        config = EngineConfig(max_num_seqs=2, max_model_len=64)
+        with Engine(model=model, config=config) as other:
+            runner = ModelRunner(model, Sampler(), info=other.info, num_slots=2, max_model_len=64)
+        with Engine(
+            runner=runner, scheduler=Scheduler(limits, cache), cache=cache, config=config
+        ) as engine:
+            output = engine.generate([5, 6], GREEDY)[0]
+            assert list(output.token_ids) == ToyModel().greedy([5, 6], 12)
+            engine.check()
+
+    def test_factories(self, make_engine) -> None:
+        seen = []
+
+        def cache(limits: SchedulerLimits) -> SlotCacheManager:
+            seen.append(limits)
+            return SlotCacheManager(1, limits.max_model_len)
+
+        engine = make_engine(cache=cache)
+        engine.generate(["a", "b"], GREEDY)
+        assert seen[0].max_num_seqs == 3
+        assert engine._parts.cache.num_slots == 1
+
+    def test_nothing_given(self) -> None:
+        with pytest.raises(ConfigError, match="needs a model or a runner"):
+            Engine()
+
+    @pytest.mark.parametrize(
+        ("part", "value", "match"),
+        [
+            ("scheduler", object(), "lacks abort, add"),
+            ("drafter", object(), "lacks draft_length, propose"),
+            ("runner", type("R", (), {"info": None})(), "lacks"),
+            ("scheduler", "fcs", "did you mean 'fcfs'"),
+            ("drafter", "dsparc", "did you mean 'dspark'"),
+        ],
+    )
+    def test_parts_that_cannot_work(self, part, value, match) -> None:
+        with pytest.raises(ConfigError, match=match):
+            Engine(model=ToyModel(), **{part: value})
+
+
+class TestOptions:
+    def test_mapping_and_unknown_names(self, make_engine) -> None:
+        assert make_engine(config={"max_num_seqs": 2}).config.max_num_seqs == 2
+        with pytest.raises(ConfigError, match="did you mean 'max_num_seqs'"):
+            Engine(model=ToyModel(), config={"max_num_seq": 2})
+        with pytest.raises(ConfigError, match="did you mean 'max_num_seqs'"):
+            Engine.from_pretrained("nano", max_num_seq=2)
+        with pytest.raises(ConfigError, match="did you mean 'drafter'"):
+            Engine.from_pretrained("nano", draft="dspark")
+
+    def test_model_length(self, make_engine) -> None:
+        assert make_engine().max_model_len == 512
+        with pytest.raises(ConfigError, match="at most 512"):
+            make_engine(config={"max_model_len": 513})
+
+    def test_length_is_fitted_to_the_memory(self, monkeypatch) -> None:
+        model = ToyModel(ToyConfig(max_position_embeddings=2**20))
+        per_token = 8 + 4
+        monkeypatch.setattr(
+            "deepinfer.engine.assemble._free_bytes", lambda model: 2 * 4 * 5000 * 12
+        )
+        assert fit_model_len(model, 4, 512, 2**20) == 5000 // 128 * 128
+        assert fit_model_len(model, 4, 512, 1000) == 1000
+        assert ToyCache(1, 256).size_bytes == 256 * per_token
+        monkeypatch.setattr("deepinfer.engine.assemble._free_bytes", lambda model: 1000)
+        with pytest.raises(ConfigError, match="does not fit"):
+            fit_model_len(model, 4, 512, 2**20)
+
+    def test_device(self, monkeypatch) -> None:
+        assert resolve_device("cpu") == "cpu"
+        with pytest.raises(ConfigError, match="does not know"):
+            resolve_device("gpu0")
+        monkeypatch.setenv("DEEPINFER_ACCELERATOR", "cpu")
+        assert resolve_device("auto") == "cpu"
+        monkeypatch.setenv("DEEPINFER_ACCELERATOR", "ascend")
+        with pytest.raises(UnsupportedHardware, match="pip install torch-npu"):
+            resolve_device("auto")
+        with pytest.raises(UnsupportedHardware, match="finds no xpu"):
+            resolve_device("xpu")
+        monkeypatch.delenv("DEEPINFER_ACCELERATOR")
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+        assert resolve_device("auto") == "cpu"
+        with pytest.raises(UnsupportedHardware, match="finds no cuda"):
+            resolve_device("cuda")
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        assert (resolve_device("auto"), resolve_device("cuda:1")) == ("cuda", "cuda:1")
+
+    def test_dtype(self) -> None:
+        import torch
+
+        assert resolve_dtype("auto") is None
+        assert resolve_dtype("bfloat16") is torch.bfloat16
+
+
+def test_numbers_add_up(make_engine, drafting_model) -> None:
+    engine = make_engine(drafting_model, drafter="dspark")
+    outputs = engine.generate(["abc", "defg", "h"], GREEDY)
+    stats = engine.stats()
+    assert stats.requests_added == 3
+    assert stats.requests_finished == {"length": 3}
+    assert stats.prefill_tokens == sum(o.usage.prompt for o in outputs)
+    assert stats.generated_tokens == sum(o.usage.generated for o in outputs) == 36
+    assert stats.draft_tokens_verified == sum(o.usage.verified for o in outputs)
+    assert stats.draft_tokens_accepted == sum(o.usage.accepted for o in outputs)
+    assert stats.requests_running == stats.requests_waiting == 0
+    assert stats.kv_size_bytes > 0
+    assert stats.step_seconds > 0 < stats.overhead_seconds
+    assert stats.time_to_first_token_seconds is not None
+    assert json.loads(json.dumps(stats.to_dict()))["steps"] == stats.steps
+    engine.add_request("abc", GREEDY)
+    engine.step()
+    assert engine.load.num_running == engine.stats().requests_running == 1
+    assert engine.stats().kv_used_ratio == pytest.approx(4 / (3 * 512))
+
+
+def test_events(make_engine) -> None:
+    sink, clock = MemorySink(), FakeClock(5.0)
+    engine = make_engine(sink=sink, clock=clock)
+    rid = engine.add_request("abc", GREEDY.replace(max_tokens=3))
+    clock.advance(1.0)
+    while engine.has_unfinished:
+        engine.step()
+        clock.advance(1.0)
+    (added,) = sink.of_type(RequestAdded)
+    (finished,) = sink.of_type(RequestFinished)
+    steps = sink.of_type(StepFinished)
+    assert (added.rid, added.prompt_tokens, added.time_s) == (rid, 4, 5.0)
+    assert (finished.queue_seconds, finished.time_to_first_token_seconds) == (1.0, 1.0)
+    assert finished.inter_token_seconds == 1.0
+    assert finished.usage.generated == 3
+    assert [step.generated_tokens for step in steps] == [1, 1, 1]
+    assert [step.requests_running for step in steps] == [1, 1, 0]
+
+
+def test_fingerprint_tells_engines_apart(make_engine, drafting_model) -> None:
+    one, same = make_engine(), make_engine()
+    assert one.fingerprint() == same.fingerprint()
+    assert json.loads(json.dumps(one.fingerprint()))["device"] == "cpu"
+    other = make_engine(drafting_model, drafter="dspark")
+    assert other.fingerprint()["model"] != one.fingerprint()["model"]
+    assert other.fingerprint()["parts"]["drafter"] == "DSparkDrafter"
+
+
+def test_parts_can_be_looked_at() -> None:
+    model, tokenizer = ToyModel(), ToyTokenizer()
+    with Engine(model=model, tokenizer=tokenizer) as engine:
+        assert engine.model is model
+        assert engine.tokenizer is tokenizer
+        assert engine.info.vocab_size == 64
+        assert engine.info.eos_token_ids == (1,)
+        assert repr(engine) == "Engine(ToyModel, 0 unfinished)"
