@@ -21,7 +21,7 @@ from deepinfer.models import load_model, save_pretrained
 from deepinfer.models.checkpoint import Checkpoint, read_header
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 
-SHARD_BYTES = 240_000
+SHARD_BYTES = 290_000
 INDEX = "model.safetensors.index.json"
 FIRST = "model-00001-of-00003.safetensors"
 SECOND = "model-00002-of-00003.safetensors"

@@ -31,6 +31,8 @@ __all__ = ["save_pretrained"]
 
 _SHARD_NAME = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 _SHOWN = 8
+_HEADER_BYTES = 128
+"""More than a tensor's entry takes in the header, its name aside."""
 
 
 def save_pretrained(
@@ -52,8 +54,8 @@ def save_pretrained(
         folder: Made if it does not exist. Older `model*.safetensors` files of a checkpoint in it are replaced.
         config: The configuration; None for the model's own `config`.
         layout: "published" quantises (FP8, MXFP4, bf16, fp32 by weight); "plain" writes everything as fp32.
-        max_shard_bytes: Most bytes of tensors in one file; a weight that is larger gets a file of its own. A weight and
-            its scales stay together.
+        max_shard_bytes: Most bytes of one file; a weight that is larger gets a file of its own. A weight and its scales
+            stay together.
 
     Returns:
         The files written, weights first: `model.safetensors`, or `model-0000k-of-0000n.safetensors` and the index, then other
@@ -176,13 +178,13 @@ def _check_names(given: Any, wanted: Any) -> None:
 def _plan(weights: Mapping[str, Weight], layout: Layout, max_shard_bytes: int) -> list[list[str]]:
     """Names of the weights of each shard: as many as fit, in order."""
     shards: list[list[str]] = [[]]
-    room = max_shard_bytes
+    room = max_shard_bytes - _HEADER_BYTES
     for name, weight in weights.items():
         specs: Mapping[str, TensorSpec] = stored_tensors(name, weight, layout)
-        size = sum(spec.size_bytes for spec in specs.values())
+        size = sum(spec.size_bytes + len(key) + _HEADER_BYTES for key, spec in specs.items())
         if size > room and shards[-1]:
             shards.append([])
-            room = max_shard_bytes
+            room = max_shard_bytes - _HEADER_BYTES
         shards[-1].append(name)
         room -= size
     return shards
