@@ -15,7 +15,7 @@ from deepinfer.models.deepseek_v41.compressor import Compressor
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.indexer import Indexer
 from deepinfer.models.deepseek_v41.norm import Linear, RMSNorm
-from deepinfer.models.deepseek_v41.rope import apply_rope_
+from deepinfer.models.deepseek_v41.rope import Rotation, apply_rope_
 from deepinfer.models.deepseek_v41.rounding import Rounding
 
 __all__ = ["Attention", "AttentionPass", "sink_attention", "sink_softmax"]
@@ -24,13 +24,15 @@ __all__ = ["Attention", "AttentionPass", "sink_attention", "sink_softmax"]
 class AttentionPass(Protocol):
     """What attention asks of the pass it runs in; one object serves all layers of one forward."""
 
-    def phases(self, compressed: bool) -> Tensor:
-        """Rotations of the tokens' positions, shape [tokens, 1, rope_dim / 2], complex64."""
+    def rotation(self, compressed: bool) -> Rotation:
+        """Rotations of the tokens' positions."""
 
-    def extend_pool(self, attention: Attention, y: Tensor) -> None:
+    def extend_pool(
+        self, attention: Attention, compressor: Compressor, indexer: Indexer, y: Tensor
+    ) -> None:
         """Adds the pool rows and index keys that `y`, shape [tokens, hidden], completes."""
 
-    def select(self, attention: Attention, bottleneck: Tensor, y: Tensor) -> None:
+    def select(self, attention: Attention, indexer: Indexer, bottleneck: Tensor, y: Tensor) -> None:
         """Chooses the pool rows that this layer and the layers that reuse it attend to."""
 
     def attend(self, attention: Attention, queries: Tensor, kv: Tensor) -> Tensor:
@@ -67,10 +69,10 @@ def sink_attention(
         Shape [tokens, heads, head_dim], in the dtype of `queries`.
     """
     keys = keys.float()
-    if bias is None:
-        logits = torch.bmm(queries.float() * scale, keys.transpose(1, 2))
-    else:
-        logits = torch.baddbmm(bias, queries.float(), keys.transpose(1, 2), alpha=scale)
+    column = sink.view(1, -1, 1)
+    scaled = {"beta": 0, "alpha": scale} if bias is None else {"alpha": scale}
+    start = column if bias is None else bias
+    logits = torch.baddbmm(start, queries.float(), keys.transpose(1, 2), **scaled)
     return torch.bmm(sink_softmax(logits, sink), keys).to(queries.dtype)
 
 
@@ -137,16 +139,17 @@ class Attention(nn.Module):
         Returns:
             Output, shape [tokens, hidden].
         """
-        phases = run.phases(self.ratio > 0)
+        rotation = run.rotation(self.ratio > 0)
         x = self.rounding.activation(y)
         bottleneck = self.rounding.activation(self.q_norm(self.wq_a(x)))
-        queries = apply_rope_(self.wq_b(bottleneck).unflatten(-1, (self.num_heads, -1)), phases)
-        kv = self.window_rows(x, phases.squeeze(1))
-        if self.compressor is not None:
-            run.extend_pool(self, y)
+        queries = self.wq_b(bottleneck).view(len(y), self.num_heads, -1)
+        apply_rope_(queries, rotation.per_head)
+        kv = self.window_rows(x, rotation.per_token)
         if self.indexer is not None:
-            run.select(self, bottleneck, y)
-        return self.output(run.attend(self, queries, kv), phases)
+            if self.compressor is not None:
+                run.extend_pool(self, self.compressor, self.indexer, y)
+            run.select(self, self.indexer, bottleneck, y)
+        return self.output(run.attend(self, queries, kv), rotation.per_head_inverse)
 
     def window_rows(self, x: Tensor, phases: Tensor) -> Tensor:
         """Window rows of tokens.
@@ -160,17 +163,17 @@ class Attention(nn.Module):
         """
         return self.rounding.window(apply_rope_(self.kv_norm(self.wkv(x)), phases))
 
-    def output(self, attended: Tensor, phases: Tensor) -> Tensor:
+    def output(self, attended: Tensor, inverse: Tensor) -> Tensor:
         """Undoes the rotation and projects the heads back, group by group.
 
         Args:
             attended: Shape [tokens, heads, head_dim].
-            phases: Rotations of the queries, shape [tokens, 1, rope_dim / 2], complex64.
+            inverse: Inverse rotations of the queries, shape [tokens, 1, rope_dim / 2], complex64.
 
         Returns:
             Shape [tokens, hidden].
         """
-        grouped = apply_rope_(attended, phases.conj()).view(attended.shape[0], self.num_groups, -1)
+        grouped = apply_rope_(attended, inverse).view(len(attended), self.num_groups, -1)
         weight = self.wo_a.weight.view(self.num_groups, -1, grouped.shape[-1])
         narrow = torch.bmm(grouped.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
         return self.wo_b(self.rounding.activation(narrow.flatten(1)))

@@ -85,11 +85,11 @@ class ForwardBatch:
             raise InvalidRequest(
                 "The batch has no segment; give at least one.", field="segments", limit=">= 1"
             )
-        ids = np.concatenate(parts).astype(np.int64, copy=False)
-        tensor = torch.from_numpy(ids)
+        host_ids = np.concatenate(parts).astype(np.int64, copy=False)
+        tensor = torch.from_numpy(host_ids)
         if device is not None:
             tensor = tensor.to(device)
-        return cls(tensor, tuple(plan), images, ids)
+        return cls(tensor, tuple(plan), images, host_ids)
 
     @property
     def num_tokens(self) -> int:

@@ -27,6 +27,7 @@ class SlotCache:
         ring_size: Rows of a window ring.
         kv: Every window and pool row, shape [rows, head_dim].
         windows: Window rings, shape [layers + stages, slots, ring_size, head_dim]; draft stages come last.
+        rings: The same by layer, each of shape [slots * ring_size, head_dim].
         pools: Pool rows by KV source layer, shape [slots, pool_rows, head_dim].
         index_keys: Index keys by KV source layer, shape [slots, pool_rows, index_head_dim].
         tails: Recent values and gates by KV source layer of ratio 2, as a ring, shape [slots, tail_size, 2,
@@ -92,6 +93,7 @@ class SlotCache:
         total = window_rows + num_slots * sum(self.pool_rows.values())
         self.kv = torch.zeros(total, config.head_dim, device=device, dtype=dtype)
         self.windows = self.kv[:window_rows].view(rings, num_slots, self.ring_size, config.head_dim)
+        self.rings = [ring.view(-1, config.head_dim) for ring in self.windows]
         self.pools: dict[int, Tensor] = {}
         self.pool_offsets: dict[int, int] = {}
         at = window_rows

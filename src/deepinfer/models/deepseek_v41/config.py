@@ -403,17 +403,14 @@ def _validate(c: DeepseekV41Config) -> None:
         ratio = c.compress_ratios[layer]
         if ratio:
             kv, index = c.kv_source(layer), c.index_source(layer)
-            need(kv is not None, "kv_source_layer_ids", f"starting at or below layer {layer}")
+            found = kv is not None and index is not None and index >= kv
             need(
-                index is not None and index >= kv,
-                "index_source_layer_ids",
-                f"not older than KV source {kv}",
+                found, "index_source_layer_ids", f"sources of pool and selection for layer {layer}"
             )
-            need(
-                c.compress_ratios[kv] == ratio,
-                "compress_ratios",
-                f"equal at layer {layer} and its KV source {kv}",
-            )
+            same = c.compress_ratios[kv or 0] == ratio
+            need(same, "compress_ratios", f"equal at layer {layer} and its KV source {kv}")
+    sources = set(c.kv_source_layer_ids) - set(c.index_source_layer_ids)
+    need(not sources, "index_source_layer_ids", "a superset of kv_source_layer_ids")
     if c.candidate_source_layer_id is not None:
         need(
             c.candidate_source_layer_id in c.index_source_layer_ids,

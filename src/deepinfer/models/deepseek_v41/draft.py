@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from deepinfer.core.errors import InvariantBroken
 from deepinfer.models.deepseek_v41.attention import Attention, sink_attention
 from deepinfer.models.deepseek_v41.cache import SlotCache
+from deepinfer.models.deepseek_v41.compressor import Compressor
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.hyper_connection import collapse, initial_pre
+from deepinfer.models.deepseek_v41.indexer import Indexer
 from deepinfer.models.deepseek_v41.layer import Layer
 from deepinfer.models.deepseek_v41.norm import Linear, RMSNorm
-from deepinfer.models.deepseek_v41.rope import rope_frequencies, rope_phases
+from deepinfer.models.deepseek_v41.rope import Rotation, rope_frequencies
 from deepinfer.models.deepseek_v41.rounding import Rounding
 
 __all__ = ["ConfidenceHead", "DSparkDraft", "DraftOutput", "DraftStage", "MarkovHead"]
@@ -106,12 +108,17 @@ class _BlockPass:
     features = None
 
     def __init__(
-        self, cache: SlotCache, phases: Tensor, slots: np.ndarray, anchors: np.ndarray, block: int
+        self,
+        cache: SlotCache,
+        rotation: Rotation,
+        slots: np.ndarray,
+        anchors: np.ndarray,
+        block: int,
     ) -> None:
         window, ring = cache.config.sliding_window, cache.ring_size
         self.engram_rows: dict[int, Tensor] = {}
         self._cache = cache
-        self._phases = phases
+        self._rotation = rotation
         self._block = block
         first = np.array([cache.draft_spans[slot][0] for slot in slots.tolist()])
         first = np.maximum(first, anchors - window)[:, None]
@@ -119,26 +126,28 @@ class _BlockPass:
         wanted = anchors[:, None] - np.arange(width, 0, -1)
         valid = wanted >= first
         rows = slots[:, None] * ring + np.where(valid, wanted, first) % ring
-        self._context_index = torch.from_numpy(rows).to(phases.device)
+        self._context_index = torch.from_numpy(rows).to(cache.device)
         self._bias = None
         if not valid.all():
             allowed = np.pad(valid, ((0, 0), (0, block)), constant_values=True)
             bias = np.where(allowed, np.float32(0), np.float32(-np.inf))[:, None]
-            self._bias = torch.from_numpy(bias).to(phases.device)
+            self._bias = torch.from_numpy(bias).to(cache.device)
 
-    def phases(self, compressed: bool) -> Tensor:
-        return self._phases
+    def rotation(self, compressed: bool) -> Rotation:
+        return self._rotation
 
-    def extend_pool(self, attention: Attention, y: Tensor) -> None:
+    def extend_pool(
+        self, attention: Attention, compressor: Compressor, indexer: Indexer, y: Tensor
+    ) -> None:
         raise InvariantBroken("A draft stage has no pool.")
 
-    def select(self, attention: Attention, bottleneck: Tensor, y: Tensor) -> None:
+    def select(self, attention: Attention, indexer: Indexer, bottleneck: Tensor, y: Tensor) -> None:
         raise InvariantBroken("A draft stage has no pool.")
 
     def attend(self, attention: Attention, queries: Tensor, kv: Tensor) -> Tensor:
         requests, width = self._context_index.shape
         dim = kv.shape[-1]
-        ring = self._cache.windows[attention.layer_id].view(-1, dim)
+        ring = self._cache.rings[attention.layer_id]
         context = ring.index_select(0, self._context_index.view(-1)).view(requests, width, dim)
         keys = torch.cat((context, kv.view(requests, self._block, dim)), 1)
         # Every query of a block sees the same rows, so block positions act as further heads.
@@ -203,13 +212,12 @@ class DSparkDraft(nn.ModuleList):
         at, where = _host(positions), _host(slots)
         main = self[0].main_norm(self[0].main_proj(self.rounding.activation(features)))
         x = self.rounding.activation(main)
-        phases = self._phases(at, features.device)
+        phases = self._rotation(at, features.device).per_token
         rows = torch.from_numpy(where * cache.ring_size + at % cache.ring_size)
         rows = rows.to(features.device)
         for stage in self:
             kv = stage.attn.window_rows(x, phases)
-            ring = cache.windows[stage.layer_id]
-            ring.view(-1, kv.shape[-1]).index_copy_(0, rows, kv)
+            cache.rings[stage.layer_id].index_copy_(0, rows, kv)
         for slot in np.unique(where).tolist():
             mine = at[where == slot]
             low, high = int(mine[0]), int(mine[-1]) + 1
@@ -252,8 +260,8 @@ class DSparkDraft(nn.ModuleList):
         device = embed.weight.device
         ids = torch.full((len(at), block), self.config.dspark_noise_token_id, device=device)
         ids[:, 0] = torch.as_tensor(anchor_ids, device=device)
-        phases = self._phases((at[:, None] + np.arange(block)).reshape(-1), device).unsqueeze(1)
-        run = _BlockPass(cache, phases, where, at, block)
+        rotation = self._rotation((at[:, None] + np.arange(block)).reshape(-1), device)
+        run = _BlockPass(cache, rotation, where, at, block)
         streams = F.embedding(ids.view(-1), embed.weight).unsqueeze(1)
         streams = streams.repeat(1, self.config.hc_mult, 1)
         pre = initial_pre(streams.shape[0], self.config.hc_mult, device)
@@ -319,9 +327,9 @@ class DSparkDraft(nn.ModuleList):
         features = torch.cat((hidden.float(), prev.float()), -1)
         return torch.sigmoid(stage.confidence_head.proj(features)).squeeze(-1)
 
-    def _phases(self, positions: np.ndarray, device: torch.device) -> Tensor:
+    def _rotation(self, positions: np.ndarray, device: torch.device) -> Rotation:
         frequencies = rope_frequencies(self.config, compressed=False, device=device)
-        return rope_phases(frequencies, torch.from_numpy(positions).to(device))
+        return Rotation.at(frequencies, torch.from_numpy(positions).to(device))
 
 
 def _host(values: Sequence[int] | Tensor) -> np.ndarray:

@@ -6,9 +6,15 @@ import torch
 from torch import Tensor
 
 from deepinfer.models.deepseek_v41.attention import Attention, sink_softmax
+from deepinfer.models.deepseek_v41.compressor import Compressor
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
-from deepinfer.models.deepseek_v41.indexer import candidate_mask, index_scores, select_rows
-from deepinfer.models.deepseek_v41.rope import apply_rope_, rope_frequencies, rope_phases
+from deepinfer.models.deepseek_v41.indexer import (
+    Indexer,
+    candidate_mask,
+    index_scores,
+    select_rows,
+)
+from deepinfer.models.deepseek_v41.rope import Rotation, apply_rope_, rope_frequencies
 
 __all__ = ["FullPass"]
 
@@ -42,41 +48,40 @@ class FullPass:
         self.engram_rows = engram_rows or {}
         self.features: list[Tensor] = []
         self.positions = torch.arange(num_tokens, device=device)
-        self._phases = {
-            kind: rope_phases(
-                rope_frequencies(config, compressed=kind, device=device), self.positions
-            )
+        self._rotations = [
+            Rotation.at(rope_frequencies(config, compressed=kind, device=device), self.positions)
             for kind in (False, True)
-        }
-        self.pool: Tensor | None = None
-        self.index_keys: Tensor | None = None
-        self.selected: Tensor | None = None
+        ]
+        nothing = torch.empty(0, device=device)
+        self.pool = self.index_keys = self.selected = nothing
         self.candidates: Tensor | None = None
 
-    def phases(self, compressed: bool) -> Tensor:
-        """Rotations of all positions, shape [tokens, 1, rope_dim / 2], complex64."""
-        return self._phases[compressed].unsqueeze(1)
+    def rotation(self, compressed: bool) -> Rotation:
+        """Rotations of all positions."""
+        return self._rotations[compressed]
 
-    def extend_pool(self, attention: Attention, y: Tensor) -> None:
+    def extend_pool(
+        self, attention: Attention, compressor: Compressor, indexer: Indexer, y: Tensor
+    ) -> None:
         """Makes the pool and the index keys of a KV source from its input, shape [tokens, hidden]."""
-        compressor, ratio = attention.compressor, attention.ratio
+        ratio = attention.ratio
         projected = compressor.project(y)
         groups = y.shape[0] // ratio
         second = projected[1 : groups * ratio : ratio] if ratio > 1 else None
         latents = compressor.latents(projected[: groups * ratio : ratio], second, y.dtype)
-        phases = self._phases[True][: groups * ratio : ratio]
-        self.index_keys = attention.indexer.keys(latents, phases)
+        phases = self._rotations[True].per_token[: groups * ratio : ratio]
+        self.index_keys = indexer.keys(latents, phases)
         self.pool = attention.rounding.pool(apply_rope_(latents, phases))
 
-    def select(self, attention: Attention, bottleneck: Tensor, y: Tensor) -> None:
+    def select(self, attention: Attention, indexer: Indexer, bottleneck: Tensor, y: Tensor) -> None:
         """Scores the pool and keeps each query's best visible rows; the candidate source also keeps blocks."""
-        config, indexer = self.config, attention.indexer
+        config = self.config
         num_visible = (self.positions + 1) // attention.ratio
         hidden_rows = torch.arange(self.pool.shape[0], device=y.device) >= num_visible.unsqueeze(-1)
         if self.pool.shape[0] == 0:
             self.selected = ~hidden_rows
             return
-        queries, weights = indexer.queries(bottleneck, y, self.phases(True))
+        queries, weights = indexer.queries(bottleneck, y, self._rotations[True].per_head)
         scores = index_scores(
             queries.unsqueeze(0), weights.unsqueeze(0), self.index_keys.unsqueeze(0)
         ).squeeze(0)

@@ -1,4 +1,4 @@
-"""Manifold-constrained hyper-connections (mHC): four residual streams, mixed by a doubly stochastic matrix.
+"""Manifold-constrained hyper-connections (mHC): residual streams, mixed by a doubly stochastic matrix.
 
 Each sublayer computes three things from the streams: `pre`, how the NEXT sublayer sums the streams into its
 input (so a sublayer reads with the `pre` of the one before it); `post`, how its own output is spread over the
@@ -14,8 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from deepinfer.models.deepseek_v41 import small_cpu
+from deepinfer.models.deepseek_v41.norm import rms_norm
 
-__all__ = ["StreamMix", "collapse", "expand", "initial_pre", "sinkhorn", "stream_mix"]
+__all__ = [
+    "StreamMix",
+    "collapse",
+    "enter_sublayer",
+    "initial_pre",
+    "leave_sublayer",
+    "sinkhorn",
+    "stream_mix",
+]
 
 
 class StreamMix(NamedTuple):
@@ -44,6 +53,8 @@ def sinkhorn(scores: Tensor, iterations: int, eps: float) -> Tensor:
         The matrices, shape [tokens, n, n], fp32; columns sum to 1 up to `eps`.
     """
     k = torch.softmax(scores, -1) + eps
+    if k.is_cpu and not k.requires_grad:
+        return torch.from_numpy(small_cpu.normalise(k.numpy(), iterations, eps))
     k = k / (k.sum(-2, keepdim=True) + eps)
     for _ in range(iterations - 1):
         k = k / (k.sum(-1, keepdim=True) + eps)
@@ -77,11 +88,7 @@ def stream_mix(
     """
     n = streams.shape[1]
     flat = streams.flatten(1).float()
-    projected = F.linear(flat, fn)
-    if flat.is_cpu and not (projected.requires_grad or base.requires_grad or scale.requires_grad):
-        gates = small_cpu.stream_gates(projected, flat, base, scale, n, iterations, norm_eps, eps)
-        return StreamMix(*gates)
-    m = projected * torch.rsqrt(flat.square().mean(-1, keepdim=True) + norm_eps)
+    m = F.linear(flat, fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + norm_eps)
     pre, post, mix = m.split([n, n, n * n], -1)
     pre = torch.sigmoid(pre * scale[0] + base[:n]) + eps
     post = 2 * torch.sigmoid(post * scale[1] + base[n : 2 * n])
@@ -97,11 +104,48 @@ def initial_pre(num_tokens: int, streams: int, device: torch.device) -> Tensor:
 
 
 def collapse(streams: Tensor, pre: Tensor) -> Tensor:
-    """Sublayer input: the weighted sum of the streams in fp32, shape [tokens, channels], in the streams' dtype."""
+    """The weighted sum of the streams, in fp32 and then in the streams' dtype, shape [tokens, channels]."""
     return torch.bmm(pre.unsqueeze(1), streams.float()).squeeze(1).to(streams.dtype)
 
 
-def expand(streams: Tensor, output: Tensor, mixes: StreamMix) -> Tensor:
+def enter_sublayer(
+    streams: Tensor,
+    pre: Tensor,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    norm_weight: Tensor,
+    *,
+    iterations: int,
+    norm_eps: float,
+    eps: float,
+) -> tuple[StreamMix, Tensor]:
+    """Everything between the streams and a sublayer.
+
+    Args:
+        streams: Residual streams, shape [tokens, n, channels].
+        pre: Weights of the input sum, from the sublayer before, shape [tokens, n], fp32.
+        fn: See `stream_mix`; so are `base`, `scale`, `iterations`, `norm_eps` and `eps`.
+        base: Bias of the coefficients.
+        scale: Factors of the coefficients.
+        norm_weight: Gains of the sublayer's norm, shape [channels].
+        iterations: Sinkhorn iterations.
+        norm_eps: Added to every mean square.
+        eps: The `hc_eps` of the configuration.
+
+    Returns:
+        The sublayer's coefficients, and its normed input, shape [tokens, channels].
+    """
+    if small_cpu.fits(streams, fn, base, scale, norm_weight):
+        *parts, y = small_cpu.enter_sublayer(
+            streams, pre, fn, base, scale, norm_weight, iterations, norm_eps, eps
+        )
+        return StreamMix(*parts), y
+    mixes = stream_mix(streams, fn, base, scale, iterations=iterations, norm_eps=norm_eps, eps=eps)
+    return mixes, rms_norm(collapse(streams, pre), norm_weight, norm_eps)
+
+
+def leave_sublayer(streams: Tensor, output: Tensor, mixes: StreamMix) -> Tensor:
     """Streams behind a sublayer, in fp32 and then in the streams' dtype.
 
     Args:
@@ -113,5 +157,8 @@ def expand(streams: Tensor, output: Tensor, mixes: StreamMix) -> Tensor:
     Returns:
         The new streams, same shape and dtype as `streams`.
     """
+    if small_cpu.fits(streams, output):
+        return small_cpu.leave_sublayer(streams, output, mixes.post, mixes.mix)
     added = mixes.post.unsqueeze(-1) * output.float().unsqueeze(1)
-    return torch.baddbmm(added, mixes.mix.transpose(1, 2), streams.float()).to(streams.dtype)
+    moved = torch.baddbmm(added, mixes.mix.transpose(1, 2), streams.float())
+    return moved.to(streams.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from deepinfer.core.errors import InvariantBroken
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.norm import Linear, RMSNorm
 from deepinfer.models.deepseek_v41.rope import apply_rope_
@@ -54,6 +55,8 @@ class Indexer(nn.Module):
         Returns:
             Rounded keys, shape [rows, index_head_dim].
         """
+        if self.wk is None or self.k_norm is None:
+            raise InvariantBroken("This indexer reads the keys of an earlier layer; it makes none.")
         return self.rounding.index(apply_rope_(self.k_norm(self.wk(latents)), phases))
 
     def queries(self, bottleneck: Tensor, y: Tensor, phases: Tensor) -> tuple[Tensor, Tensor]:

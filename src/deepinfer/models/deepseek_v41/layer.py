@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from deepinfer.models.deepseek_v41.attention import Attention, AttentionPass
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.engram import Engram
-from deepinfer.models.deepseek_v41.hyper_connection import StreamMix, collapse, expand, stream_mix
+from deepinfer.models.deepseek_v41.hyper_connection import enter_sublayer, leave_sublayer
 from deepinfer.models.deepseek_v41.moe import MoE
 from deepinfer.models.deepseek_v41.norm import RMSNorm
 from deepinfer.models.deepseek_v41.rounding import Rounding
@@ -30,6 +30,12 @@ class LayerPass(AttentionPass, Protocol):
     is_image: Tensor | None
     engram_rows: dict[int, Tensor]
     features: list[Tensor] | None
+
+
+class _MixOptions(TypedDict):
+    iterations: int
+    norm_eps: float
+    eps: float
 
 
 class Layer(nn.Module):
@@ -60,9 +66,9 @@ class Layer(nn.Module):
         is_draft = layer_id >= config.num_hidden_layers
         self.layer_id = layer_id
         self.feeds_draft = not is_draft and layer_id in config.dspark_target_layer_ids
-        self.mix_options = {
-            "iterations": config.hc_sinkhorn_iters, "norm_eps": config.rms_norm_eps, "eps": config.hc_eps
-        }  # fmt: skip
+        self._mix_options = _MixOptions(
+            iterations=config.hc_sinkhorn_iters, norm_eps=config.rms_norm_eps, eps=config.hc_eps
+        )
         self.attn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **factory)
         self.attn = Attention(config, layer_id, rounding, **factory)
         self.ffn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **factory)
@@ -79,14 +85,16 @@ class Layer(nn.Module):
             self.engram = Engram(config, rounding, rows, **factory)
         streams = config.hc_mult
         width = streams * (streams + 2)
-        for part in ("attn", "ffn"):
-            for name, shape in (
-                ("fn", (width, streams * config.hidden_size)),
-                ("base", (width,)),
-                ("scale", (3,)),
-            ):
-                parameter = nn.Parameter(torch.empty(shape, device=device, dtype=torch.float32))
-                self.register_parameter(f"hc_{part}_{name}", parameter)
+
+        def parameter(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, device=device, dtype=torch.float32))
+
+        self.hc_attn_fn = parameter(width, streams * config.hidden_size)
+        self.hc_attn_base = parameter(width)
+        self.hc_attn_scale = parameter(3)
+        self.hc_ffn_fn = parameter(width, streams * config.hidden_size)
+        self.hc_ffn_base = parameter(width)
+        self.hc_ffn_scale = parameter(3)
 
     def forward(self, streams: Tensor, pre: Tensor, run: LayerPass) -> tuple[Tensor, Tensor]:
         """Runs the layer.
@@ -103,16 +111,13 @@ class Layer(nn.Module):
             streams = self.engram(streams, run.engram_rows[self.layer_id], run.is_image)
         if self.feeds_draft and run.features is not None:
             run.features.append(streams.float().mean(1).to(streams.dtype))
-        mixes = self.mix(streams, "attn")
-        streams = expand(streams, self.attn(self.attn_norm(collapse(streams, pre)), run), mixes)
-        pre = mixes.pre
-        mixes = self.mix(streams, "ffn")
-        streams = expand(
-            streams, self.ffn(self.ffn_norm(collapse(streams, pre)), run.is_image), mixes
-        )
-        return streams, mixes.pre
-
-    def mix(self, streams: Tensor, part: str) -> StreamMix:
-        """Mixing coefficients of one sublayer, "attn" or "ffn", from the streams before it."""
-        fn, base, scale = (getattr(self, f"hc_{part}_{name}") for name in ("fn", "base", "scale"))
-        return stream_mix(streams, fn, base, scale, **self.mix_options)
+        mixes, y = enter_sublayer(
+            streams, pre, self.hc_attn_fn, self.hc_attn_base, self.hc_attn_scale,
+            self.attn_norm.weight, **self._mix_options,
+        )  # fmt: skip
+        streams = leave_sublayer(streams, self.attn(y, run), mixes)
+        ffn_mixes, y = enter_sublayer(
+            streams, mixes.pre, self.hc_ffn_fn, self.hc_ffn_base, self.hc_ffn_scale,
+            self.ffn_norm.weight, **self._mix_options,
+        )  # fmt: skip
+        return leave_sublayer(streams, self.ffn(y, run.is_image), ffn_mixes), ffn_mixes.pre

@@ -202,7 +202,7 @@ class DeepseekV41(nn.Module):
                 "give one embedding for each position.",
                 field="images", value=given, limit=str(count),
             )  # fmt: skip
-        if not count:
+        if images is None or not count:
             return embedded, None
         if images.shape != (count, embedded.shape[1]):
             raise ShapeError(

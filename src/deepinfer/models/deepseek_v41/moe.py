@@ -15,20 +15,23 @@ from deepinfer.models.deepseek_v41.topk import topk_lowest_index
 __all__ = ["Gate", "MoE", "RoutedExperts", "SharedExpert", "clamped_swiglu"]
 
 
-def clamped_swiglu(gate_up: Tensor, limit: float) -> Tensor:
-    """`silu(min(gate, limit)) * clamp(up, -limit, limit)`, in fp32.
+def clamped_swiglu(gate_up: Tensor, limit: float, weights: Tensor) -> Tensor:
+    """`silu(min(gate, limit)) * clamp(up, -limit, limit)`, times a weight a row, in fp32.
 
     Args:
         gate_up: Gate and up side by side, shape [rows, 2 * channels], any float dtype.
         limit: Clamp of both; the gate has no lower limit.
+        weights: Weights of the leading rows, shape [weighted], fp32; the other rows weigh 1.
 
     Returns:
         Shape [rows, channels], fp32.
     """
-    if small_cpu.fits(gate_up):
-        return small_cpu.swiglu(gate_up, limit)
+    if small_cpu.fits(gate_up, weights):
+        return small_cpu.swiglu(gate_up, limit, weights)
     gate, up = gate_up.float().chunk(2, -1)
-    return F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
+    out = F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
+    rest = weights.new_ones(len(out) - len(weights))
+    return out * torch.cat((weights, rest)).unsqueeze(-1)
 
 
 class Gate(nn.Module):
@@ -173,9 +176,9 @@ class MoE(nn.Module):
             weights = weights.flatten()[order]
         gate_up = _grouped_linear(x if token_of is None else x[token_of], self.experts.w13, chosen)
         shared_gate_up = torch.cat((shared.w1(x), shared.w3(x)), -1)
-        hidden = clamped_swiglu(torch.cat((gate_up, shared_gate_up)), self.limit)
-        hidden[: tokens * topk] *= weights.view(-1, 1)
-        hidden = self.rounding.activation(hidden.to(y.dtype))
+        gate_up = torch.cat((gate_up, shared_gate_up))
+        hidden = clamped_swiglu(gate_up, self.limit, weights.view(-1)).to(y.dtype)
+        hidden = self.rounding.activation(hidden)
         routed = _grouped_linear(hidden[: tokens * topk], self.experts.w2, chosen).float()
         if token_of is not None:
             routed = torch.empty_like(routed).index_copy_(0, order, routed)

@@ -76,4 +76,5 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiplies `x`, shape [..., in_channels]; the input is promoted to an fp32 weight's dtype."""
-        return F.linear(x if x.dtype == self.weight.dtype else x.to(self.weight.dtype), self.weight)
+        weight = self.weight
+        return F.linear(x if x.dtype == weight.dtype else x.to(weight.dtype), weight)

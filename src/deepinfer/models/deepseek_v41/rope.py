@@ -7,13 +7,14 @@ rows, index queries and keys) with `compress_rope_theta` under YaRN. There is no
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 
-__all__ = ["apply_rope_", "rope_frequencies", "rope_phases"]
+__all__ = ["Rotation", "apply_rope_", "rope_frequencies", "rope_phases"]
 
 
 def rope_frequencies(
@@ -62,6 +63,27 @@ def rope_phases(frequencies: Tensor, positions: Tensor) -> Tensor:
     """
     angles = torch.outer(positions.float(), frequencies)
     return torch.polar(torch.ones_like(angles), angles)
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Rotations of the tokens of a pass.
+
+    Attributes:
+        per_token: For one row a token, shape [tokens, rope_dim / 2], complex64.
+        per_head: For several heads a token, shape [tokens, 1, rope_dim / 2], complex64.
+        per_head_inverse: Undoes `per_head`.
+    """
+
+    per_token: Tensor
+    per_head: Tensor
+    per_head_inverse: Tensor
+
+    @classmethod
+    def at(cls, frequencies: Tensor, positions: Tensor) -> Rotation:
+        """Rotations of positions, shape [tokens], by frequencies, shape [rope_dim / 2]."""
+        phases = rope_phases(frequencies, positions)
+        return cls(phases, phases.unsqueeze(1), phases.conj().resolve_conj().unsqueeze(1))
 
 
 def apply_rope_(x: Tensor, phases: Tensor) -> Tensor:

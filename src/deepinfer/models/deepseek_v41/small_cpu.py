@@ -10,16 +10,18 @@ import functools
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = [
+    "enter_sublayer",
     "fits",
+    "leave_sublayer",
     "normalise",
     "rms_norm",
     "round_fp8",
     "round_mxfp4",
     "route",
-    "stream_gates",
     "swiglu",
 ]
 
@@ -43,11 +45,14 @@ def fits(x: Tensor, *parameters: Tensor) -> bool:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Twin of `norm.rms_norm`; `weight` is fp32."""
-    values = x.numpy()
-    squares = _sum(values * values, -1, keepdims=True)
-    out = values / np.sqrt(squares * np.float32(1 / values.shape[-1]) + np.float32(eps))
-    out *= weight.numpy()
-    return torch.from_numpy(out)
+    return torch.from_numpy(_rms_norm(x.numpy(), weight.numpy(), eps))
+
+
+def _rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    squares = _sum(x * x, -1, keepdims=True)
+    out: np.ndarray = x / np.sqrt(squares * np.float32(1 / x.shape[-1]) + np.float32(eps))
+    out *= weight
+    return out
 
 
 # ---- rounding ----
@@ -94,37 +99,45 @@ def _round(
 # ---- stream mixing ----
 
 
-def stream_gates(
-    projected: Tensor,
-    flat: Tensor,
+def enter_sublayer(
+    streams: Tensor,
+    pre: Tensor,
+    fn: Tensor,
     base: Tensor,
     scale: Tensor,
-    streams: int,
+    norm_weight: Tensor,
     iterations: int,
     norm_eps: float,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Twin of the second half of `hyper_connection.stream_mix`: pre, post and mix of projected streams."""
-    values, n = flat.numpy(), streams
-    squares = _sum(values * values, -1, keepdims=True)
-    m = projected.numpy() / np.sqrt(
-        squares * np.float32(1 / values.shape[-1]) + np.float32(norm_eps)
-    )
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Twin of `hyper_connection.enter_sublayer`: next pre, post, mix, and the normed input."""
+    values, n = streams.numpy(), streams.shape[1]
+    flat = values.reshape(values.shape[0], -1)
+    m = F.linear(torch.from_numpy(flat), fn).numpy()
+    squares = _sum(flat * flat, -1, keepdims=True)
+    m = m / np.sqrt(squares * np.float32(1 / flat.shape[-1]) + np.float32(norm_eps))
     m *= np.repeat(scale.numpy(), _part_sizes(n))
     m += base.numpy()
     gates = _ONE / (_ONE + np.exp(-m[:, : 2 * n]))
+    post = gates[:, n:]
+    post += post
     mix = m[:, 2 * n :].reshape(-1, n, n)
     mix = np.exp(mix - _max(mix, -1, keepdims=True))
     mix /= _sum(mix, -1, keepdims=True)
     mix += np.float32(eps)
-    post = gates[:, n:]
-    post += post
-    pre = gates[:, :n] + np.float32(eps)
-    return (
-        torch.from_numpy(pre),
-        torch.from_numpy(post),
-        torch.from_numpy(normalise(mix, iterations, eps)),
-    )
+    mix = normalise(mix, iterations, eps)
+    u = np.matmul(pre.numpy()[:, None], values)[:, 0]
+    y = _rms_norm(u, norm_weight.numpy(), norm_eps)
+    next_pre = gates[:, :n] + np.float32(eps)
+    tensor = torch.from_numpy
+    return tensor(next_pre), tensor(post), tensor(mix), tensor(y)
+
+
+def leave_sublayer(streams: Tensor, output: Tensor, post: Tensor, mix: Tensor) -> Tensor:
+    """Twin of `hyper_connection.leave_sublayer`."""
+    out = np.matmul(mix.numpy().transpose(0, 2, 1), streams.numpy())
+    out += post.numpy()[:, :, None] * output.numpy()[:, None]
+    return torch.from_numpy(out)
 
 
 @functools.cache
@@ -179,17 +192,18 @@ def route(scores: Tensor, bias: Tensor, topk: int, scaling: float) -> tuple[Tens
     s = np.sqrt(np.logaddexp(scores.numpy(), np.float32(0)))
     order = np.argsort(-(s + bias.numpy()), -1, kind="stable")
     experts = np.sort(order[:, :topk], -1)
-    weights = np.take_along_axis(s, experts, -1)
+    weights = s[np.arange(len(s))[:, None], experts]
     weights *= np.float32(scaling) / (_sum(weights, -1, keepdims=True) + np.float32(1e-20))
     return torch.from_numpy(weights), torch.from_numpy(experts)
 
 
-def swiglu(gate_up: Tensor, limit: float) -> Tensor:
-    """Twin of `moe.clamped_swiglu` for gate and up side by side, shape [rows, 2 * channels]."""
+def swiglu(gate_up: Tensor, limit: float, weights: Tensor) -> Tensor:
+    """Twin of `moe.clamped_swiglu`."""
     values = gate_up.numpy()
     half = values.shape[-1] // 2
     most = np.float32(limit)
     gate = np.minimum(values[:, :half], most)
     up = np.maximum(np.minimum(values[:, half:], most), -most)
     up *= gate / (_ONE + np.exp(-gate))
+    up[: len(weights)] *= weights.numpy()[:, None]
     return torch.from_numpy(up)

@@ -1,0 +1,213 @@
+"""Which pool rows each token of a step attends to, chosen by the index sources and reused by the layers after them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepinfer.models.deepseek_v41.batch import Segment
+from deepinfer.models.deepseek_v41.cache import SlotCache
+from deepinfer.models.deepseek_v41.indexer import (
+    Indexer,
+    candidate_mask,
+    index_scores,
+    select_rows,
+)
+
+__all__ = ["RowSelection", "bias_of"]
+
+
+class RowSelection:
+    """The selection of the newest index source.
+
+    Attributes:
+        index: Rows of `SlotCache.kv`, shape [tokens, rows], int64; None while no row is visible to any token.
+        bias: 0 for real picks and -inf for padding, shape [tokens, 1, rows], fp32; None without padding.
+    """
+
+    def __init__(
+        self, segments: Sequence[Segment], positions: np.ndarray, cache: SlotCache
+    ) -> None:
+        self._cache = cache
+        self._config = cache.config
+        self._slots = np.repeat([s.slot for s in segments], [s.num_tokens for s in segments])
+        self._groups = _group(segments, positions)
+        self._taken_all_of: int | None = None
+        self.index: Tensor | None = None
+        self.bias: Tensor | None = None
+
+    def select(
+        self, layer: int, indexer: Indexer, bottleneck: Tensor, y: Tensor, phases: Tensor
+    ) -> None:
+        """Chooses rows for an index source; where all visible rows are taken anyway, nothing is scored.
+
+        Args:
+            layer: The index source.
+            indexer: Its indexer.
+            bottleneck: Query bottleneck, rounded as a linear's input, shape [tokens, q_lora].
+            y: Normed attention input, shape [tokens, hidden].
+            phases: Rotations, shape [tokens, 1, rope_dim / 2], complex64.
+        """
+        config = self._config
+        source = max(s for s in config.kv_source_layer_ids if s <= layer)
+        ratio = config.compress_ratios[layer]
+        makes_candidates = layer == config.candidate_source_layer_id
+        for group in self._groups:
+            group.see(ratio)
+            if makes_candidates:
+                group.candidates = None
+        scored = [self._needs_scores(group, makes_candidates) for group in self._groups]
+        if not any(scored):
+            if self._taken_all_of != source:
+                self._set(source, [group.all_rows() for group in self._groups])
+                self._taken_all_of = source
+            return
+        self._taken_all_of = None
+        queries, weights = indexer.queries(bottleneck, y, phases)
+        picks = []
+        for group, needed in zip(self._groups, scored, strict=True):
+            if needed:
+                scores = self._scores(group, source, queries, weights)
+                picks.append(self._pick(group, scores, makes_candidates))
+            else:
+                picks.append(group.all_rows())
+        self._set(source, picks)
+
+    def _needs_scores(self, group: _Group, makes_candidates: bool) -> bool:
+        config = self._config
+        rows_of_blocks = config.candidate_topk_blocks * config.candidate_block_size
+        return (
+            group.most > config.index_topk
+            or group.candidates is not None
+            or (makes_candidates and group.most > rows_of_blocks)
+        )
+
+    def _scores(self, group: _Group, source: int, queries: Tensor, weights: Tensor) -> Tensor:
+        """Scores of a group, shape [segments, tokens, rows], -inf where a row is not visible."""
+        keys = self._cache.index_keys[source]
+        device = keys.device
+        if len(self._groups) > 1:
+            tokens = torch.from_numpy(group.tokens).to(device)
+            queries, weights = queries[tokens], weights[tokens]
+        if group.slots.step is not None:
+            keys = keys[torch.from_numpy(group.slot_ids).to(device), : group.most]
+        else:
+            keys = keys[group.slots, : group.most]
+        shape = group.visible.shape
+        scores = index_scores(
+            queries.view(*shape, *queries.shape[1:]), weights.view(*shape, -1), keys
+        )
+        if not group.all_see_most:
+            hidden = np.arange(group.most) >= group.visible[..., None]
+            scores.masked_fill_(torch.from_numpy(hidden).to(device), -torch.inf)
+        return scores
+
+    def _pick(
+        self, group: _Group, scores: Tensor, makes_candidates: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Best rows of a group, shape [segments, tokens, picks], and which picks are real (None: all)."""
+        config = self._config
+        blocks, size = config.candidate_topk_blocks, config.candidate_block_size
+        if makes_candidates:
+            if group.most > blocks * size:
+                visible = torch.from_numpy(group.visible).to(scores.device)
+                group.candidates = candidate_mask(scores, visible, blocks, size)
+        elif group.candidates is not None:
+            scores = scores.masked_fill(~group.candidates, -torch.inf)
+        rows, valid = select_rows(scores, config.index_topk)
+        every = group.all_see_most and (makes_candidates or group.candidates is None)
+        return rows, None if every else valid
+
+    def _set(self, source: int, picks: list[tuple[Tensor, Tensor | None]]) -> None:
+        """Turns each group's picks into cache rows and a bias over the whole batch."""
+        width = max(rows.shape[-1] for rows, _ in picks)
+        self.index = self.bias = None
+        if width == 0:
+            return
+        cache = self._cache
+        base = cache.pool_offsets[source] + self._slots * cache.pool_rows[source]
+        index = torch.from_numpy(base[:, None]).to(cache.device)
+        if len(picks) == 1:
+            rows, valid = picks[0]
+            rows = rows.view(-1, width)
+            if valid is not None:
+                valid = valid.view(-1, width)
+                rows = rows.masked_fill(~valid, 0)
+                self.bias = bias_of(valid)
+            self.index = rows + index
+            return
+        index = index.repeat(1, width)
+        allowed = torch.zeros(index.shape, dtype=torch.bool, device=cache.device)
+        for group, (rows, valid) in zip(self._groups, picks, strict=True):
+            tokens = torch.from_numpy(group.tokens).to(cache.device)
+            k = rows.shape[-1]
+            ok = torch.ones_like(rows, dtype=torch.bool) if valid is None else valid
+            index[tokens, :k] += rows.masked_fill(~ok, 0).view(-1, k)
+            allowed[tokens, :k] = ok.view(-1, k)
+        self.index, self.bias = index, bias_of(allowed)
+
+
+class _Group:
+    """Segments of equal length, whose scores are one batched product.
+
+    Attributes:
+        tokens: Batch rows, shape [segments * num_tokens].
+        slot_ids: Slot of each segment.
+        slots: The same as a slice; its step is set when they are not consecutive and it must not be used.
+        visible: Pool rows that each token sees at the current ratio, shape [segments, num_tokens].
+        most: The largest of them.
+        all_see_most: Whether they are all equal.
+        candidates: Rows that later index sources may pick, shape [segments, num_tokens, most], or None for all.
+    """
+
+    def __init__(self, tokens: np.ndarray, slot_ids: list[int], end_positions: np.ndarray) -> None:
+        self.tokens = tokens
+        self.slot_ids = np.array(slot_ids)
+        first, count = slot_ids[0], len(slot_ids)
+        together = slot_ids == list(range(first, first + count))
+        self.slots = slice(first, first + count, None if together else 1)
+        self.visible = self._end_positions = end_positions
+        self._ratio = 1
+        self._measure()
+        self.candidates: Tensor | None = None
+
+    def see(self, ratio: int) -> None:
+        """Sets what is visible at a ratio."""
+        if ratio != self._ratio:
+            self.visible = self._end_positions // ratio
+            self._ratio = ratio
+            self._measure()
+
+    def _measure(self) -> None:
+        self.most = int(self.visible.max())
+        self.all_see_most = int(self.visible.min()) == self.most
+
+    def all_rows(self) -> tuple[Tensor, Tensor | None]:
+        """Every visible row of each token, and which are real (None: all)."""
+        rows = np.broadcast_to(np.arange(self.most), (*self.visible.shape, self.most))
+        valid = None
+        if not self.all_see_most:
+            valid = torch.from_numpy(rows < self.visible[..., None])
+        return torch.from_numpy(rows.copy()), valid
+
+
+def _group(segments: Sequence[Segment], positions: np.ndarray) -> list[_Group]:
+    starts = np.cumsum([0, *(s.num_tokens for s in segments)])
+    by_length: dict[int, list[int]] = {}
+    for i, segment in enumerate(segments):
+        by_length.setdefault(segment.num_tokens, []).append(i)
+    groups = []
+    for length, members in by_length.items():
+        tokens = starts[members][:, None] + np.arange(length)
+        slots = [segments[i].slot for i in members]
+        groups.append(_Group(tokens.reshape(-1), slots, positions[tokens] + 1))
+    return groups
+
+
+def bias_of(valid: Tensor) -> Tensor:
+    """0 where `valid`, shape [tokens, rows], is True and -inf elsewhere, shape [tokens, 1, rows], fp32."""
+    zeros = torch.zeros(valid.shape, device=valid.device)
+    return zeros.masked_fill_(~valid, -torch.inf).unsqueeze(1)
