@@ -23,6 +23,7 @@ from deepinfer.engine.parts import (
     EngineRunner,
     EngineScheduler,
     model_info,
+    ungenerated_ids,
 )
 from deepinfer.engine.prompts import PromptEncoder
 from deepinfer.engine.runner import ModelRunner
@@ -153,6 +154,7 @@ def assemble(
             max_step_tokens=limits.prefill_chunk_tokens,
             drafter=drafter,
             may_draft=getattr(scheduler, "may_draft", None),
+            ungenerated_ids=ungenerated_ids(model, tokenizer),
             device=device_of(model),
         )
     masks, recorder = GrammarMasks(info.vocab_size), StatsRecorder(sink)
@@ -164,7 +166,13 @@ def assemble(
         drafter=drafter,
         runner=runner,
         clock=clock,
-        encoder=PromptEncoder(info, tokenizer, grammar=grammar, seed=config.seed),
+        encoder=PromptEncoder(
+            info,
+            tokenizer,
+            grammar=grammar,
+            seed=config.seed,
+            image_token_id=getattr(getattr(model, "config", None), "image_token_id", None),
+        ),
         loop=EngineLoop(scheduler, runner, masks, recorder, clock, tokenizer),
         device=device_of(model),
     )

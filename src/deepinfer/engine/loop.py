@@ -257,7 +257,7 @@ class EngineLoop:
             masks, errors = self._masks.masks(plan, self._requests)
             result = self.runner.collect(self.runner.sample(handle, masks))
         except Exception as error:
-            _LOG.warning("step %d failed and ends its requests: %r", plan.step, error)
+            _LOG.warning("step %d failed and ends its requests", plan.step, exc_info=error)
             return _failed(plan, error), True
         if errors:
             rows = (dataclasses.replace(row, error=errors.get(row.rid)) for row in result.rows)

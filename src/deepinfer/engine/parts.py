@@ -11,7 +11,7 @@ from deepinfer.core.protocols import Drafter, ModelInfo, Scheduler, StepHandle
 from deepinfer.core.types import Request
 from deepinfer.scheduling import Progress
 
-__all__ = ["EngineDrafter", "EngineRunner", "EngineScheduler", "model_info"]
+__all__ = ["EngineDrafter", "EngineRunner", "EngineScheduler", "model_info", "ungenerated_ids"]
 
 _SAMPLED_TENSORS = 64
 _SAMPLED_VALUES = 64
@@ -105,6 +105,23 @@ def model_info(model: Any, tokenizer: Any = None) -> ModelInfo:
         draft_length=getattr(config, "dspark_block_size", 0) if draft is not None else 0,
         fingerprint=_fingerprint(model),
     )
+
+
+def ungenerated_ids(model: Any, tokenizer: Any = None) -> tuple[int, ...]:
+    """Token ids that only mark places in prompts, such as images, and that an output must not hold.
+
+    Args:
+        model: Has a `config`; its `image_token_id` is such an id.
+        tokenizer: Its `input_only_ids` are such ids, or None.
+
+    Returns:
+        The ids, ascending.
+    """
+    ids = set(getattr(tokenizer, "input_only_ids", ()))
+    image = getattr(model.config, "image_token_id", None)
+    if image is not None:
+        ids.add(image)
+    return tuple(sorted(token for token in ids if 0 <= token < model.config.vocab_size))
 
 
 def _first(config: Any, tokenizer: Any, name: str) -> Any:

@@ -93,6 +93,7 @@ class PromptEncoder:
         tokenizer: Needed for text, messages and stop strings, or None.
         grammar: Compiles the grammar of a request's parameters, or None.
         seed: Base of the seeds of requests that bring none, or None to draw each.
+        image_token_id: Id that stands for an image, or None.
     """
 
     def __init__(
@@ -102,8 +103,10 @@ class PromptEncoder:
         *,
         grammar: Callable[[SamplingParams], Any] | None = None,
         seed: int | None = None,
+        image_token_id: int | None = None,
     ) -> None:
         self._info = info
+        self._image_token_id = image_token_id
         self._tokenizer = tokenizer
         self._grammar = grammar
         self._seed = seed
@@ -191,6 +194,15 @@ class PromptEncoder:
                 is not there.
         """
         ids = tuple(self.token_ids(prompt))
+        if self._image_token_id in ids:
+            raise InvalidRequest(
+                f"the prompt holds the image token {self._image_token_id} at position "
+                f"{ids.index(self._image_token_id)}, and prompts with images are not built into this version "
+                "of the engine; leave images out.",
+                field="prompt",
+                value=self._image_token_id,
+                limit="text only",
+            )
         self._check_params(params)
         grammar = self._compile(params)
         seed = resolve_seed(params.seed if params.seed is not None else self._next_seed())

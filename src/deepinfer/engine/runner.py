@@ -67,6 +67,7 @@ class ModelRunner:
         max_step_tokens: Most tokens of one request in one step.
         drafter: Proposes drafts for rows that the plan wants verified, or None.
         may_draft: Which requests can get drafts; only these feed the drafter.
+        ungenerated_ids: Token ids that are never chosen, such as the image placeholder, which has no embedding.
         device: Where token ids are sent.
 
     Attributes:
@@ -84,6 +85,7 @@ class ModelRunner:
         max_step_tokens: int = 512,
         drafter: EngineDrafter | None = None,
         may_draft: Callable[[SamplingParams], bool] | None = None,
+        ungenerated_ids: Sequence[int] = (),
         device: torch.device | str = "cpu",
     ) -> None:
         self.info = info
@@ -93,6 +95,9 @@ class ModelRunner:
         self._drafter = drafter
         self._may_draft = may_draft or (lambda params: True)
         self._device = torch.device(device)
+        ids = torch.tensor(list(ungenerated_ids), dtype=torch.int64, device=self._device)
+        self._ungenerated_ids = ids if len(ids) else None
+        self._never = frozenset(ungenerated_ids)
         self._slots: list[_SlotState | None] = [None] * num_slots
         if drafter is not None and hasattr(drafter, "bind"):
             drafter.bind(self.cache)
@@ -269,9 +274,13 @@ class ModelRunner:
         proposed = self._drafter.propose(view, max(row.num_drafts for row in rows))
         for i, row, tokens in zip(wanted, rows, proposed.token_ids, strict=True):
             cut = tuple(tokens[: row.num_drafts])
-            bad = next((k for k, t in enumerate(cut) if not 0 <= t < self.info.vocab_size), None)
-            drafts[i] = cut[:bad]
+            drafts[i] = cut[
+                : next((k for k, t in enumerate(cut) if not self._can_be_chosen(t)), None)
+            ]
         return drafts
+
+    def _can_be_chosen(self, token: int) -> bool:
+        return 0 <= token < self.info.vocab_size and token not in self._never
 
     def _logits(self, plan: StepPlan, batch: ForwardBatch, hidden: Tensor) -> Tensor | None:
         wanted: list[int] = []
@@ -285,7 +294,10 @@ class ModelRunner:
             return None
         if len(wanted) < hidden.shape[0]:
             hidden = hidden[torch.tensor(wanted, device=hidden.device)]
-        return self._model.compute_logits(hidden)
+        logits: Tensor = self._model.compute_logits(hidden)
+        if self._ungenerated_ids is not None:
+            logits.index_fill_(1, self._ungenerated_ids, -torch.inf)
+        return logits
 
     def _prompt_logprobs(
         self,

@@ -1,0 +1,174 @@
+"""A grammar part plugged into the engine: masks bind late, and a row that fails, fails closed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from deepinfer import SamplingParams
+from deepinfer.core import FinishReason
+from deepinfer.core.errors import RequestError
+from deepinfer.testing import ToyModel, ToyTokenizer
+
+EOS = 1
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+class Pattern:
+    """A toy grammar: a fixed list of sets of allowed characters, one a token, then the end."""
+
+    def __init__(self, sets: Sequence[str]) -> None:
+        self.sets = [frozenset(ToyTokenizer().encode(text, add_bos=False)) for text in sets]
+
+    def start(self) -> State:
+        return State(self)
+
+
+class State:
+    def __init__(self, pattern: Pattern) -> None:
+        self.pattern = pattern
+        self.at = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.at == len(self.pattern.sets)
+
+    def accept(self, token_ids: Sequence[int]) -> bool:
+        for token in token_ids:
+            if self.is_done or token not in self.pattern.sets[self.at]:
+                return False
+            self.at += 1
+        return True
+
+    def fill_mask(self, row: Any) -> None:
+        row.fill_(0)
+        for token in self.pattern.sets[self.at]:
+            row[token >> 5] |= (1 << (token & 31)) - (1 << 32) * ((token & 31) == 31)
+
+    def rollback(self, num_tokens: int) -> None:
+        self.at -= num_tokens
+
+    def clone(self) -> State:
+        copy = State(self.pattern)
+        copy.at = self.at
+        return copy
+
+
+def compile_regex(params: SamplingParams) -> Pattern:
+    assert params.regex is not None
+    return Pattern(params.regex.split("|"))
+
+
+def test_constrained_and_free_rows_in_one_batch(make_engine) -> None:
+    engine = make_engine(grammar=compile_regex)
+    params = [
+        GREEDY.replace(regex="abc|xyz|0123456789"[:12]),
+        GREEDY.replace(ignore_eos=True),
+        GREEDY.replace(regex="no|yes", temperature=1.0, seed=3),
+    ]
+    outputs = engine.generate(["p", "p", "p"], params)
+    assert [len(o.text) for o in outputs[::2]] == [3, 2]
+    assert outputs[0].text[0] in "abc"
+    assert outputs[0].text[1] in "xyz"
+    assert outputs[0].text[2] in "0123"
+    assert outputs[2].text[0] in "no"
+    assert outputs[2].text[1] in "yes"
+    assert outputs[0].finish_reason is FinishReason.STOP
+    assert list(outputs[1].token_ids) == ToyModel().greedy(ToyTokenizer().encode("p"), 12)
+    engine.check()
+
+
+def test_no_drafts_under_a_grammar(make_engine, drafting_model) -> None:
+    engine = make_engine(drafting_model, drafter="dspark", grammar=compile_regex)
+    outputs = engine.generate(
+        ["p", "p"], [GREEDY.replace(regex="abc|xyz|123|456"), GREEDY.replace(ignore_eos=True)]
+    )
+    assert len(outputs[0].text) == 4
+    assert outputs[0].usage.drafted == 0 < outputs[1].usage.drafted
+    assert list(outputs[1].token_ids) == ToyModel().greedy(ToyTokenizer().encode("p"), 12)
+
+
+def test_length_still_ends(make_engine) -> None:
+    engine = make_engine(grammar=compile_regex)
+    output = engine.generate("p", GREEDY.replace(regex="ab|ab|ab|ab", max_tokens=2))[0]
+    assert output.finish_reason is FinishReason.LENGTH
+
+
+def test_mask_that_cannot_be_made_ends_its_request_alone(make_engine) -> None:
+    class Failing(State):
+        def fill_mask(self, row: Any) -> None:
+            if self.at == 1:
+                raise RuntimeError("planted")
+            super().fill_mask(row)
+
+    class FailingPattern(Pattern):
+        def start(self) -> State:
+            return Failing(self)
+
+    def compile_one(params: SamplingParams) -> Pattern:
+        kind = FailingPattern if params.regex == "ab|cd|ef" else Pattern
+        return kind((params.regex or "").split("|"))
+
+    engine = make_engine(grammar=compile_one)
+    outputs = engine.generate(
+        ["p", "p"],
+        [GREEDY.replace(regex="ab|cd|ef"), GREEDY.replace(regex="ab|cd|eg")],
+        on_error="return",
+    )
+    assert isinstance(outputs[0].error, RequestError)
+    assert "planted" in str(outputs[0].error)
+    assert len(outputs[0].token_ids) == 1
+    assert len(outputs[1].text) == 3
+    engine.check()
+
+
+def test_token_that_the_grammar_refuses_is_never_shown(make_engine) -> None:
+    class Open(State):
+        def fill_mask(self, row: Any) -> None:
+            """Lets everything through, as a lost mask would."""
+
+    class OpenPattern(Pattern):
+        def start(self) -> State:
+            return Open(self)
+
+    engine = make_engine(grammar=lambda params: OpenPattern(["a", "a", "a"]))
+    output = engine.generate("p", GREEDY.replace(regex="aaa"), on_error="return")[0]
+    assert output.finish_reason is FinishReason.ERROR
+    assert "refuses" in str(output.error)
+    assert set(output.text) <= {"a"}
+
+
+def test_grammar_that_does_not_compile_concerns_its_request_only(make_engine) -> None:
+    def refuse(params: SamplingParams) -> Pattern:
+        raise ValueError("planted")
+
+    engine = make_engine(grammar=refuse)
+    outputs = engine.generate(["p", "p"], [GREEDY.replace(regex="a"), GREEDY], on_error="return")
+    assert "planted" in str(outputs[0].error)
+    assert outputs[1].error is None
+    with pytest.raises(ValueError, match="planted"):
+        engine.generate("p", GREEDY.replace(regex="a"))
+
+
+def test_end_token_of_a_grammar_that_may_go_on(make_engine) -> None:
+    class Many(State):
+        is_done = False
+
+        def accept(self, token_ids: Sequence[int]) -> bool:
+            return EOS not in token_ids
+
+        def fill_mask(self, row: Any) -> None:
+            row.fill_(0)
+            row[0] = (1 << EOS) | (1 << 4)
+
+    class ManyPattern(Pattern):
+        def start(self) -> State:
+            return Many(self)
+
+    engine = make_engine(grammar=lambda params: ManyPattern([]))
+    output = engine.generate("p", GREEDY.replace(regex="a*", max_tokens=50))[0]
+    assert output.finish_reason is FinishReason.STOP
+    assert set(output.text) <= {"a"}
+    assert output.token_ids[-1] == EOS
