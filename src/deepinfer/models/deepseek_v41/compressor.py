@@ -59,7 +59,7 @@ class Compressor(nn.Module):
 
         Args:
             first: `project` of the first token of each group, shape [groups, head_dim] or [groups, 2, head_dim].
-            second: `project` of the second token of each pair; None for ratio 1.
+            second: `project` of the second token of each pair, shape [groups, 2, head_dim]; None for ratio 1.
             dtype: The model's activation dtype; the norm sees values rounded to it.
 
         Returns:

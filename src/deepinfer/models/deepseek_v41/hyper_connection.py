@@ -125,9 +125,9 @@ def enter_sublayer(
     Args:
         streams: Residual streams, shape [tokens, n, channels].
         pre: Weights of the input sum, from the sublayer before, shape [tokens, n], fp32.
-        fn: See `stream_mix`; so are `base`, `scale`, `iterations`, `norm_eps` and `eps`.
-        base: Bias of the coefficients.
-        scale: Factors of the coefficients.
+        fn: Projection of the coefficients, shape [n * (n + 2), n * channels], fp32; see `stream_mix`.
+        base: Bias of the coefficients, shape [n * (n + 2)], fp32.
+        scale: Factors of the coefficients, shape [3], fp32.
         norm_weight: Gains of the sublayer's norm, shape [channels].
         iterations: Sinkhorn iterations.
         norm_eps: Added to every mean square.
