@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file as map_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from deepinfer.core.errors import CheckpointMismatch, CheckpointMissing, ConfigError
@@ -27,6 +28,11 @@ from deepinfer.models.deepseek_v41.weights import logical_weights
 from deepinfer.models.formats import Weight, block_of, scale_name
 
 SaveTiny = Callable[..., Path]
+
+
+def load_file(path: Path) -> dict[str, Tensor]:
+    """Tensors in memory of their own, so that the file may be written over."""
+    return {name: tensor.clone() for name, tensor in map_file(path).items()}
 
 
 def named(model: nn.Module, config: DeepseekV41Config) -> dict[str, Tensor]:

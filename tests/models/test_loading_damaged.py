@@ -14,7 +14,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file as map_file
+from safetensors.torch import save_file
 
 from deepinfer.core.errors import CheckpointMismatch, CheckpointMissing
 from deepinfer.models import load_model, save_pretrained
@@ -26,6 +27,11 @@ INDEX = "model.safetensors.index.json"
 FIRST = "model-00001-of-00003.safetensors"
 SECOND = "model-00002-of-00003.safetensors"
 LAST = "model-00003-of-00003.safetensors"
+
+
+def load_file(path: Path) -> dict[str, torch.Tensor]:
+    """Tensors in memory of their own, so that the file may be written over."""
+    return {name: tensor.clone() for name, tensor in map_file(path).items()}
 
 
 @pytest.fixture(scope="module")

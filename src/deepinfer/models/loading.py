@@ -327,4 +327,8 @@ def _reporter(progress: bool | ProgressFn | None, total: int) -> Iterator[Callab
 
     disable = None if progress is None else not progress
     with tqdm(total=total, unit="B", unit_scale=True, desc="Loading", disable=disable) as bar:
-        yield lambda size: (bar.update(size), None)[1]
+
+        def advance(size: int) -> None:
+            bar.update(size)
+
+        yield advance
