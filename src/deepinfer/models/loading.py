@@ -55,7 +55,7 @@ def load_model(
     """Loads a model with its weights.
 
     Files are memory-mapped and weights are read one at a time in pieces of at most 16 MiB, so the peak memory is that
-    of the result plus one shard. Everything is checked before the first weight is read.
+    of the result plus one shard. Files, names, shapes and dtypes are checked before the first weight is read.
 
     Args:
         path_or_repo: "nano" (inside the package), a checkpoint folder, or a hub repository "owner/name".
