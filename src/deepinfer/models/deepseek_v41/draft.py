@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepinfer.core.errors import InvariantBroken
+from deepinfer.models.deepseek_v41 import small_cpu
 from deepinfer.models.deepseek_v41.attention import Attention, sink_attention
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.compressor import Compressor
@@ -265,8 +266,9 @@ class DSparkDraft(nn.ModuleList):
         streams = F.embedding(ids.view(-1), embed.weight).unsqueeze(1)
         streams = streams.repeat(1, self.config.hc_mult, 1)
         pre = initial_pre(streams.shape[0], self.config.hc_mult, device)
-        for stage in self:
-            streams, pre = stage(streams, pre, run)
+        with small_cpu.quiet():
+            for stage in self:
+                streams, pre = stage(streams, pre, run)
         hidden = collapse(streams, pre)
         logits = head(self[-1].norm(hidden).float())
         return DraftOutput(logits.view(len(at), block, -1), hidden.view(len(at), block, -1))

@@ -91,7 +91,8 @@ class FullPass:
             self.candidates = candidate_mask(scores, num_visible, blocks, size)
         elif self.candidates is not None:
             scores = scores.masked_fill(~self.candidates, -torch.inf)
-        rows, valid = select_rows(scores, config.index_topk)
+        rows = select_rows(scores, config.index_topk)
+        valid = scores.gather(-1, rows) > -torch.inf
         self.selected = torch.zeros_like(hidden_rows).scatter_(-1, rows, valid)
 
     def attend(self, attention: Attention, queries: Tensor, kv: Tensor) -> Tensor:

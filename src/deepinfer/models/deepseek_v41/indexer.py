@@ -90,7 +90,7 @@ def index_scores(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     groups, tokens, heads, _ = queries.shape
     dots = torch.bmm(queries.flatten(1, 2).float(), keys.float().transpose(1, 2)).relu_()
     dots = dots.view(groups * tokens, heads, -1)
-    return torch.bmm(weights.reshape(groups * tokens, 1, heads), dots).view(groups, tokens, -1)
+    return torch.bmm(weights.view(groups * tokens, 1, heads), dots).view(groups, tokens, -1)
 
 
 def candidate_mask(scores: Tensor, num_visible: Tensor, num_blocks: int, block_size: int) -> Tensor:
@@ -119,7 +119,7 @@ def candidate_mask(scores: Tensor, num_visible: Tensor, num_blocks: int, block_s
     return kept.repeat_interleave(block_size, -1)[..., :rows] & (scores > -torch.inf)
 
 
-def select_rows(scores: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+def select_rows(scores: Tensor, topk: int) -> Tensor:
     """The best rows of each query.
 
     Args:
@@ -127,8 +127,7 @@ def select_rows(scores: Tensor, topk: int) -> tuple[Tensor, Tensor]:
         topk: Rows to pick at most.
 
     Returns:
-        Row indices, shape [..., min(topk, rows)], int64, ascending (equal scores: the lower index wins), and
-        True where the index is a real pick, same shape.
+        Row indices, shape [..., min(topk, rows)], int64, ascending; equal scores: the lower index wins. Where fewer
+        rows may be picked, the rest are rows whose score is `-inf`.
     """
-    picked = topk_lowest_index(scores, min(topk, scores.shape[-1]))
-    return picked, scores.gather(-1, picked) > -torch.inf
+    return topk_lowest_index(scores, min(topk, scores.shape[-1]))

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepinfer.core.errors import InvalidRequest, RequestTooLong, ShapeError
+from deepinfer.models.deepseek_v41 import small_cpu
 from deepinfer.models.deepseek_v41.batch import ForwardBatch, ForwardOutput
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
@@ -174,8 +175,9 @@ class DeepseekV41(nn.Module):
     def _run_layers(self, embedded: Tensor, run: FullPass | StepPass) -> Tensor:
         streams = embedded.unsqueeze(1).repeat(1, self.config.hc_mult, 1)
         pre = initial_pre(embedded.shape[0], self.config.hc_mult, embedded.device)
-        for layer in self.layers:
-            streams, pre = layer(streams, pre, run)
+        with small_cpu.quiet():
+            for layer in self.layers:
+                streams, pre = layer(streams, pre, run)
         return collapse(streams, pre)
 
     def _frequencies_on(self, device: torch.device) -> tuple[Tensor, Tensor]:

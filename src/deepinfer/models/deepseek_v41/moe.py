@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -162,44 +164,63 @@ class MoE(nn.Module):
             Output, shape [tokens, hidden], in the dtype of `y`; experts are summed in fp32.
         """
         weights, experts = self.gate(y, is_image)
-        x = self.rounding.activation(y)
-        shared = self.shared_experts
-        tokens, topk = experts.shape
-        if tokens == 1:
-            token_of, chosen = None, [(e, 1) for e in experts.tolist()[0]]
-        else:
-            flat = experts.flatten()
-            order = flat.argsort(stable=True)
-            token_of = order // topk
-            counts = torch.bincount(flat, minlength=self.experts.w2.shape[0]).tolist()
-            chosen = [(e, count) for e, count in enumerate(counts) if count]
-            weights = weights.flatten()[order]
-        gate_up = _grouped_linear(x if token_of is None else x[token_of], self.experts.w13, chosen)
-        shared_gate_up = torch.cat((shared.w1(x), shared.w3(x)), -1)
-        gate_up = torch.cat((gate_up, shared_gate_up))
-        hidden = clamped_swiglu(gate_up, self.limit, weights.view(-1)).to(y.dtype)
-        hidden = self.rounding.activation(hidden)
-        routed = _grouped_linear(hidden[: tokens * topk], self.experts.w2, chosen).float()
-        if token_of is not None:
-            routed = torch.empty_like(routed).index_copy_(0, order, routed)
-        out = routed.view(tokens, topk, -1).sum(1) + shared.w2(hidden[tokens * topk :]).float()
+        x, shared = self.rounding.activation(y), self.shared_experts
+        groups = _Groups.of(experts, self.experts.w2.shape[0])
+        gate_up = groups.spread(x, self.experts.w13)
+        gate_up.append(torch.cat((shared.w1(x), shared.w3(x)), -1))
+        hidden = clamped_swiglu(torch.cat(gate_up), self.limit, groups.sort(weights))
+        hidden = self.rounding.activation(hidden.to(y.dtype))
+        routed = groups.apply(hidden[: experts.numel()], self.experts.w2).float()
+        out = groups.sum(routed) + shared.w2(hidden[experts.numel() :]).float()
         return out.to(y.dtype)
 
 
-def _grouped_linear(x: Tensor, weights: Tensor, groups: list[tuple[int, int]]) -> Tensor:
-    """Multiplies runs of rows by their expert's matrix.
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """The (token, choice) pairs of a batch in the order of their experts.
 
-    Args:
-        x: Rows ordered by expert, shape [rows, in_channels]; a single row is used by every group.
-        weights: Matrices, shape [experts, out_channels, in_channels].
-        groups: Expert and number of rows of each run.
-
-    Returns:
-        Shape [sum of rows, out_channels].
+    Attributes:
+        chosen: Expert and number of pairs, for each expert that is used, ascending.
+        order: Pair at each place of that order, shape [tokens * topk]; None for one token, whose experts ascend.
+        topk: Choices of a token.
     """
-    if x.shape[0] == 1:
-        return torch.cat([F.linear(x, weights[expert]) for expert, _ in groups])
-    parts = x.split([count for _, count in groups])
-    return torch.cat(
-        [F.linear(part, weights[e]) for part, (e, _) in zip(parts, groups, strict=True)]
-    )
+
+    chosen: list[tuple[int, int]]
+    order: Tensor | None
+    topk: int
+
+    @classmethod
+    def of(cls, experts: Tensor, num_experts: int) -> _Groups:
+        """Groups of expert ids, shape [tokens, topk]."""
+        tokens, topk = experts.shape
+        if tokens == 1:
+            return cls([(expert, 1) for expert in experts.tolist()[0]], None, topk)
+        flat = experts.flatten()
+        counts = torch.bincount(flat, minlength=num_experts).tolist()
+        chosen = [(expert, count) for expert, count in enumerate(counts) if count]
+        return cls(chosen, flat.argsort(stable=True), topk)
+
+    def sort(self, pairs: Tensor) -> Tensor:
+        """One value a pair, shape [tokens, topk], in expert order, shape [tokens * topk]."""
+        return pairs.view(-1) if self.order is None else pairs.view(-1)[self.order]
+
+    def spread(self, x: Tensor, weights: Tensor) -> list[Tensor]:
+        """Each expert's matrix times its tokens; `x` has shape [tokens, in_channels]."""
+        if self.order is None:
+            return [F.linear(x, weights[expert]) for expert, _ in self.chosen]
+        return self._products(x[self.order // self.topk], weights)
+
+    def apply(self, rows: Tensor, weights: Tensor) -> Tensor:
+        """Each expert's matrix times its rows, shape [tokens * topk, in_channels] in expert order."""
+        return torch.cat(self._products(rows, weights))
+
+    def sum(self, rows: Tensor) -> Tensor:
+        """Adds each token's rows, from expert order; in the order of its choices, whatever the batch."""
+        if self.order is not None:
+            rows = torch.empty_like(rows).index_copy_(0, self.order, rows)
+        return rows.view(-1, self.topk, rows.shape[-1]).sum(1)
+
+    def _products(self, rows: Tensor, weights: Tensor) -> list[Tensor]:
+        parts = rows.split([count for _, count in self.chosen])
+        pairs = zip(parts, self.chosen, strict=True)
+        return [F.linear(part, weights[expert]) for part, (expert, _) in pairs]

@@ -51,7 +51,9 @@ class Rounding:
 
     def pool(self, x: Tensor) -> Tensor:
         """Pool rows after rotation, shape [..., head_dim]."""
-        return round_nvfp4(x) if self._cache else x
+        if not self._cache:
+            return x
+        return small_cpu.round_nvfp4(x) if small_cpu.fits(x) else round_nvfp4(x)
 
     def index(self, x: Tensor) -> Tensor:
         """Index keys and queries after rotation, shape [..., index_head_dim]."""

@@ -117,9 +117,11 @@ class RowSelection:
                 group.candidates = candidate_mask(scores, visible, blocks, size)
         elif group.candidates is not None:
             scores = scores.masked_fill(~group.candidates, -torch.inf)
-        rows, valid = select_rows(scores, config.index_topk)
-        every = group.all_see_most and (makes_candidates or group.candidates is None)
-        return rows, None if every else valid
+        rows = select_rows(scores, config.index_topk)
+        if group.all_see_most and (makes_candidates or group.candidates is None):
+            return rows, None
+        valid = scores.gather(-1, rows) > -torch.inf
+        return rows, None if valid.is_cpu and bool(valid.all()) else valid
 
     def _set(self, source: int, picks: list[tuple[Tensor, Tensor | None]]) -> None:
         """Turns each group's picks into cache rows and a bias over the whole batch."""

@@ -14,13 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = [
+    "engram_gate",
     "enter_sublayer",
     "fits",
     "leave_sublayer",
     "normalise",
+    "quiet",
     "rms_norm",
     "round_fp8",
     "round_mxfp4",
+    "round_nvfp4",
     "route",
     "swiglu",
 ]
@@ -43,6 +46,11 @@ def fits(x: Tensor, *parameters: Tensor) -> bool:
     )
 
 
+def quiet() -> np.errstate:
+    """Context in which overflow and NaN pass without numpy's warnings, as they do in torch."""
+    return np.errstate(all="ignore")
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Twin of `norm.rms_norm`; `weight` is fp32."""
     return torch.from_numpy(_rms_norm(x.numpy(), weight.numpy(), eps))
@@ -59,41 +67,58 @@ def _rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 
 def round_fp8(x: Tensor) -> Tensor:
-    """Twin of `kernels.round_fp8` with groups of 32: the same bits."""
-    return _round(x.numpy(), *_FP8)
+    """Twin of `kernels.round_fp8` with groups of 32: the same bits below 2^100."""
+    return _round_groups(x.numpy(), *_FP8)
 
 
 def round_mxfp4(x: Tensor) -> Tensor:
-    """Twin of `kernels.round_mxfp4`: the same bits."""
-    return _round(x.numpy(), *_MXFP4)
+    """Twin of `kernels.round_mxfp4`: the same bits below 2^100."""
+    return _round_groups(x.numpy(), *_MXFP4)
 
 
-_FP8 = (np.float32(1e-4), np.int32(0x1FFFFF), np.float32(2.0**-14), np.float32(1.5 * 2**20))
-_MXFP4 = (
-    np.float32(6 * 2.0**-126),
-    np.int32(0x3FFFFF),
-    np.float32(2.0**-2),
-    np.float32(1.5 * 2**22),
-)
+def round_nvfp4(x: Tensor) -> Tensor:
+    """Twin of `kernels.round_nvfp4`: the same bits below 2^100."""
+    values = x.numpy()
+    groups = values.reshape(-1, 16)
+    largest = _max(np.abs(groups), -1, keepdims=True, initial=_NVFP4_SMALLEST)
+    scale = _to_grid(np.minimum(largest / _SIX, _FP8_MAX), _FP8_NORMAL, _FP8_STEP)
+    rounded = _to_grid(np.maximum(np.minimum(groups / scale, _SIX), -_SIX), _FP4_NORMAL, _FP4_STEP)
+    rounded *= scale
+    return torch.from_numpy(rounded.reshape(values.shape))
 
 
-def _round(
-    x: np.ndarray, smallest: np.float32, carry: np.int32, floor: np.float32, magic: np.float32
+def _bits(value: float) -> np.int32:
+    return np.float32(value).view(np.int32)
+
+
+# Exponent bits that turn a power of two into 1.5 * 2^23 rounding steps of 3 or 1 mantissa bits below it.
+_FP8_STEP, _FP4_STEP = np.int32((20 << 23) | 0x400000), np.int32((22 << 23) | 0x400000)
+# Smallest normal numbers; below them, steps stay as they are.
+_FP8_NORMAL, _FP4_NORMAL = _bits(2.0**-6), _bits(1.0)
+_SIX, _FP8_MAX, _NVFP4_SMALLEST = np.float32(6), np.float32(448), np.float32(6 * 2.0**-9)
+# Lift of the exponent beyond the largest mantissa, least exponent, normal numbers below the top, and steps.
+_FP8 = (np.int32(0x1FFFFF), _bits(2.0**-14), np.int32(14 << 23), _FP8_STEP)
+_MXFP4 = (np.int32(0x3FFFFF), _bits(2.0**-124), np.int32(2 << 23), _FP4_STEP)
+
+
+def _round_groups(
+    x: np.ndarray, carry: np.int32, least: np.int32, below: np.int32, step: np.int32
 ) -> Tensor:
-    """Rounds groups of 32 to a few mantissa bits, above a floor that hangs on the group's largest value.
-
-    `carry` lifts the exponent where the largest value exceeds the format's largest mantissa, so that the masked
-    bits are the group's power of two; below `floor` times it, values have the fixed step of subnormals. Adding and
-    taking away 1.5 * 2^23 steps rounds to nearest, ties to even.
-    """
+    """Rounds groups of 32 to a few mantissa bits, with a smallest step that hangs on the group's largest value."""
     groups = x.reshape(-1, 32)
-    largest = np.maximum(_max(np.abs(groups), -1, keepdims=True), smallest)
-    bound = ((largest.view(np.int32) + carry) & _EXPONENT).view(np.float32)
-    anchor = np.maximum((groups.view(np.int32) & _EXPONENT).view(np.float32), bound * floor)
-    anchor *= magic
-    rounded = groups + anchor
+    lifted = (groups.view(np.int32) + carry) & _EXPONENT
+    top = _max(lifted, -1, keepdims=True, initial=least)
+    return torch.from_numpy(_to_grid(groups, top - below, step).reshape(x.shape))
+
+
+def _to_grid(x: np.ndarray, normal: np.ndarray | np.int32, step: np.int32) -> np.ndarray:
+    """Rounds to nearest, ties to even, by adding and taking away 1.5 * 2^23 steps; works on exponent bits."""
+    anchor = np.maximum(x.view(np.int32) & _EXPONENT, normal)
+    anchor += step
+    anchor = anchor.view(np.float32)
+    rounded: np.ndarray = x + anchor
     rounded -= anchor
-    return torch.from_numpy(rounded.reshape(x.shape))
+    return rounded
 
 
 # ---- stream mixing ----
@@ -182,6 +207,27 @@ def _summing_matrices(n: int, eps: float) -> tuple[np.ndarray, np.ndarray]:
         matrix[-1, -1] = 1
         matrices.append(matrix)
     return matrices[0], matrices[1]
+
+
+# ---- Engram ----
+
+
+def engram_gate(
+    streams: Tensor, key_value: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float
+) -> Tensor:
+    """Twin of the gate of `engram.Engram` for text: the new streams."""
+    x, kv = streams.numpy(), key_value.numpy().reshape(len(streams), streams.shape[1] + 1, -1)
+    key, value = kv[:, :-1], kv[:, -1:]
+    weighted = q_weight.numpy() * k_weight.numpy()
+    weighted = weighted * key
+    dot = _sum(weighted * x, -1, keepdims=True)
+    width = np.float32(1 / x.shape[-1])
+    scale = _sum(x * x, -1, keepdims=True) * width + np.float32(eps)
+    scale *= _sum(key * key, -1, keepdims=True) * width + np.float32(eps)
+    dot /= np.sqrt(scale * np.float32(x.shape[-1]))
+    gate = np.copysign(np.sqrt(np.maximum(np.abs(dot), np.float32(1e-6))), dot)
+    gate *= dot != 0
+    return torch.from_numpy(x + value / (_ONE + np.exp(-gate)))
 
 
 # ---- experts ----
