@@ -147,8 +147,8 @@ class RowSelection:
             tokens = torch.from_numpy(group.tokens).to(cache.device)
             k = rows.shape[-1]
             ok = torch.ones_like(rows, dtype=torch.bool) if valid is None else valid
-            index[tokens, :k] += rows.masked_fill(~ok, 0).view(-1, k)
-            allowed[tokens, :k] = ok.view(-1, k)
+            index[tokens, :k] += rows.masked_fill(~ok, 0).flatten(0, 1)
+            allowed[tokens, :k] = ok.flatten(0, 1)
         self.index, self.bias = index, bias_of(allowed)
 
 
