@@ -1,0 +1,1 @@
+"""Training of the embedded `nano` checkpoint: corpus, generated tasks, differentiable twin, draft, export."""
