@@ -73,7 +73,10 @@ class TestSeeds:
 
     def test_engine_seed_makes_them_repeatable(self, make_engine) -> None:
         runs = [
-            [o.token_ids for o in make_engine(config={"seed": 3}).generate(["abc"] * 3, self.params)]
+            [
+                o.token_ids
+                for o in make_engine(config={"seed": 3}).generate(["abc"] * 3, self.params)
+            ]
             for _ in range(2)
         ]
         assert runs[0] == runs[1]
@@ -106,11 +109,11 @@ class TestEnds:
 
     def test_stop_token(self, make_engine) -> None:
         tokens = ToyModel().greedy([5, 6], 12)
-        output = make_engine().generate([5, 6], GREEDY.replace(stop_token_ids=(tokens[4],)))[0]
-        end = tokens.index(tokens[4]) + 1
-        assert list(output.token_ids) == tokens[:end]
-        assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, tokens[4])
-        assert output.text == ToyTokenizer().decode(tokens[: end - 1])
+        at = next(i for i, t in enumerate(tokens) if i > 2 and t > 3 and tokens.index(t) == i)
+        output = make_engine().generate([5, 6], GREEDY.replace(stop_token_ids=(tokens[at],)))[0]
+        assert list(output.token_ids) == tokens[: at + 1]
+        assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, tokens[at])
+        assert output.text == ToyTokenizer().decode(tokens[:at])
 
     def test_stop_string_across_tokens(self, make_engine) -> None:
         text = make_engine().generate("stop here", GREEDY.replace(max_tokens=40))[0].text
@@ -165,6 +168,26 @@ class TestLogprobs:
             assert entry.logprob == pytest.approx(float(exact[index - 1, prompt[index]]), abs=1e-6)
             assert len(entry.top) == 2
         assert output.logprobs is None
+
+    def test_only_who_asks_gets_them(self, make_engine) -> None:
+        params = [GREEDY, GREEDY.replace(logprobs=0), GREEDY.replace(max_tokens=4)]
+        outputs = make_engine().generate([[5], [6], [7]], params)
+        assert [o.logprobs is not None for o in outputs] == [False, True, False]
+        assert len(outputs[1].logprobs or ()) == 12
+
+    def test_running_a_prompt_again_does_not_repeat_its_entries(self, make_engine) -> None:
+        engine = make_engine(config={"prefill_chunk_tokens": 3})
+        params = GREEDY.replace(prompt_logprobs=0)
+        prompt = [5, 9, 4, 30, 22, 17, 8, 11]
+        wanted = engine.generate(prompt, params)[0]
+        rid = engine.add_request(prompt, params, keep_output=True)
+        for count in range(30):
+            if count in (1, 4, 9):
+                engine._parts.scheduler.preempt(rid)
+            engine.step()
+        output = engine.take_output(rid)[0]
+        assert output.prompt_logprobs == wanted.prompt_logprobs
+        assert output.token_ids == wanted.token_ids
 
     def test_prompt_of_one_token(self, make_engine) -> None:
         output = make_engine().generate([5], GREEDY.replace(prompt_logprobs=0))[0]
@@ -289,7 +312,9 @@ class TestProgress:
     def test_function_is_called(self, make_engine) -> None:
         calls: list[tuple[int, int]] = []
         make_engine().generate(
-            ["a", "b"], GREEDY.replace(n=2), progress=lambda done, total: calls.append((done, total))
+            ["a", "b"],
+            GREEDY.replace(n=2),
+            progress=lambda done, total: calls.append((done, total)),
         )
         assert calls[-1] == (4, 4)
         assert calls == sorted(calls)
@@ -319,3 +344,17 @@ def test_engine_is_reexported() -> None:
     import deepinfer.engine
 
     assert deepinfer.engine.Engine is Engine
+
+
+def test_draws_are_those_of_the_sampler_at_absolute_positions(make_engine) -> None:
+    from deepinfer.core import Request
+    from deepinfer.core.protocols import SampleRows
+    from deepinfer.sampling import Sampler
+
+    params = SamplingParams(max_tokens=10, temperature=0.9, top_k=20, seed=11, ignore_eos=True)
+    model, sampler, ids = ToyModel(), Sampler(), [5, 6, 7]
+    request = Request(rid="r", prompt_token_ids=tuple(ids), params=params)
+    for _ in range(10):
+        rows = SampleRows(requests=(request,), positions=(len(ids),), seeds=(11,))
+        ids.append(int(sampler(model.logits(ids)[-1:], rows).token_ids))
+    assert list(make_engine().generate([5, 6, 7], params)[0].token_ids) == ids[3:]

@@ -198,6 +198,23 @@ class TestCancel:
 
         run(work())
 
+    def test_timeout_aborts_though_the_stream_is_kept(self) -> None:
+        async def work() -> None:
+            model = ToyModel()
+            async with make(model) as engine:
+                stream = engine.stream("abc", LONG)
+                await anext(stream)
+                model.fault = lambda batch: time.sleep(0.2)
+                for _ in range(9):  # what is queued already comes at once
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(anext(stream, None), 0.01)
+                model.fault = None
+                assert (await engine.stats()).requests_finished == {"abort": 1}
+                with pytest.raises(StopAsyncIteration):
+                    await anext(stream)
+
+        run(work())
+
     def test_cancelled_generate_aborts_all(self) -> None:
         async def work() -> None:
             async with make() as engine:
@@ -318,6 +335,7 @@ class TestClose:
             while stats.requests_running:
                 await asyncio.sleep(0.001)
                 stats = await engine.stats()
+            assert stats.requests_finished == {"abort": 1}
             assert (await engine.generate("abc", GREEDY))[0].finished
             await engine.close()
 

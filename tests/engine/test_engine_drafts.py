@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+import torch
 
 from deepinfer import SamplingParams
 from deepinfer.core import FinishReason
 from deepinfer.core.errors import ConfigError
 from deepinfer.core.protocols import DraftBatch, DraftView
 from deepinfer.engine import DSparkDrafter
+from deepinfer.sampling import PerRequest, Sampler
 from deepinfer.scheduling import Scheduler
 from deepinfer.testing import ToyConfig, ToyModel, ToyTokenizer
 
@@ -146,6 +148,23 @@ def test_any_row_can_be_verified(make_engine) -> None:
     outputs = engine.generate(prompts, params)
     assert [o.token_ids for o in outputs] == [o.token_ids for o in plain]
     assert min(o.usage.accepted for o in outputs) > 10
+
+
+def test_processors_see_every_token_before_theirs(make_engine) -> None:
+    def force(row: torch.Tensor, request: object, output: Sequence[int]) -> None:
+        row[(sum(output) * 3 + len(output) * 7) % 60 + 4] = 100.0
+
+    sampler = Sampler(processors=[PerRequest(force)])
+    plain = make_engine(sampler=sampler).generate([5, 6], GREEDY)[0].token_ids
+
+    class Right(NGram):
+        def one(self, ids: Sequence[int], count: int) -> tuple[int, ...]:
+            return plain[len(ids) - 2 : len(ids) - 2 + count]
+
+    output = make_engine(sampler=sampler, drafter=Right()).generate([5, 6], GREEDY)[0]
+    assert output.token_ids == plain
+    assert output.usage.accepted > 20
+    assert len(set(plain)) > 5
 
 
 def test_own_drafter(make_engine) -> None:

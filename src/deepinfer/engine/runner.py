@@ -115,25 +115,20 @@ class ModelRunner:
 
         Raises:
             InvariantBroken: A row does not continue what its slot holds.
-            Exception: Whatever the model or the drafter raises; the slots of the plan are forgotten.
+            Exception: Whatever the model or the drafter raises.
         """
         started_s = time.perf_counter()
-        try:
-            states = [self._state(row) for row in plan.rows]
-            drafts = self._propose(plan, states)
-            segments = [
-                (row.slot, row.first_position, (*row.token_ids, *draft) if draft else row.token_ids)
-                for row, draft in zip(plan.rows, drafts, strict=True)
-            ]
-            device = None if self._device.type == "cpu" else self._device
-            batch = ForwardBatch.from_segments(segments, device=device)
-            output = self._model.forward(batch, self.cache)
-            logits = self._logits(plan, batch, output.hidden)
-            prompt_entries = self._prompt_logprobs(plan, requests, batch, output.hidden)
-        except BaseException:
-            for row in plan.rows:
-                self._slots[row.slot] = None
-            raise
+        states = [self._state(row) for row in plan.rows]
+        drafts = self._propose(plan, states)
+        segments = [
+            (row.slot, row.first_position, (*row.token_ids, *draft) if draft else row.token_ids)
+            for row, draft in zip(plan.rows, drafts, strict=True)
+        ]
+        device = None if self._device.type == "cpu" else self._device
+        batch = ForwardBatch.from_segments(segments, device=device)
+        output = self._model.forward(batch, self.cache)
+        logits = self._logits(plan, batch, output.hidden)
+        prompt_entries = self._prompt_logprobs(plan, requests, batch, output.hidden)
         return _Step(
             step=plan.step,
             plan=plan,
