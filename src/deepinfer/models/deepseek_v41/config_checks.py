@@ -97,6 +97,12 @@ def check_config(c: DeepseekV41Config) -> None:
             "candidate_source_layer_id",
             "an index source",
         )
+        last = max(c.kv_source_layer_ids)
+        need(
+            c.candidate_source_layer_id >= last,
+            "candidate_source_layer_id",
+            f"the last KV source {last} or above",
+        )
     need(
         len(c.engram_num_embeddings) == len(c.engram_layer_ids),
         "engram_num_embeddings",
