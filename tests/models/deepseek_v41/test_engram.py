@@ -102,6 +102,6 @@ def test_missing_or_wrong_token_map(small_config) -> None:
 
 
 def test_wrong_table_size(small_config) -> None:
-    with pytest.raises(ConfigError, match="5190.*correct engram_num_embeddings"):
+    with pytest.raises(ConfigError, match=r"5190.*correct engram_num_embeddings"):
         DeepseekV41(small_config(engram_num_embeddings=[5191, 5436]))
     assert EngramHash.table_rows((0, 2), 850, 2) == (5190, 5436)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -146,6 +147,9 @@ class DeepseekV41(nn.Module):
             RequestTooLong: A segment does not fit its slot.
         """
         cache.begin(batch.segments)
+        if batch.input_ids.device != self.embed.weight.device:
+            moved = batch.input_ids.to(self.embed.weight.device)
+            batch = dataclasses.replace(batch, input_ids=moved)
         ids = batch.input_ids
         known = torch.from_numpy(batch.host_ids) if batch.host_ids is not None else ids
         if known.device.type == "cpu":

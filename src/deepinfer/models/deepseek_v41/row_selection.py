@@ -134,9 +134,9 @@ class RowSelection:
         index = torch.from_numpy(base[:, None]).to(cache.device)
         if len(picks) == 1:
             rows, valid = picks[0]
-            rows = rows.view(-1, width)
+            rows = rows.view(-1, width).to(cache.device)
             if valid is not None:
-                valid = valid.view(-1, width)
+                valid = valid.view(-1, width).to(cache.device)
                 rows = rows.masked_fill(~valid, 0)
                 self.bias = bias_of(valid)
             self.index = rows + index
@@ -145,8 +145,10 @@ class RowSelection:
         allowed = torch.zeros(index.shape, dtype=torch.bool, device=cache.device)
         for group, (rows, valid) in zip(self._groups, picks, strict=True):
             tokens = torch.from_numpy(group.tokens).to(cache.device)
-            k = rows.shape[-1]
-            ok = torch.ones_like(rows, dtype=torch.bool) if valid is None else valid
+            k, rows = rows.shape[-1], rows.to(cache.device)
+            ok = torch.ones_like(rows, dtype=torch.bool)
+            if valid is not None:
+                ok = valid.to(cache.device)
             index[tokens, :k] += rows.masked_fill(~ok, 0).flatten(0, 1)
             allowed[tokens, :k] = ok.flatten(0, 1)
         self.index, self.bias = index, bias_of(allowed)
