@@ -77,7 +77,9 @@ class TestForward:
         with pytest.raises(RequestError, match="Planted") as caught:
             engine.generate(["a", "b", "c", "d"], GREEDY)
         outputs = caught.value.outputs  # type: ignore[attr-defined]
-        assert [o.finish_reason for o in outputs] == [FinishReason.ERROR] * 3 + [FinishReason.LENGTH]
+        assert [o.finish_reason for o in outputs] == [FinishReason.ERROR] * 3 + [
+            FinishReason.LENGTH
+        ]
         assert len(outputs[0].token_ids) == 1
         model.fault = fail_on(2, Planted())
         outputs = engine.generate(["a", "b"], GREEDY, on_error="return")

@@ -229,7 +229,9 @@ class TestStream:
                 part.extend(delta.token_ids if delta else ())
         assert tokens == [ToyModel().greedy([5, i], 12) for i in range(4, 9)]
         found = drain(engine)
-        assert [t for d in found[rid] for t in d.token_ids] == ToyModel().greedy([0, 27, 28, 29], 12)
+        assert [t for d in found[rid] for t in d.token_ids] == ToyModel().greedy(
+            [0, 27, 28, 29], 12
+        )
 
     def test_several_samples(self, make_engine) -> None:
         deltas = list(make_engine().stream("hello", GREEDY.replace(n=2)))
