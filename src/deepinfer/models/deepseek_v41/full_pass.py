@@ -18,7 +18,7 @@ from deepinfer.models.deepseek_v41.rope import Rotation, apply_rope_, rope_frequ
 
 __all__ = ["FullPass"]
 
-_QUERY_BLOCK = 256
+_QUERY_BLOCK = 128
 
 
 class FullPass:
@@ -97,19 +97,19 @@ class FullPass:
 
     def attend(self, attention: Attention, queries: Tensor, kv: Tensor) -> Tensor:
         """Joint attention over window and selected pool rows, with the sink; shape [tokens, heads, head_dim]."""
-        keys = torch.cat((kv, self.pool)) if attention.ratio else kv
-        keys = keys.float()
-        out = []
+        window, scale = self.config.sliding_window, attention.softmax_scale
+        sink, out = attention.attn_sink.float(), []
         for at in self.positions.split(_QUERY_BLOCK):
-            age = at.unsqueeze(-1) - self.positions
-            allowed = (age >= 0) & (age < self.config.sliding_window)
+            start, end = int(at[0]), int(at[-1]) + 1
+            first = max(start - window + 1, 0)
+            age = at.unsqueeze(-1) - self.positions[first:end]
+            keys, allowed = kv[first:end], (age >= 0) & (age < window)
             if attention.ratio:
-                allowed = torch.cat((allowed, self.selected[at]), -1)
-            logits = (
-                torch.einsum("thd,kd->thk", queries[at].float(), keys) * attention.softmax_scale
-            )
+                visible = end // attention.ratio
+                keys = torch.cat((keys, self.pool[:visible]))
+                allowed = torch.cat((allowed, self.selected[start:end, :visible]), -1)
+            keys = keys.float()
+            logits = torch.einsum("thd,kd->thk", queries[start:end].float(), keys) * scale
             logits = logits.masked_fill(~allowed.unsqueeze(1), -torch.inf)
-            out.append(
-                torch.einsum("thk,kd->thd", sink_softmax(logits, attention.attn_sink.float()), keys)
-            )
+            out.append(torch.einsum("thk,kd->thd", sink_softmax(logits, sink), keys))
         return torch.cat(out).to(queries.dtype)
