@@ -173,6 +173,24 @@ def test_failure_in_the_middle_of_the_model(model: DeepseekV41, monkeypatch) -> 
         check_greedy(model, PROMPTS[5], engine.take_output(kept)[0])
 
 
+@pytest.mark.gpu
+def test_on_a_gpu(model: DeepseekV41) -> None:
+    """The same near-greedy tokens, drafts included, and the memory comes back."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    on_gpu = load_model(GOLDEN, device="cuda", dtype=torch.float32, rounding="none")
+    for drafter in (None, "dspark"):
+        with engine_of(on_gpu, drafter=drafter) as engine:  # type: ignore[arg-type]
+            assert engine.fingerprint()["device"].startswith("cuda")
+            outputs = engine.generate(PROMPTS, GREEDY)
+            engine.check()
+        for prompt, output in zip(PROMPTS, outputs, strict=True):
+            check_greedy(model, prompt, output)
+    del on_gpu, engine
+    gc.collect()
+    assert torch.cuda.memory_allocated() <= before * 1.01 + 2**20
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = DeepseekV41Config(

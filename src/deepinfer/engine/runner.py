@@ -158,6 +158,7 @@ class ModelRunner:
         if masks is None:
             handle.sampled = self._sampler(handle.logits, rows)
         else:
+            masks = masks.to(handle.logits.device, non_blocking=True)
             handle.sampled = self._sampler(handle.logits, rows, masks)  # type: ignore[call-arg]
         handle.logits = None
         return handle
@@ -201,7 +202,7 @@ class ModelRunner:
                     num_accepted=num_accepted,
                     logprobs=row_logprobs,
                     prompt_logprobs=handle.prompt_logprobs.get(index, ()),
-                    error=next((e for e in errors[at : at + used] if e is not None), None),
+                    error=next(filter(None, errors[at : at + used]), None) if errors else None,
                 )
             )
             at += count
