@@ -1,6 +1,7 @@
 """Times one decode step of a small DeepSeek-V4.1 on the CPU, and its matrix products alone, side by side.
 
-Both are measured in the same run, alternating, on one thread. The products are recorded from a real step (same
+Both are measured in the same run, alternating, on one thread, in processor time (so that other processes disturb
+little). The products are recorded from a real step (same
 weights, same shapes) and replayed; stream mixing (inner size 4) does not count as a product. Prints one JSON line
 a case. Run: python benchmarks/model_step.py [--rounding full] [--batch 1 16] [--context 600]
 """
@@ -94,7 +95,7 @@ class ProductRecorder(TorchDispatchMode):
 def measure(
     model: DeepseekV41, batch: int, context: int, repeats: int, draft: bool
 ) -> dict[str, float]:
-    """Median seconds of one step and of its products, alternating."""
+    """Median processor seconds of one step and of its products, alternating."""
     config = model.config
     cache = model.new_cache(batch, context + 8 * repeats + 64)
     generator = torch.Generator().manual_seed(2)
@@ -129,9 +130,9 @@ def measure(
     times: dict[str, list[float]] = {"step": [], "products": []}
     for _ in range(repeats):
         for name, run in (("step", step), ("products", products)):
-            start = time.perf_counter()
+            start = time.process_time()
             run()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(time.process_time() - start)
     median = {name: sorted(values)[len(values) // 2] for name, values in times.items()}
     return {**median, "calls": recorder.num_calls, "product_calls": len(recorder.calls)}
 

@@ -197,7 +197,7 @@ class Engram(nn.Module):
         """
         found = F.embedding(rows, self.embed.weight).flatten(-2).to(streams.dtype)
         projected = self.wkv(self.rounding.activation(found))
-        if is_image is None and small_cpu.fits(streams, self.q_weight, self.k_weight):
+        if is_image is None and small_cpu.fits(streams):
             return small_cpu.engram_gate(streams, projected, self.q_weight, self.k_weight, self.eps)
         kv = projected.float().unflatten(-1, (self.num_streams + 1, -1))
         key, value = kv[:, :-1], kv[:, -1:]

@@ -136,7 +136,7 @@ def enter_sublayer(
     Returns:
         The sublayer's coefficients, and its normed input, shape [tokens, channels].
     """
-    if small_cpu.fits(streams, fn, base, scale, norm_weight):
+    if small_cpu.fits(streams):
         *parts, y = small_cpu.enter_sublayer(
             streams, pre, fn, base, scale, norm_weight, iterations, norm_eps, eps
         )
@@ -157,7 +157,7 @@ def leave_sublayer(streams: Tensor, output: Tensor, mixes: StreamMix) -> Tensor:
     Returns:
         The new streams, same shape and dtype as `streams`.
     """
-    if small_cpu.fits(streams, output):
+    if small_cpu.fits(streams):
         return small_cpu.leave_sublayer(streams, output, mixes.post, mixes.mix)
     added = mixes.post.unsqueeze(-1) * output.float().unsqueeze(1)
     moved = torch.baddbmm(added, mixes.mix.transpose(1, 2), streams.float())

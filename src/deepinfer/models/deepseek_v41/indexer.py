@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from deepinfer.core.errors import InvariantBroken
+from deepinfer.models.deepseek_v41 import small_cpu
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.norm import Linear, RMSNorm
 from deepinfer.models.deepseek_v41.rope import apply_rope_
@@ -106,6 +107,8 @@ def candidate_mask(scores: Tensor, num_visible: Tensor, num_blocks: int, block_s
         True for candidates, shape [..., rows]. A block counts by its best row; the block with the newest
         visible row is always kept; equal blocks: the lower one wins; rows that are not visible are False.
     """
+    if small_cpu.fits(scores):
+        return small_cpu.candidate_mask(scores, num_visible, num_blocks, block_size)
     rows = scores.shape[-1]
     blocks = -(-rows // block_size)
     padded = torch.nn.functional.pad(scores, (0, blocks * block_size - rows), value=-torch.inf)

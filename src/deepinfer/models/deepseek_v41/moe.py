@@ -28,7 +28,7 @@ def clamped_swiglu(gate_up: Tensor, limit: float, weights: Tensor) -> Tensor:
     Returns:
         Shape [rows, channels], fp32.
     """
-    if small_cpu.fits(gate_up, weights):
+    if small_cpu.fits(gate_up):
         return small_cpu.swiglu(gate_up, limit, weights)
     gate, up = gate_up.float().chunk(2, -1)
     out = F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
@@ -77,7 +77,7 @@ class Gate(nn.Module):
         bias = self.bias
         if is_image is not None:
             bias = torch.where(is_image.unsqueeze(-1), self.bias_vl, bias)
-        if small_cpu.fits(scores, bias):
+        if small_cpu.fits(scores):
             return small_cpu.route(scores, bias, self.topk, self.scaling)
         scores = F.softplus(scores).sqrt()
         experts = topk_lowest_index(scores + bias, self.topk)

@@ -13,7 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from deepinfer.models.deepseek_v41.topk import topk_lowest_index
+
 __all__ = [
+    "candidate_mask",
     "engram_gate",
     "enter_sublayer",
     "fits",
@@ -35,14 +38,13 @@ _dot, _divide = np.dot, np.divide
 _max, _sum = np.maximum.reduce, np.add.reduce
 
 
-def fits(x: Tensor, *parameters: Tensor) -> bool:
-    """Whether `x` holds few fp32 values on the CPU, and nothing needs a gradient."""
+def fits(x: Tensor) -> bool:
+    """Whether `x` holds few fp32 values on the CPU, and gradients are off (numpy would hide from them)."""
     return (
         x.is_cpu
         and x.numel() <= _MOST_VALUES
         and x.dtype is torch.float32
-        and not x.requires_grad
-        and not any(p.requires_grad for p in parameters)
+        and not torch.is_grad_enabled()
     )
 
 
@@ -141,7 +143,7 @@ def enter_sublayer(
     m = F.linear(torch.from_numpy(flat), fn).numpy()
     squares = _sum(flat * flat, -1, keepdims=True)
     m = m / np.sqrt(squares * np.float32(1 / flat.shape[-1]) + np.float32(norm_eps))
-    m *= np.repeat(scale.numpy(), _part_sizes(n))
+    m *= scale.numpy()[_parts(n)]
     m += base.numpy()
     gates = _ONE / (_ONE + np.exp(-m[:, : 2 * n]))
     post = gates[:, n:]
@@ -166,8 +168,8 @@ def leave_sublayer(streams: Tensor, output: Tensor, post: Tensor, mix: Tensor) -
 
 
 @functools.cache
-def _part_sizes(n: int) -> np.ndarray:
-    return np.array([n, n, n * n])
+def _parts(n: int) -> np.ndarray:
+    return np.repeat(np.arange(3), [n, n, n * n])
 
 
 def normalise(k: np.ndarray, iterations: int, eps: float) -> np.ndarray:
@@ -207,6 +209,28 @@ def _summing_matrices(n: int, eps: float) -> tuple[np.ndarray, np.ndarray]:
         matrix[-1, -1] = 1
         matrices.append(matrix)
     return matrices[0], matrices[1]
+
+
+# ---- selection ----
+
+
+def candidate_mask(scores: Tensor, num_visible: Tensor, num_blocks: int, block_size: int) -> Tensor:
+    """Twin of `indexer.candidate_mask`."""
+    values = scores.numpy()
+    rows = values.shape[-1]
+    blocks = -(-rows // block_size)
+    padded = np.full((*values.shape[:-1], blocks * block_size), -np.inf, np.float32)
+    padded[..., :rows] = values
+    best = _max(padded.reshape(*values.shape[:-1], blocks, block_size), -1)
+    newest = np.maximum(num_visible.numpy() - 1, 0)[..., None] // block_size
+    seen = np.take_along_axis(best, newest, -1) > -np.inf
+    np.put_along_axis(best, newest, np.where(seen, np.float32(np.inf), np.float32(-np.inf)), -1)
+    picked = topk_lowest_index(torch.from_numpy(best), min(num_blocks, blocks)).numpy()
+    kept = np.zeros(best.shape, dtype=bool)
+    np.put_along_axis(kept, picked, True, -1)
+    kept &= best > -np.inf
+    mask = np.repeat(kept, block_size, -1)[..., :rows] & (values > -np.inf)
+    return torch.from_numpy(mask)
 
 
 # ---- Engram ----
