@@ -1,0 +1,31 @@
+"""Plots of plans, attention, routing and drafts, for notebooks.
+
+Every function takes arrays or the dataclasses of `deepinfer.core`, an optional `ax`, and returns the Axes. Needs
+matplotlib, which loads when the first plot is drawn; importing this package needs NumPy only.
+"""
+
+from __future__ import annotations
+
+from deepinfer.viz.acceptance import plot_acceptance as plot_acceptance
+from deepinfer.viz.attention import plot_attention_mass as plot_attention_mass
+from deepinfer.viz.attention import plot_selected_rows as plot_selected_rows
+from deepinfer.viz.experts import plot_expert_load as plot_expert_load
+from deepinfer.viz.matrix import plot_matrix as plot_matrix
+from deepinfer.viz.plans import plot_plans as plot_plans
+from deepinfer.viz.spans import Span as Span
+from deepinfer.viz.spans import plot_spans as plot_spans
+from deepinfer.viz.style import COLORS as COLORS
+from deepinfer.viz.style import use_style as use_style
+
+__all__ = [
+    "COLORS",
+    "Span",
+    "plot_acceptance",
+    "plot_attention_mass",
+    "plot_expert_load",
+    "plot_matrix",
+    "plot_plans",
+    "plot_selected_rows",
+    "plot_spans",
+    "use_style",
+]
