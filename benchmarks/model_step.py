@@ -1,9 +1,9 @@
-"""Times one decode step of a small DeepSeek-V4.1 on the CPU, and its matrix products alone, side by side.
+"""Times a decode step and a draft block of a small DeepSeek-V4.1 on the CPU beside their matrix products alone.
 
-Both are measured in the same run, alternating, on one thread, in processor time (so that other processes disturb
-little). The products are recorded from a real step (same
-weights, same shapes) and replayed; stream mixing (inner size 4) does not count as a product. Prints one JSON line
-a case. Run: python benchmarks/model_step.py [--rounding full] [--batch 1 16] [--context 600]
+Step and products alternate in one run, on one thread, in processor time, which other work on the machine disturbs
+little. The products are recorded from a real step (same weights, same shapes) and replayed; the mixing of the four
+streams, with an inner size of 4, is not counted among them. Median of the repeats; one JSON line a case.
+Run: python benchmarks/model_step.py [--rounding full none] [--batch 1 16] [--context 600]
 """
 
 from __future__ import annotations
@@ -73,11 +73,9 @@ class ProductRecorder(TorchDispatchMode):
         super().__init__()
         self.smallest_inner = smallest_inner
         self.calls: list[Callable[[], object]] = []
-        self.num_calls = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Runs the operation; counts all of them and keeps the products."""
-        self.num_calls += 1
+        """Runs the operation, and keeps it when it is a product."""
         name = func._schema.name.split("::")[-1]
         if name in PRODUCTS:
             left = args[1] if name.startswith(("add", "badd")) else args[0]
@@ -134,7 +132,7 @@ def measure(
             run()
             times[name].append(time.process_time() - start)
     median = {name: sorted(values)[len(values) // 2] for name, values in times.items()}
-    return {**median, "calls": recorder.num_calls, "product_calls": len(recorder.calls)}
+    return {**median, "product_calls": len(recorder.calls)}
 
 
 def main() -> None:
@@ -146,32 +144,39 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=200)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    root = Path(__file__).resolve().parent
-    git = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True
-    )
+    git = ["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "--short", "HEAD"]
     machine = {
-        "device": f"cpu ({platform.processor() or platform.machine()}, 1 thread)",
+        "device": f"{cpu_name()}, 1 thread",
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "commit": git.stdout.strip(),
+        "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
         "date": datetime.date.today().isoformat(),
     }
     for rounding in args.rounding:
         model = random_model(small_config(), rounding)
         for batch in args.batch:
-            for part in ("decode step", "draft block"):
-                result = measure(model, batch, args.context, args.repeats, part == "draft block")
-                case = {"rounding": rounding, "batch": batch, "context": args.context}
-                case |= {"products_value": round(result["products"] * 1e3, 4)}
-                case |= {"ratio": round(result["step"] / result["products"], 3)}
-                case |= {"torch_calls": result["calls"], "product_calls": result["product_calls"]}
+            for case in ("decode step", "draft block"):
+                found = measure(model, batch, args.context, args.repeats, case == "draft block")
                 line = {
-                    "part": f"model {part}",
-                    "case": case,
-                    "value": round(result["step"] * 1e3, 4),
+                    "part": "model",
+                    "case": f"{case}, rounding {rounding}",
+                    "batch": batch,
+                    "context": args.context,
+                    "value": round(found["step"] * 1e3, 3),
                     "unit": "ms",
+                    "products_ms": round(found["products"] * 1e3, 3),
+                    "ratio": round(found["step"] / found["products"], 2),
+                    "product_calls": found["product_calls"],
                 }
                 print(json.dumps({**line, **machine}))
+
+
+def cpu_name() -> str:
+    """Model name of the processor, or its architecture."""
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.is_file() else ():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
 
 
 if __name__ == "__main__":
