@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from model_step import ProductRecorder, random_model, small_config
+from model_step import ProductRecorder, cpu_name, random_model, small_config
 
 from deepinfer import Engine, SamplingParams
 
@@ -137,7 +137,7 @@ def main() -> None:
         ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True
     )
     is_cuda = args.device.startswith("cuda")
-    name = torch.cuda.get_device_name() if is_cuda else f"cpu ({platform.machine()}, 1 thread)"
+    name = torch.cuda.get_device_name() if is_cuda else f"{cpu_name()}, 1 thread"
     for batch in args.batch:
         for mode in args.modes:
             timed = Timed(model)
@@ -148,21 +148,18 @@ def main() -> None:
             rest = found["step"] - found["model"]
             line = {
                 "part": "engine",
-                "case": {
-                    "model": args.model,
-                    "mode": mode,
-                    "batch": batch,
-                    "context": args.context,
-                    "tokens_per_step_and_request": round(found["tokens_per_step"] / batch, 3),
-                    "step_ms": round(1e3 * found["step"], 3),
-                    "model_ms": round(1e3 * found["model"], 3),
-                    "products_ms": round(1e3 * found["products"], 3),
-                    "step_to_products": round(found["step"] / found["products"], 2),
-                    "rest_ms": round(1e3 * rest, 3),
-                    "rest_share": round(rest / found["step"], 3),
-                },
+                "case": f"{mode}, model {args.model}",
+                "batch": batch,
+                "context": args.context,
                 "value": round(found["tokens_per_step"] * args.repeats / found["total"], 1),
                 "unit": "tokens/s",
+                "tokens_per_step_and_request": round(found["tokens_per_step"] / batch, 3),
+                "step_ms": round(1e3 * found["step"], 3),
+                "model_ms": round(1e3 * found["model"], 3),
+                "products_ms": round(1e3 * found["products"], 3),
+                "step_to_products": round(found["step"] / found["products"], 2),
+                "rest_ms": round(1e3 * rest, 3),
+                "rest_share": round(rest / found["step"], 3),
                 "device": name,
                 "versions": {"python": platform.python_version(), "torch": torch.__version__},
                 "commit": git.stdout.strip(),
