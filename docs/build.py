@@ -1,11 +1,12 @@
 """Builds the documentation site.
 
-Pages that follow from the code are written to Markdown first (docs/reference/api, errors.md, environment.md, and
-docs/gallery from notebooks/), so the site itself needs nothing but Markdown and docstrings:
+Pages that follow from the code are written to Markdown first (docs/reference/api, errors.md, environment.md,
+measurements.md, and docs/gallery from notebooks/), so the site itself needs nothing but Markdown and docstrings:
 
     python docs/build.py --strict           the whole site into site/
-    python docs/build.py --pages-only       the generated pages only
+    python docs/build.py --pages-only       the generated pages only, without the gallery
     python docs/build.py --notebooks-only   run every notebook, and write the gallery
+    python docs/build.py --reuse-gallery    the whole site, with the gallery that is there
     python docs/build.py --serve            rebuild and show while editing
 """
 
@@ -13,18 +14,22 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 from deepinfer.core import errors
 from deepinfer.core.variables import VARIABLES
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+GALLERY = DOCS / "gallery"
 SOURCE = ROOT / "src" / "deepinfer"
 NOTEBOOK_TIMEOUT_S = 180
 
@@ -104,6 +109,46 @@ def environment_page() -> str:
     return "\n".join(lines)
 
 
+def measurements_page() -> str:
+    """Markdown of the page about measurements: every committed line of benchmarks/results."""
+    lines = [
+        "# Measurements",
+        "",
+        "Every line that is committed in `benchmarks/results`, as the scripts in `benchmarks/` printed it. The",
+        "documentation and the README take their numbers from here and from nowhere else.",
+        "",
+    ]
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.jsonl")):
+        lines += [f"## {path.stem}", "", f"`python benchmarks/{path.stem}.py`", ""]
+        lines += [
+            "| case | value | machine | versions | date, commit |",
+            "| --- | --- | --- | --- | --- |",
+        ]
+        for text in path.read_text(encoding="utf-8").splitlines():
+            if text.strip():
+                lines.append(measurement_row(json.loads(text)))
+        lines.append("")
+    return "\n".join(lines)
+
+
+def measurement_row(line: dict[str, Any]) -> str:
+    """One row of the page about measurements."""
+    known = ("part", "case", "value", "unit", "device", "versions", "date", "commit")
+    rest = [f"{key} {plain(value)}" for key, value in line.items() if key not in known]
+    case = "; ".join(filter(None, [str(line.get("case", "")), ", ".join(rest)]))
+    value = f"{plain(line.get('value', ''))} {line.get('unit', '')}"
+    versions = plain(line.get("versions", ""))
+    when = ", ".join(str(line[key]) for key in ("date", "commit") if key in line)
+    return f"| {case} | {value} | {line.get('device', '')} | {versions} | {when} |"
+
+
+def plain(value: Any) -> str:
+    """A value of a measurement in words."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {plain(inner)}" for key, inner in value.items())
+    return f"{value:.5g}" if isinstance(value, float) else str(value).replace("|", "/")
+
+
 def write_pages() -> None:
     """Writes every page that follows from the code."""
     folder = DOCS / "reference" / "api"
@@ -112,18 +157,57 @@ def write_pages() -> None:
     for package in api_packages():
         name = package.partition(".")[2] or "deepinfer"
         (folder / f"{name}.md").write_text(api_page(package), encoding="utf-8")
-    (DOCS / "reference" / "errors.md").write_text(errors_page(), encoding="utf-8")
-    (DOCS / "reference" / "environment.md").write_text(environment_page(), encoding="utf-8")
+    for name, page in (
+        ("errors", errors_page),
+        ("environment", environment_page),
+        ("measurements", measurements_page),
+    ):
+        (DOCS / "reference" / f"{name}.md").write_text(page(), encoding="utf-8")
 
 
 def run_notebooks() -> None:
     """Runs every notebook in its own folder and writes it with its outputs to docs/gallery."""
-    notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    if notebooks:
-        command = [sys.executable, "-m", "nbconvert", "--to", "markdown", "--execute"]
-        command += [f"--ExecutePreprocessor.timeout={NOTEBOOK_TIMEOUT_S}"]
-        command += ["--output-dir", str(DOCS / "gallery"), *map(str, notebooks)]
-        subprocess.run(command, check=True, cwd=ROOT)
+    shutil.rmtree(GALLERY, ignore_errors=True)
+    GALLERY.mkdir(parents=True)
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        begin = time.perf_counter()
+        write_gallery_page(path)
+        print(f"{path.relative_to(ROOT)}: {time.perf_counter() - begin:.1f} s", flush=True)
+
+
+def write_gallery_page(path: Path) -> None:
+    """Runs one notebook; its page, its pictures and the notebook itself land in docs/gallery."""
+    import nbformat
+    from nbconvert import MarkdownExporter
+    from nbconvert.preprocessors import ExecutePreprocessor
+
+    notebook = nbformat.read(path, as_version=4)
+    runner = ExecutePreprocessor(
+        timeout=NOTEBOOK_TIMEOUT_S, kernel_name="python3", extra_arguments=["--log-level=ERROR"]
+    )
+    runner.preprocess(notebook, {"metadata": {"path": str(path.parent)}})
+    names = {"unique_key": path.stem, "output_files_dir": f"{path.stem}_files"}
+    body, resources = MarkdownExporter().from_notebook_node(notebook, resources=names)
+    for name, content in resources["outputs"].items():
+        (GALLERY / name).parent.mkdir(exist_ok=True)
+        (GALLERY / name).write_bytes(content)
+    alts = iter(picture_texts(notebook))
+    body = re.sub(r"!\[png\]", lambda _: f"![{next(alts)}]", body)
+    link = f"[Download the notebook]({path.name}) and run it: it takes less than a minute on a CPU."
+    title, _, rest = body.partition("\n")
+    (GALLERY / f"{path.stem}.md").write_text(f"{title}\n\n{link}\n{rest}", encoding="utf-8")
+    shutil.copyfile(path, GALLERY / path.name)
+
+
+def picture_texts(notebook: Any) -> list[str]:
+    """What each picture shows, in order: the text that its cell's metadata gives under "alt"."""
+    return [
+        cell.metadata.get("alt", "A plot")
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+        if "image/png" in output.get("data", {})
+    ]
 
 
 def third_party_hosts(site: Path) -> list[str]:
@@ -151,6 +235,7 @@ def main() -> int:
     parser.add_argument("--strict", action="store_true", help="warnings are errors")
     parser.add_argument("--pages-only", action="store_true", help="write the generated pages only")
     parser.add_argument("--notebooks-only", action="store_true", help="run the notebooks only")
+    parser.add_argument("--reuse-gallery", action="store_true", help="run no notebook")
     parser.add_argument("--serve", action="store_true", help="show the site while editing")
     options = parser.parse_args()
     if options.notebooks_only:
@@ -159,6 +244,8 @@ def main() -> int:
     write_pages()
     if options.pages_only:
         return 0
+    if not (options.reuse_gallery or (options.serve and GALLERY.is_dir())):
+        run_notebooks()
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     command = [sys.executable, "-m", "mkdocs", "serve" if options.serve else "build"]
     command += ["--strict"] if options.strict else []

@@ -1,9 +1,18 @@
-"""Draws docs/assets/structure.svg, the picture of the layers: `python docs/picture.py`."""
+"""Draws the pictures of the documentation, docs/assets/*.svg: `python docs/picture.py`.
+
+Each picture is made of rectangles, lines and text on a grid of pixels. The plan of layers is read from the published
+configuration, so it cannot disagree with it.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from xml.sax.saxutils import escape
+
+ROOT = Path(__file__).resolve().parent.parent
+PUBLISHED = ROOT / "tests" / "data" / "deepseek_v41_flash" / "config.json"
 
 # Each layer: a name, or several names side by side, with what they do.
 LAYERS = (
@@ -27,51 +36,285 @@ LAYERS = (
 )
 WIDTH, ROW, GAP, MARGIN = 860, 54, 10, 10
 
+# Each picture brings its own background, so it can be read whatever the page around it looks like.
 STYLE = """
 text { font-family: system-ui, sans-serif; fill: #1f2430 }
 .name { font-size: 15px; font-weight: 600 }
 .what { font-size: 12px; fill: #555e70 }
-rect { fill: #f3f5fa; stroke: #8a94ad }
+.page { fill: #ffffff; stroke: none }
+rect, circle { fill: #f3f5fa; stroke: #8a94ad }
+.blue { fill: #0072b2 } .sky { fill: #bfe1f5 } .orange { fill: #f3c566 } .green { fill: #8fd6bf }
+.none { fill: none }
+.light { fill: #ffffff; font-size: 12px }
+path { fill: none; stroke: #5b6478; stroke-width: 1.5 }
+marker path { fill: #5b6478; stroke: none }
 @media (prefers-color-scheme: dark) {
-  text { fill: #e8ebf2 } .what { fill: #a9b2c5 } rect { fill: #232834; stroke: #65708a }
+  .page { fill: #1b1f27 }
+  text { fill: #e8ebf2 } .what { fill: #a9b2c5 } .light { fill: #ffffff }
+  rect, circle { fill: #232834; stroke: #65708a }
+  .blue { fill: #0072b2 } .sky { fill: #1d4f6b } .orange { fill: #8a6414 } .green { fill: #14624c }
+  .none { fill: none }
+  path { stroke: #a9b2c5 } marker path { fill: #a9b2c5 }
 }
 """
+ARROW = (
+    '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+    'orient="auto"><path d="M0 0L8 4L0 8z"/></marker></defs>'
+)
 
 
-def draw(built: set[str]) -> str:
-    """The picture as SVG text; parts that do not exist yet are drawn with a dashed line.
+class Picture:
+    """A picture under construction; coordinates are pixels from the top left corner."""
 
-    Args:
-        built: Names of the parts that exist.
-    """
+    def __init__(self, title: str, height: float) -> None:
+        self.title = title
+        self.height = height
+        self.parts: list[str] = []
+
+    def box(
+        self, x: float, y: float, width: float, height: float, look: str = "", extra: str = ""
+    ) -> None:
+        """A rounded rectangle."""
+        kind = f' class="{look}"' if look else ""
+        self.parts.append(
+            f'<rect{kind} x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{height:.0f}" '
+            f'rx="{min(6, height / 4, width / 4):.0f}"{extra}/>'
+        )
+
+    def text(
+        self, x: float, y: float, text: str, look: str = "what", anchor: str = "middle"
+    ) -> None:
+        """A line of text around, or from, a point."""
+        self.parts.append(
+            f'<text class="{look}" x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{escape(text)}</text>'
+        )
+
+    def arrow(self, *points: tuple[float, float], tip: bool = True) -> None:
+        """A line through points."""
+        steps = "L".join(f"{x:.0f} {y:.0f}" for x, y in points)
+        end = ' marker-end="url(#tip)"' if tip else ""
+        self.parts.append(f'<path d="M{steps}"{end}/>')
+
+    def svg(self) -> str:
+        """The picture as SVG text."""
+        head = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height:.0f}" role="img">',
+            f"<title>{escape(self.title)}</title>",
+            f"<style>{STYLE}</style>",
+            ARROW,
+            f'<rect class="page" width="{WIDTH}" height="{self.height:.0f}" rx="8"/>',
+        ]
+        return "\n".join([*head, *self.parts, "</svg>", ""])
+
+
+def structure(built: set[str]) -> Picture:
+    """The layers of the package; parts that do not exist yet have a dashed border."""
     height = 2 * MARGIN + len(LAYERS) * ROW + (len(LAYERS) - 1) * GAP
-    title = "The parts of deepinfer in layers; each imports only from the layers below it"
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
-        f"<title>{title}</title>",
-        f"<style>{STYLE}</style>",
-    ]
+    picture = Picture(
+        "The parts of deepinfer in layers; each imports only from the layers below it", height
+    )
     for row, layer in enumerate(LAYERS):
         top = MARGIN + row * (ROW + GAP)
         width = (WIDTH - 2 * MARGIN - GAP * (len(layer) - 1)) / len(layer)
         for column, (name, what) in enumerate(layer):
             left = MARGIN + column * (width + GAP)
             dashes = "" if name in built else ' stroke-dasharray="5 4"'
-            middle = left + width / 2
-            lines += [
-                f'<rect x="{left:.0f}" y="{top}" width="{width:.0f}" height="{ROW}" rx="6"{dashes}/>',
-                f'<text class="name" x="{middle:.0f}" y="{top + 23}" text-anchor="middle">{name}</text>',
-                f'<text class="what" x="{middle:.0f}" y="{top + 41}" text-anchor="middle">{escape(what)}</text>',
-            ]
-    return "\n".join([*lines, "</svg>", ""])
+            picture.box(left, top, width, ROW, extra=dashes)
+            picture.text(left + width / 2, top + 23, name, "name")
+            picture.text(left + width / 2, top + 41, what)
+    return picture
+
+
+def layer_plan(built: set[str]) -> Picture:
+    """Which layer owns, chooses and reads what, from the published configuration."""
+    config = json.loads(PUBLISHED.read_text(encoding="utf-8"))["text_config"]
+    layers, ratios = config["num_hidden_layers"], config["compress_ratios"]
+    sources, choosers = config["kv_source_layer_ids"], config["index_source_layer_ids"]
+    picture = Picture(
+        "The layers of DeepSeek-V4.1-Flash and what each owns, chooses and reads", 330
+    )
+    left, cell = 112, 17
+
+    def at(layer: float) -> float:
+        return left + layer * cell
+
+    def row(y: float, name: str, what: str) -> None:
+        picture.text(left - 10, y + 12, name, "name", "end")
+        picture.text(left - 10, y + 27, what, "what", "end")
+
+    for first, last, name in (
+        (0, sources[-1], "causal encoder"),
+        (sources[-1], layers, "decoder"),
+        (layers, len(ratios), "draft"),
+    ):
+        picture.text((at(first) + at(last)) / 2, 24, name, "name")
+        picture.arrow((at(first) + 2, 32), (at(last) - 2, 32), tip=False)
+    row(44, "layer", "")
+    for layer in range(0, layers, 5):
+        picture.text(at(layer + 0.5), 57, str(layer))
+    row(72, "window", "every layer")
+    for layer in range(len(ratios)):
+        picture.box(at(layer) + 1, 72, cell - 2, 30, "sky")
+    row(120, "pool", "rows made of")
+    for source, end in zip(sources, [*sources[1:], layers], strict=True):
+        picture.box(at(source) + 1, 120, (end - source) * cell - 2, 30)
+        picture.box(at(source) + 1, 120, cell - 2, 30, "blue")
+        label = "pairs of tokens" if ratios[source] == 2 else "single tokens"
+        picture.text((at(source + 1) + at(end)) / 2, 139, label)
+    row(168, "rows", "chosen by")
+    for chooser, end in zip(choosers, [*choosers[1:], layers], strict=True):
+        picture.box(at(chooser) + 1, 168, (end - chooser) * cell - 2, 30)
+        picture.box(at(chooser) + 1, 168, cell - 2, 30, "blue" if chooser in sources else "green")
+        picture.text((at(chooser + 1) + at(end)) / 2, 187, "reuse")
+    row(216, "Engram", "n-grams")
+    for layer in config["engram_layer_ids"]:
+        picture.box(at(layer) + 1, 216, cell - 2, 30, "orange")
+    row(264, "features", "for the draft")
+    targets = config["dspark_target_layer_ids"]
+    for layer in targets:
+        picture.box(at(layer) + 1, 264, cell - 2, 30, "orange")
+    picture.arrow((at(targets[-1] + 1), 279), (at(layers + 1.5), 279), (at(layers + 1.5), 106))
+    picture.text(at(0), 318, "blue: owns the pool and its index keys, and chooses", anchor="start")
+    picture.text(at(20), 318, "green: chooses again, among the keys of the owner", anchor="start")
+    return picture
+
+
+def attention(built: set[str]) -> Picture:
+    """What one query attends to."""
+    picture = Picture(
+        "One query attends jointly to its window, to chosen pool rows and to a sink", 300
+    )
+    cell = 20
+    picture.text(20, 30, "pool: a row for one or two tokens each", "name", "start")
+    chosen = {2, 5, 6, 11, 17}
+    for i in range(20):
+        picture.box(20 + i * cell, 42, cell - 3, 30, "blue" if i in chosen else "")
+    picture.text(
+        20,
+        92,
+        "over the whole text; the indexer scores all rows and keeps the best (blue)",
+        anchor="start",
+    )
+    picture.text(470, 30, "window: the last tokens", "name", "start")
+    for i in range(14):
+        picture.box(470 + i * cell, 42, cell - 3, 30, "sky")
+    picture.text(470, 92, "the newest is the query's own", anchor="start")
+    picture.text(800, 30, "sink", "name")
+    picture.box(782, 42, 36, 30, "orange")
+    picture.text(800, 92, "no value")
+    for x in (220, 610, 800):
+        picture.arrow((x, 102), (x, 134), tip=False)
+    picture.arrow((220, 134), (800, 134), tip=False)
+    picture.arrow((430, 134), (430, 158))
+    picture.box(265, 160, 330, 40)
+    picture.text(430, 185, "one softmax over all of them", "name")
+    picture.text(253, 185, "query of a head", anchor="end")
+    picture.arrow((430, 200), (430, 224))
+    picture.box(265, 226, 330, 40)
+    picture.text(430, 251, "sum of rows: key and value are one", "name")
+    picture.text(430, 288, "undo the rotation at the query's position, then project back")
+    return picture
+
+
+def streams(built: set[str]) -> Picture:
+    """How one sublayer reads, writes and moves the residual streams."""
+    picture = Picture("A sublayer reads, writes and mixes four residual streams", 300)
+    ys = [60, 100, 140, 180]
+    for i, y in enumerate(ys):
+        picture.text(40, y + 5, f"X{i}", "name")
+        picture.arrow((60, y), (540, y), tip=False)
+        picture.arrow((670, y), (810, y))
+        picture.text(832, y + 5, f"X'{i}", "name")
+    picture.box(540, 40, 130, 160, "green")
+    picture.text(605, 116, "mix", "name")
+    picture.text(605, 134, "doubly stochastic")
+    for y in ys:
+        picture.arrow((110, y), (110, 240), tip=False)
+    picture.arrow((110, 240), (168, 240))
+    picture.text(20, 268, "sum, with weights pre of", anchor="start")
+    picture.text(20, 284, "the sublayer before", anchor="start")
+    picture.box(170, 220, 80, 40)
+    picture.text(210, 245, "norm", "name")
+    picture.arrow((250, 240), (288, 240))
+    picture.box(290, 220, 190, 40, "sky")
+    picture.text(385, 245, "attention or experts", "name")
+    picture.arrow((480, 240), (740, 240), (740, 186))
+    for y in ys:
+        picture.parts.append(f'<circle class="orange" cx="740" cy="{y}" r="6"/>')
+    picture.arrow((740, 186), (740, 60), tip=False)
+    picture.text(840, 268, "added to each stream, with weights post", anchor="end")
+    picture.text(
+        330, 30, "pre (for the next sublayer), post and mix are computed from the streams", "what"
+    )
+    return picture
+
+
+def draft(built: set[str]) -> Picture:
+    """How the draft proposes a block."""
+    picture = Picture(
+        "DSpark: context from the target's features, a block in one pass, then a chain", 330
+    )
+    picture.text(20, 30, "features of verified tokens", "name", "start")
+    for i in range(8):
+        picture.box(20 + i * 26, 42, 22, 30, "sky")
+    picture.text(20, 92, "streams that enter the last layers", anchor="start")
+    picture.text(270, 30, "block", "name", "start")
+    for i, name in enumerate(("anchor", "noise", "noise", "noise", "noise")):
+        picture.box(270 + i * 66, 42, 62, 30, "orange" if i == 0 else "")
+        picture.text(301 + i * 66, 62, name)
+    picture.text(270, 92, "newest token, and places behind it", anchor="start")
+    picture.arrow((124, 100), (124, 128))
+    picture.arrow((435, 100), (435, 128))
+    picture.box(20, 130, 580, 44)
+    picture.text(310, 150, "draft stages", "name")
+    picture.text(310, 166, "each query sees the window of context rows and the whole block")
+    for i in range(5):
+        x = 301 + i * 66
+        picture.arrow((x, 174), (x, 198))
+        picture.box(x - 31, 200, 62, 30)
+        picture.text(x, 220, "logits")
+        picture.arrow((x, 230), (x, 254))
+        picture.box(x - 31, 256, 62, 30, "green")
+        picture.text(x, 276, f"draft {i + 1}")
+        if i:
+            picture.arrow((x - 35, 271), (x - 31, 271), tip=False)
+    picture.text(250, 220, "base logits", anchor="end")
+    picture.text(250, 268, "chained: plus the Markov", anchor="end")
+    picture.text(250, 284, "bias of the token before", anchor="end")
+    picture.arrow((601, 271), (640, 271), (640, 214), (666, 214))
+    picture.box(668, 190, 182, 48, "blue")
+    picture.text(759, 211, "target verifies", "light")
+    picture.text(759, 227, "anchor and drafts at once", "light")
+    picture.text(759, 262, "kept up to the first that")
+    picture.text(759, 278, "the target would not choose")
+    picture.text(
+        301,
+        312,
+        "confidence of a draft: from the same hidden row and the token before",
+        anchor="start",
+    )
+    return picture
+
+
+PICTURES: dict[str, Callable[[set[str]], Picture]] = {
+    "structure": structure,
+    "layer_plan": layer_plan,
+    "attention": attention,
+    "streams": streams,
+    "draft": draft,
+}
+
+
+def draw_all() -> dict[str, str]:
+    """Every picture as SVG text, by file name."""
+    built = {path.parent.name for path in (ROOT / "src" / "deepinfer").glob("*/__init__.py")}
+    return {f"{name}.svg": make(built).svg() for name, make in PICTURES.items()}
 
 
 def main() -> None:
-    """Writes the file."""
-    root = Path(__file__).resolve().parent.parent
-    built = {path.parent.name for path in (root / "src" / "deepinfer").glob("*/__init__.py")}
-    target = root / "docs" / "assets" / "structure.svg"
-    target.write_text(draw(built), encoding="utf-8")
+    """Writes the files."""
+    for name, text in draw_all().items():
+        (ROOT / "docs" / "assets" / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -81,15 +81,17 @@ def test_hosts_of_others_are_found(build: ModuleType, tmp_path: Path) -> None:
     ]
 
 
-def test_picture_is_up_to_date(repo_root: Path) -> None:
+def test_pictures_are_up_to_date(repo_root: Path) -> None:
     spec = importlib.util.spec_from_file_location("picture", repo_root / "docs" / "picture.py")
     assert spec is not None
     assert spec.loader is not None
     picture = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(picture)
-    built = {path.parent.name for path in (repo_root / "src" / "deepinfer").glob("*/__init__.py")}
-    drawn = (repo_root / "docs" / "assets" / "structure.svg").read_text()
-    assert drawn == picture.draw(built), "run python docs/picture.py"
+    drawn = picture.draw_all()
+    folder = repo_root / "docs" / "assets"
+    assert {path.name for path in folder.glob("*.svg")} == set(drawn)
+    stale = [name for name, text in drawn.items() if (folder / name).read_text("utf-8") != text]
+    assert stale == [], "run python docs/picture.py"
 
 
 def test_links_between_files_of_the_repository_lead_somewhere(repo_root: Path) -> None:
