@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deepinfer.core.errors import InvariantBroken
+from deepinfer.core.errors import InvariantBroken, ShapeError
 from deepinfer.models.deepseek_v41 import ForwardBatch
 
 
@@ -101,3 +101,29 @@ def test_missing_context_is_an_error(small_model) -> None:
     with pytest.raises(InvariantBroken, match="0 to 3"):
         small_model.draft.propose([9], [6], [0], cache)
     assert small_model.draft.propose([9], [4], [0], cache).base_logits.shape == (1, 4, 160)
+
+
+def test_a_long_prompt_at_once(small_model) -> None:
+    """More rows than a ring holds: only those within reach are written."""
+    draft = small_model.draft
+    cache = small_model.new_cache(2, 64, 16, max_rollback=4)
+    ids = (torch.arange(50) * 7 % 150).tolist()
+    features = []
+    for at in range(0, 50, 16):
+        batch = ForwardBatch.from_segments([(0, at, ids[at : at + 16])])
+        features.append(small_model(batch, cache).features)
+        count = len(features[-1])
+        draft.extend_context(features[-1], range(at, at + count), [0] * count, cache)
+    draft.extend_context(torch.cat(features), range(50), [1] * 50, cache)
+    cache.lengths[1] = 50
+    for anchor in (50, 46):
+        cache.truncate(0, anchor)
+        cache.truncate(1, anchor)
+        out = draft.propose([9, 9], [anchor] * 2, [0, 1], cache)
+        assert torch.allclose(out.base_logits[0], out.base_logits[1], atol=1e-5)
+
+
+def test_arguments_of_different_length(small_model) -> None:
+    cache = small_model.new_cache(1, 64, 16)
+    with pytest.raises(ShapeError, match="3 feature rows, 2 positions and 3 slots"):
+        small_model.draft.extend_context(torch.zeros(3, 128), [0, 1], [0] * 3, cache)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepinfer.core.errors import InvariantBroken
+from deepinfer.core.errors import InvariantBroken, ShapeError
 from deepinfer.models.deepseek_v41 import small_cpu
 from deepinfer.models.deepseek_v41.attention import Attention, sink_attention
 from deepinfer.models.deepseek_v41.cache import SlotCache
@@ -209,8 +209,26 @@ class DSparkDraft(nn.ModuleList):
             positions: Their positions, shape [tokens], rising by one within a slot.
             slots: Their slots, shape [tokens].
             cache: The cache whose draft windows are written.
+
+        Raises:
+            ShapeError: The arguments differ in length.
         """
         at, where = _host(positions), _host(slots)
+        if not len(features) == len(at) == len(where):
+            raise ShapeError(
+                f"There are {len(features)} feature rows, {len(at)} positions and {len(where)} slots; "
+                "give one position and one slot a row.",
+                argument="features",
+                expected=(len(at), len(where)),
+                found=len(features),
+            )
+        # What lies behind the window, rollback included, is never read.
+        reach = cache.config.sliding_window + cache.max_rollback
+        ends = {slot: int(at[where == slot].max()) + 1 for slot in np.unique(where).tolist()}
+        near = at >= np.array([ends[slot] - reach for slot in where.tolist()])
+        if not near.all():
+            at, where = at[near], where[near]
+            features = features[torch.from_numpy(near).to(features.device)]
         main = self[0].main_norm(self[0].main_proj(self.rounding.activation(features)))
         x = self.rounding.activation(main)
         phases = self._rotation(at, features.device).per_token
@@ -219,9 +237,8 @@ class DSparkDraft(nn.ModuleList):
         for stage in self:
             kv = stage.attn.window_rows(x, phases)
             cache.rings[stage.layer_id].index_copy_(0, rows, kv)
-        for slot in np.unique(where).tolist():
-            mine = at[where == slot]
-            low, high = int(mine[0]), int(mine[-1]) + 1
+        for slot, high in ends.items():
+            low = int(at[where == slot].min())
             first, end = cache.draft_spans[slot]
             # Rows before a gap are no context of what comes after it.
             cache.draft_spans[slot] = (first if first < end and first <= low <= end else low, high)
