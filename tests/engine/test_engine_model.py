@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import runpy
 import sys
 import weakref
 from collections.abc import Sequence
@@ -53,14 +54,15 @@ def check_greedy(model: DeepseekV41, prompt: Sequence[int], output: Output) -> N
 
 
 def test_sixteen_at_once_and_one_at_a_time(model: DeepseekV41) -> None:
+    params = GREEDY.replace(max_tokens=12)
     with engine_of(model) as engine:
-        together = engine.generate(PROMPTS, GREEDY)
+        together = engine.generate(PROMPTS, params)
         engine.check()
-        alone = [engine.generate(prompt, GREEDY)[0] for prompt in PROMPTS]
+        alone = [engine.generate(prompt, params)[0] for prompt in PROMPTS]
     for prompt, one, other in zip(PROMPTS, together, alone, strict=True):
         check_greedy(model, prompt, one)
         check_greedy(model, prompt, other)
-        assert len(one.token_ids) == len(other.token_ids) == 24
+        assert len(one.token_ids) == len(other.token_ids) == 12
     same = sum(one.token_ids == other.token_ids for one, other in zip(together, alone, strict=True))
     assert same >= 15
 
@@ -215,6 +217,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_pretrained(weights, folder, config=config)
     (folder / "tokenizer.json").write_text(tokenizer_json(400), encoding="utf-8")
     return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("offline_inference", ["--max-tokens", "4", "--device", "cpu"]),
+        ("offline_inference", ["--max-tokens", "4", "--device", "cpu", "--drafter", "dspark"]),
+        ("stream", ["a prompt"]),
+        ("embed_engine", []),
+    ],
+)
+def test_examples(folder: Path, repo_root: Path, monkeypatch, capsys, name, options) -> None:
+    monkeypatch.setenv("DEEPINFER_HF_MODEL_DIR", str(folder))
+    monkeypatch.setattr(sys, "argv", [name, *options])
+    runpy.run_path(str(repo_root / "examples" / f"{name}.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    expected = {
+        "stream": "'import ' -> ",
+        "embed_engine": "third ended by",
+        "offline_inference": "tokens/s",
+    }
+    assert expected[name] in out
 
 
 class TestCheckpoint:

@@ -279,7 +279,7 @@ def machine_settings(examples: int) -> settings:
 
 
 def test_any_order_of_calls() -> None:
-    run_state_machine_as_test(Machine, settings=machine_settings(300))
+    run_state_machine_as_test(Machine, settings=machine_settings(150))
 
 
 class MiscountsDrafts(Scheduler):

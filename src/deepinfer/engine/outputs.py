@@ -111,12 +111,11 @@ class OutputBuilder:
         reason, stop_reason = progress.finish_reason, progress.stop_token_id
         text = ""
         if self._text is not None:
-            taken = len(self._text.token_ids)
             text = self._text.push(tokens if stop_reason is None else tokens[:-1])
             if self._text.stop_reason is None and reason is not None:
                 text += self._text.finish()
             if self._text.stop_reason is not None:
-                tokens = tokens[: len(self._text.token_ids) - taken]
+                tokens = tokens[: len(self._text.token_ids) - len(self._token_ids)]
                 reason, self._stop_reason = FinishReason.STOP, self._text.stop_reason
         if self._stop_reason is None:
             self._stop_reason = stop_reason
