@@ -7,6 +7,7 @@ measurements.md, and docs/gallery from notebooks/), so the site itself needs not
     python docs/build.py --pages-only       the generated pages only, without the gallery
     python docs/build.py --notebooks-only   run every notebook, and write the gallery
     python docs/build.py --reuse-gallery    the whole site, with the gallery that is there
+    python docs/build.py --readme           write the newest measured values into the README's table
     python docs/build.py --serve            rebuild and show while editing
 """
 
@@ -131,6 +132,42 @@ def measurements_page() -> str:
     return "\n".join(lines)
 
 
+def measured_lines() -> list[dict[str, Any]]:
+    """Every line of benchmarks/results, file by file."""
+    paths = sorted((ROOT / "benchmarks" / "results").glob("*.jsonl"))
+    texts = [text for path in paths for text in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(text) for text in texts if text.strip()]
+
+
+def with_measured_values(text: str) -> str:
+    """A text whose rows `| part: case (key value, ...) | number unit |` hold the newest measured number.
+
+    Raises:
+        ValueError: A row has no measured line.
+    """
+    lines = measured_lines()
+
+    def fill(row: re.Match[str]) -> str:
+        part, case, options, unit = row.group("part", "case", "options", "unit")
+        wanted = dict(option.rsplit(" ", 1) for option in options.split(", ")) if options else {}
+        found = [
+            line["value"]
+            for line in lines
+            if (line.get("part"), line.get("case"), line.get("unit")) == (part, case, unit)
+            and all(str(line.get(key)) == value for key, value in wanted.items())
+        ]
+        if not found:
+            raise ValueError(f"no line of benchmarks/results fits the row {row.group()!r}")
+        return f"{row.group('head')}{float(f'{found[-1]:.3g}'):,g} {unit} |"
+
+    return re.sub(
+        r"^(?P<head>\| (?P<part>\w+): (?P<case>.+?)(?: \((?P<options>.+)\))? \| )[\d.,?]+ (?P<unit>\S+) \|$",
+        fill,
+        text,
+        flags=re.MULTILINE,
+    )
+
+
 def measurement_row(line: dict[str, Any]) -> str:
     """One row of the page about measurements."""
     known = ("part", "case", "value", "unit", "device", "versions", "date", "commit")
@@ -235,11 +272,16 @@ def main() -> int:
     parser.add_argument("--strict", action="store_true", help="warnings are errors")
     parser.add_argument("--pages-only", action="store_true", help="write the generated pages only")
     parser.add_argument("--notebooks-only", action="store_true", help="run the notebooks only")
+    parser.add_argument("--readme", action="store_true", help="refresh the README's numbers only")
     parser.add_argument("--reuse-gallery", action="store_true", help="run no notebook")
     parser.add_argument("--serve", action="store_true", help="show the site while editing")
     options = parser.parse_args()
     if options.notebooks_only:
         run_notebooks()
+        return 0
+    if options.readme:
+        readme = ROOT / "README.md"
+        readme.write_text(with_measured_values(readme.read_text("utf-8")), encoding="utf-8")
         return 0
     write_pages()
     if options.pages_only:

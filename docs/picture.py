@@ -159,7 +159,7 @@ def layer_plan(built: set[str]) -> Picture:
     for source, end in zip(sources, [*sources[1:], layers], strict=True):
         picture.box(at(source) + 1, 120, (end - source) * cell - 2, 30)
         picture.box(at(source) + 1, 120, cell - 2, 30, "blue")
-        label = "pairs of tokens" if ratios[source] == 2 else "single tokens"
+        label = "pairs" if ratios[source] == 2 else "single tokens"
         picture.text((at(source + 1) + at(end)) / 2, 139, label)
     row(168, "rows", "chosen by")
     for chooser, end in zip(choosers, [*choosers[1:], layers], strict=True):

@@ -162,6 +162,17 @@ def test_tutorial_runs(repo_root: Path, tmp_path: Path) -> None:
         run_python("\n".join(blocks(page, "python")), tmp_path)
 
 
+def test_numbers_of_the_readme_are_measured(build: ModuleType, repo_root: Path) -> None:
+    text = (repo_root / "README.md").read_text()
+    rows = re.findall(r"^\| \w+: .*\d \S+ \|$", text, re.MULTILINE)
+    assert rows
+    assert build.with_measured_values(text) == text, "run python docs/build.py --readme"
+    other = text.replace(rows[0], re.sub(r"[\d.]+( \S+ \|)$", r"999\1", rows[0]))
+    assert build.with_measured_values(other) == text
+    with pytest.raises(ValueError, match="no line"):
+        build.with_measured_values("| engine: never measured | 1 ms |\n")
+
+
 def test_commands_of_the_readme_exist(repo_root: Path) -> None:
     script = (repo_root / "build.sh").read_text()
     for name in ("README.md", "CONTRIBUTING.md"):
