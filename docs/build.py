@@ -247,6 +247,29 @@ def picture_texts(notebook: Any) -> list[str]:
     ]
 
 
+def write_plain_text(site: Path) -> None:
+    """Puts each page's Markdown beside it, and llms.txt, which lists them, into a built site."""
+    listed = re.findall(
+        r"^ +- (?:(.+): )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE
+    )
+    lines = [
+        "# deepinfer",
+        "",
+        "> The inference stack of DeepSeek-V4.1-Flash as composable Python modules.",
+        "",
+    ]
+    for title, name in listed:
+        if name.startswith("reference/api/"):  # made of docstrings when the site is built
+            lines.append(f"- [{title}]({name.removesuffix('.md')}/)")
+            continue
+        text = (DOCS / name).read_text(encoding="utf-8")
+        text = re.sub(r'--8<-- "(.+)"', lambda found: (ROOT / found[1]).read_text("utf-8"), text)
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text, encoding="utf-8")
+        lines.append(f"- [{title or 'Reference'}]({name})")
+    (site / "llms.txt").write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
 def third_party_hosts(site: Path) -> list[str]:
     """Pages of a built site that would load something from another host when viewed."""
     loads = re.compile(
@@ -292,9 +315,10 @@ def main() -> int:
     command = [sys.executable, "-m", "mkdocs", "serve" if options.serve else "build"]
     command += ["--strict"] if options.strict else []
     status = subprocess.run(command, cwd=ROOT, env=environment).returncode
-    if status:
+    if status or options.serve:
         return status
-    hosts = [] if options.serve else third_party_hosts(ROOT / "site")
+    write_plain_text(ROOT / "site")
+    hosts = third_party_hosts(ROOT / "site")
     if hosts:
         print("pages that load from other hosts:", *hosts, sep="\n  ")
         return 1

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deepinfer.core.errors import ShapeError
-from deepinfer.viz.style import COLORS, check_array, new_axes
+from deepinfer.viz._axes import check_array, new_axes
+from deepinfer.viz.style import COLORS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

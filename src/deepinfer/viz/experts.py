@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from deepinfer.viz._axes import check_array
 from deepinfer.viz.matrix import plot_matrix
-from deepinfer.viz.style import check_array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

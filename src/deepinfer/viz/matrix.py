@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deepinfer.viz.style import check_array, new_axes
+from deepinfer.viz._axes import check_array, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

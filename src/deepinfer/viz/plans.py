@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from deepinfer.core.errors import ShapeError
 from deepinfer.core.plan import RowRole, StepPlan
-from deepinfer.viz.style import COLORS, new_axes
+from deepinfer.viz._axes import new_axes
+from deepinfer.viz.style import COLORS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +67,7 @@ def plot_plans(plans: Sequence[StepPlan], *, ax: Axes | None = None, title: str 
                 ha="center", va="center", color="white", fontsize=8, fontweight="bold",
             )  # fmt: skip
     ax.set(title=title, xlabel="step (numbers: tokens of the row)")
-    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.locator_params(axis="x", integer=True)
     ax.set_yticks(range(len(rids)), rids)
     ax.set_ylim(len(rids) - 0.5, -0.5)
     ax.set_xlim(plans[0].step - 0.6, plans[-1].step + 0.6)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deepinfer.core.errors import ShapeError
-from deepinfer.viz.style import COLORS, new_axes
+from deepinfer.viz._axes import new_axes
+from deepinfer.viz.style import COLORS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
