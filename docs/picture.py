@@ -296,12 +296,55 @@ def draft(built: set[str]) -> Picture:
     return picture
 
 
+def step(built: set[str]) -> Picture:
+    """What passes between the parts in one step."""
+    picture = Picture("One step: plan, forward, sample, apply, and what passes between them", 300)
+    picture.text(60, 68, "prompt", "name")
+    picture.text(60, 86, "text, ids, messages")
+    picture.arrow((100, 64), (148, 64))
+    for x, width, name, what in (
+        (150, 170, "Scheduler.plan", "who runs what next"),
+        (400, 190, "ModelRunner.forward", "one ragged batch"),
+        (670, 170, "Sampler", "a token a row"),
+    ):
+        picture.box(x, 40, width, 54, "sky")
+        picture.text(x + width / 2, 63, name, "name")
+        picture.text(x + width / 2, 81, what)
+    picture.arrow((320, 64), (398, 64))
+    picture.text(359, 54, "StepPlan")
+    picture.arrow((590, 64), (668, 64))
+    picture.text(629, 54, "logits")
+    picture.arrow((755, 94), (755, 247), (322, 247))
+    picture.text(520, 238, "StepResult: tokens, matched by request, slot and epoch")
+    picture.box(150, 220, 170, 54, "sky")
+    picture.text(235, 243, "Scheduler.apply", "name")
+    picture.text(235, 261, "settles, ends, frees")
+    picture.arrow((150, 247), (104, 247))
+    picture.text(60, 243, "deltas", "name")
+    picture.text(60, 261, "text, tokens")
+    picture.box(150, 130, 170, 54)
+    picture.text(235, 153, "CacheManager", "name")
+    picture.text(235, 171, "gives out slots")
+    picture.arrow((235, 130), (235, 96))
+    picture.arrow((235, 184), (235, 218), tip=False)
+    picture.box(400, 130, 120, 54)
+    picture.text(460, 153, "Drafter", "name")
+    picture.text(460, 171, "proposes tokens")
+    picture.arrow((460, 130), (460, 96))
+    picture.box(550, 130, 160, 54)
+    picture.text(630, 153, "Grammar", "name")
+    picture.text(630, 171, "masks, made meanwhile")
+    picture.arrow((700, 130), (720, 96))
+    return picture
+
+
 PICTURES: dict[str, Callable[[set[str]], Picture]] = {
     "structure": structure,
     "layer_plan": layer_plan,
     "attention": attention,
     "streams": streams,
     "draft": draft,
+    "step": step,
 }
 
 
