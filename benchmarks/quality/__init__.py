@@ -1,0 +1,1 @@
+"""Parts of `nano_quality.py`: how good a checkpoint is, as figures that can be recorded and compared."""
