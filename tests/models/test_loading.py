@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -265,7 +266,9 @@ def test_vision_weights_serve_the_text_model(
     assert not torch.equal(logits[-1], changed[-1])
 
 
-def test_progress_function_and_bar(save_tiny: SaveTiny, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_function_and_bar(
+    save_tiny: SaveTiny, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = save_tiny()
     calls: list[tuple[int, int]] = []
     load_model(folder, progress=lambda done, total: calls.append((done, total)))
@@ -276,6 +279,7 @@ def test_progress_function_and_bar(save_tiny: SaveTiny, capsys: pytest.CaptureFi
     assert capsys.readouterr().err == ""
     load_model(folder, progress=True)
     assert "Loading" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)  # without a bar it is not even imported
     load_model(folder, progress=False)
     assert capsys.readouterr() == ("", "")
 

@@ -323,6 +323,9 @@ def _reporter(progress: bool | ProgressFn | None, total: int) -> Iterator[Callab
 
         yield report
         return
+    if progress is False:  # in a notebook the import alone may warn about missing widgets
+        yield lambda size: None
+        return
     from tqdm.auto import tqdm
 
     disable = None if progress is None else not progress
