@@ -5,8 +5,7 @@ Run: python benchmarks/nano_quality.py [--model nano] [--device cpu] [--data bui
 Figures come from the inference model with the rounding of inference: bits per byte of text that training never saw,
 recall of copied spans, drafting, chat answers, JSON and functions. Each is one JSON line in
 benchmarks/results/nano_quality.jsonl, with the content hash of the weights. The card beside the weights shows the
-newest line of every case, and is rewritten by this command, or by `python benchmarks/tables.py` alone. Quick runs
-(--limit) are printed, not recorded.
+newest line of every case; --card-only writes it without measuring. Quick runs (--limit) are printed, not recorded.
 """
 
 from __future__ import annotations
@@ -48,6 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=Path,
         help="folder with data_card.json and report.json of the training, to keep beside the weights",
     )
+    parser.add_argument("--card-only", action="store_true", help="measure nothing")
     parser.add_argument("--results", type=Path, help=f"lines go here; default: {RESULTS.name}")
     return parser
 
@@ -58,6 +58,9 @@ def main() -> None:
     folder = resolve_checkpoint(options.model)
     if options.report is not None:
         card.keep_report(options.report, folder)
+    if options.card_only:
+        print(card.write(folder, options.results or RESULTS))
+        return
     if options.device == "cpu":
         torch.set_num_threads(1)
     recorder = Recorder(

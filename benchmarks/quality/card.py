@@ -19,6 +19,8 @@ TEMPLATE = Path(__file__).with_name("card_template.md")
 BLOCK = re.compile(r"(<!-- table: ([\w ]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 NOT_MEASURED = "Not measured yet for these weights.\n"
 
+_PLACES = ("command", "data", "out", "resume_trunk")
+
 Line = dict[str, Any]
 Lines = Mapping[tuple[str, str], Line]
 
@@ -45,14 +47,16 @@ def keep_report(source: Path, folder: Path) -> None:
     for name in ("data_card.json", "report.json"):
         path = source / name
         if path.is_file():
-            content = json.loads(path.read_text("utf-8"))
-            options = content.get("options", {})
-            content |= {"options": {k: _no_path(v) for k, v in options.items()}} if options else {}
+            content = _without_paths(json.loads(path.read_text("utf-8")))
             (folder / name).write_text(json.dumps(content, indent=1) + "\n", "utf-8")
 
 
-def _no_path(value: Any) -> Any:
-    return Path(value).name if isinstance(value, str) and "/" in value else value
+def _without_paths(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_paths(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(inner) for inner in value]
+    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
 
 
 def tables(folder: Path, results: Path) -> dict[str, str]:
@@ -67,7 +71,7 @@ def tables(folder: Path, results: Path) -> dict[str, str]:
     """
     checkpoint = content_hash(folder)
     lines = read_lines(results, checkpoint)
-    out = {"nano facts": _facts(folder, checkpoint), "nano training": _training(folder)}
+    out = {"facts": _facts(folder, checkpoint), "training": _training(folder)}
     for name, make in _TABLES.items():
         out[name] = make(lines) or NOT_MEASURED
     return out
@@ -152,29 +156,27 @@ def _training(folder: Path) -> str:
                 ]
             )
     if report_path.is_file():
-        report = json.loads(report_path.read_text("utf-8"))
-        options = report.get("options", {})
-        for name in (
-            "steps",
-            "batch",
-            "context",
-            "muon_lr",
-            "adam_lr",
-            "dropout",
-            "draft_steps",
-            "own_rows",
-            "seed",
-        ):
-            if name in options:
-                rows.append([name.replace("_", " "), str(options[name])])
-        for name, log in (("model", "trunk_log"), ("draft", "draft_log")):
-            if report.get(log):
-                last = report[log][-1]
-                figures = ", ".join(
-                    f"{k.replace('_', ' ')} {v}" for k, v in last.items() if not isinstance(v, list)
-                )
-                rows.append([f"last line of the {name}'s log", figures])
+        rows += _training_run(json.loads(report_path.read_text("utf-8")))
     return table(["what", "value"], rows) or "No training report is kept beside these weights.\n"
+
+
+def _training_run(report: dict[str, Any]) -> list[list[str]]:
+    versions, options = report.get("versions", {}), report.get("options", {})
+    rows = [["trained on", ", ".join(f"{name} {value}" for name, value in versions.items())]]
+    for name, phase in report.get("phases", {}).items():
+        rows.append([f"phase: {name}", _words(phase)])
+    for title, key in (("model", "step"), ("draft", "draft_step")):
+        lines = [line for line in report.get("log", ()) if key in line]
+        if lines:
+            rows.append([f"last line of the {title}'s log", _words(lines[-1])])
+    told = {
+        name: value for name, value in options.items() if name not in _PLACES and value != "None"
+    }
+    return [*rows, ["options", _words(told)]]
+
+
+def _words(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())
 
 
 def _bits(lines: Lines) -> str:
@@ -366,13 +368,13 @@ def _measured(lines: Lines) -> str:
 
 
 _TABLES: dict[str, Callable[[Lines], str]] = {
-    "nano bits": _bits,
-    "nano generated": _generated,
-    "nano overlap": _overlap,
-    "nano recall": _recall,
-    "nano drafts": _drafts,
-    "nano confidence": _confidence,
-    "nano answers": _answers,
-    "nano router": _router,
-    "nano measured": _measured,
+    "bits": _bits,
+    "generated": _generated,
+    "overlap": _overlap,
+    "recall": _recall,
+    "drafts": _drafts,
+    "confidence": _confidence,
+    "answers": _answers,
+    "router": _router,
+    "measured": _measured,
 }

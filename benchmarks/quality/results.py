@@ -17,6 +17,7 @@ from .metrics import Rate
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "nano_quality.jsonl"
+PART = "nano"
 NO_CONTENT = ("README.md", "data_card.json", "report.json")
 """Files beside a checkpoint that change no output."""
 
@@ -84,17 +85,17 @@ class Recorder:
             "limit": self.limit,
         }
 
-    def add(self, part: str, case: str, value: Any, unit: str, **more: Any) -> None:
-        """Records one figure.
+    def add(self, group: str, case: str, value: Any, unit: str, **more: Any) -> None:
+        """Records one figure; its line's part is "nano" and its case "group: case".
 
         Args:
-            part: Part of the measurement.
-            case: What within the part.
+            group: What is measured.
+            case: On what, or how.
             value: The figure: a number, or a list of numbers by position or layer; None when there is none.
             unit: Its unit.
             more: What else belongs to it, such as counts.
         """
-        line = {"part": part, "case": case, "value": rounded(value), "unit": unit}
+        line = {"part": PART, "case": f"{group}: {case}", "value": rounded(value), "unit": unit}
         text = json.dumps({**line, **{k: rounded(v) for k, v in more.items()}, **self._common})
         print(text, flush=True)
         if self.path is not None:
@@ -102,11 +103,11 @@ class Recorder:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(text + "\n")
 
-    def add_rate(self, part: str, case: str, rate: Rate, **more: Any) -> None:
+    def add_rate(self, group: str, case: str, rate: Rate, **more: Any) -> None:
         """Records a rate with its counts and its 95 % interval."""
         low, high = rate.interval()
         self.add(
-            part,
+            group,
             case,
             rate.value,
             "share",
@@ -128,7 +129,7 @@ def rounded(value: Any) -> Any:
 
 
 def read_lines(path: Path, checkpoint: str) -> dict[tuple[str, str], dict[str, Any]]:
-    """The newest line of every (part, case) of some weights, quick runs left out.
+    """The newest line of every (group, case) of some weights, quick runs left out.
 
     Args:
         path: The recorded lines.
@@ -142,5 +143,6 @@ def read_lines(path: Path, checkpoint: str) -> dict[tuple[str, str], dict[str, A
     for text in texts:
         line = json.loads(text)
         if line["checkpoint"] == checkpoint and line["limit"] is None:
-            out[line["part"], line["case"]] = line
+            group, _, case = line["case"].partition(": ")
+            out[group, case] = line
     return out

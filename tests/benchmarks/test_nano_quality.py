@@ -1,4 +1,4 @@
-"""The figures of `benchmarks/nano_quality.py`: worked examples, and a whole run on a tiny checkpoint."""
+"""`benchmarks/nano_quality.py`: its parts one by one, and a whole run on a tiny checkpoint."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from quality import answers, card, held_out, metrics, parts, recall, results, scoring
+from quality import answers, card, held_out, parts, recall, results, scoring
 from quality.drafting import RecordingDrafter, draft_run
 from quality.held_out import Document
-from quality.metrics import Block, Rate
+from quality.metrics import Rate
 
 from deepinfer.core.protocols import DraftBatch, DraftView
 from deepinfer.core.types import FinishReason, Output
@@ -36,98 +36,9 @@ def shout(word):
     """Returns a word in capitals, with a mark behind it."""
     return word.upper() + "!"
 '''
+ROOT = Path(__file__).resolve().parents[2]
+NANO = ROOT / "src" / "deepinfer" / "assets" / "nano"
 DOCUMENTS = [Document(f"{i}.py", f"{TEXT}\nNUMBER = {i}\n", "test") for i in range(10)]
-
-
-# ---- worked examples ------------------------------------------------------------------------
-
-
-def test_bits_per_byte() -> None:
-    assert metrics.bits_per_byte(8 * math.log(2), 4) == pytest.approx(2.0)
-
-
-def test_xz_is_that_of_the_command_line() -> None:
-    # `printf %02000d 0 | xz -9e | wc -c` gives 84
-    assert metrics.xz_bits_per_byte(["0" * 2000]) == pytest.approx(8 * 84 / 2000)
-    assert metrics.xz_bits_per_byte(["0" * 500, "0" * 1500]) == metrics.xz_bits_per_byte(
-        ["0" * 2000]
-    )
-
-
-def test_wilson_interval() -> None:
-    # 8 of 10 with z = 2: centre (0.8 + 0.2) / 1.4, half sqrt(0.016 + 0.01) / 1.4
-    low, high = Rate(8, 10).interval(z=2.0)
-    assert low == pytest.approx((1.0 - 2 * math.sqrt(0.8 * 0.2 / 10 + 4 / 400)) / 1.4)
-    assert high == pytest.approx((1.0 + 2 * math.sqrt(0.8 * 0.2 / 10 + 4 / 400)) / 1.4)
-    assert Rate(0, 5).interval()[0] == 0.0
-    assert Rate(5, 5).interval()[1] == 1.0
-    assert Rate(10, 10).interval()[0] == pytest.approx(0.7225, abs=1e-4)
-
-
-def test_accepted_drafts() -> None:
-    assert metrics.accepted_drafts([1, 2, 3], [1, 2, 3, 4]) == 3
-    assert metrics.accepted_drafts([1, 2, 3], [1, 9, 3]) == 1
-    assert metrics.accepted_drafts([1, 2, 3], [1, 9]) == 1
-    assert metrics.accepted_drafts([1, 2, 3], [1, 2]) is None
-    assert metrics.accepted_drafts([1, 2, 3], []) is None
-
-
-def test_acceptance_by_position() -> None:
-    blocks = [Block(accepted, (0.5, 0.5, 0.5)) for accepted in (0, 1, 3, 3)]
-    conditional, cumulative = metrics.acceptance(blocks)
-    assert conditional == [Rate(3, 4), Rate(2, 3), Rate(2, 2)]
-    assert cumulative == [Rate(3, 4), Rate(2, 4), Rate(2, 4)]
-    assert metrics.acceptance([Block(0, (0.1, 0.2))])[0] == [Rate(0, 1), None]
-
-
-def test_outcomes_count_only_blocks_that_got_there() -> None:
-    blocks = [Block(0, (0.1, 0.9)), Block(1, (0.2, 0.8)), Block(2, (0.3, 0.7))]
-    assert metrics.outcomes_at(blocks, 0) == ([0.1, 0.2, 0.3], [False, True, True])
-    assert metrics.outcomes_at(blocks, 1) == ([0.8, 0.7], [False, True])
-
-
-def test_calibration_error_and_brier_score() -> None:
-    sure, kept = [0.95, 0.91, 0.15, 1.0], [True, False, False, True]
-    # the top bin holds 0.95, 0.91 and 1.0: |2.86 - 2|; the second 0.15
-    assert metrics.expected_calibration_error(sure, kept) == pytest.approx((0.86 + 0.15) / 4)
-    assert metrics.brier_score(sure, kept) == pytest.approx((0.05**2 + 0.91**2 + 0.15**2) / 4)
-
-
-def test_auroc() -> None:
-    assert metrics.auroc([0.9, 0.8, 0.1], [True, True, False]) == 1.0
-    assert metrics.auroc([0.1, 0.8, 0.9], [True, False, False]) == 0.0
-    assert metrics.auroc([0.5, 0.5], [True, False]) == 0.5
-    # pairs: 0.7 beats 0.2 and ties with 0.7; 0.4 beats 0.2 only
-    assert metrics.auroc([0.7, 0.4, 0.7, 0.2], [True, True, False, False]) == pytest.approx(2.5 / 4)
-    assert metrics.auroc([0.7], [True]) is None
-
-
-def test_json_checks() -> None:
-    assert metrics.parse_json('{"a": [1, null]}') == (True, {"a": [1, None]})
-    assert metrics.parse_json('{"a": NaN}') == (False, None)
-    assert metrics.parse_json('{"a": 1} x') == (False, None)
-    assert metrics.is_object_with('{"a": 1, "b": 2}', ["b", "a"])
-    assert not metrics.is_object_with('{"a": 1, "b": 2}', ["a"])
-    assert not metrics.is_object_with('["a"]', ["a"])
-
-
-def test_functions() -> None:
-    start = 'def f(x):\n    """Does it."""'
-    whole = start + "\n    return (\n        x\n    )\n"
-    found = metrics.function_source(
-        start, "\n    return (\n        x\n    )\n\n\ny = 1\n", ended=False
-    )
-    assert found == whole
-    assert metrics.is_function(whole, "f")
-    assert not metrics.is_function(whole, "g")
-    assert metrics.function_source(start, "\n    return x", ended=False) is None
-    assert metrics.function_source(start, "\n    return x", ended=True) is not None
-    assert metrics.function_source(start, "\n    a = 1\n# so\n    return a\nb", ended=False) == (
-        start + "\n    a = 1\n# so\n    return a\n"
-    )
-    assert not metrics.is_function(start + "\n", "f")
-    assert not metrics.is_function(start + "\n    return (\n", "f")
-    assert metrics.is_function("def f(x):\n    return x\n", "f")
 
 
 # ---- held-out text --------------------------------------------------------------------------
@@ -381,12 +292,17 @@ def test_well_formed(checkpoint: Path, text: str, reason: FinishReason, formed: 
     assert answers.is_well_formed(output, tokenizer) is formed
 
 
+def _with_files_of(checkpoint: Path, folder: Path) -> Path:
+    for path in checkpoint.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
 # ---- records and card -----------------------------------------------------------------------
 
 
 def test_hash_follows_the_weights_and_not_the_card(checkpoint: Path, tmp_path: Path) -> None:
-    for path in checkpoint.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    _with_files_of(checkpoint, tmp_path)
     assert results.content_hash(tmp_path) == results.content_hash(checkpoint)
     for name in results.NO_CONTENT:
         (tmp_path / name).write_text("{}")
@@ -431,14 +347,19 @@ def test_training_report_is_kept_without_paths(checkpoint: Path, tmp_path: Path)
     source.mkdir()
     folder.mkdir()
     report = {
-        "options": {"data": "/somewhere/else/data", "steps": "9"},
-        "trunk_log": [{"loss": 2.5}],
+        "options": {"data": "/somewhere/else/data", "steps": "9", "resume_trunk": "None"},
+        "phases": {"trunk": {"seconds": 7.5, "steps": 9}},
+        "log": [{"file": "/a/b"}, {"step": 8, "loss": 2.5}, {"draft_step": 3, "l1": 0.25}],
     }
     (source / "report.json").write_text(json.dumps(report))
     card.keep_report(source, folder)
     kept = json.loads((folder / "report.json").read_text())
-    assert kept["options"] == {"data": "data", "steps": "9"}
-    assert "loss 2.5" in card._training(folder)
+    assert kept["options"] == {"data": "data", "steps": "9", "resume_trunk": "None"}
+    assert kept["log"][0] == {"file": "b"}
+    text = card.tables(_with_files_of(checkpoint, folder), tmp_path / "none")["training"]
+    assert "| phase: trunk | seconds 7.5, steps 9 |" in text
+    assert "| last line of the model's log | step 8, loss 2.5 |" in text
+    assert "| options | steps 9 |" in text
 
 
 # ---- the whole run --------------------------------------------------------------------------
@@ -447,9 +368,7 @@ def test_training_report_is_kept_without_paths(checkpoint: Path, tmp_path: Path)
 @pytest.fixture(scope="module")
 def measured(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A copy of the checkpoint with its card, and the lines that the card is made of."""
-    folder = tmp_path_factory.mktemp("measured")
-    for path in checkpoint.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
+    folder = _with_files_of(checkpoint, tmp_path_factory.mktemp("measured"))
     lines = folder.parent / "lines.jsonl"
     recorder = results.Recorder(lines, results.content_hash(folder), folder.name, "cpu")
     bench = parts.Bench(
@@ -473,7 +392,7 @@ def test_every_table_is_measured(measured: tuple[Path, Path]) -> None:
     folder, lines = measured
     for name, text in card.tables(folder, lines).items():
         assert card.NOT_MEASURED not in text, name
-        if name.startswith("nano") and name not in ("nano overlap", "nano training"):
+        if name not in ("overlap", "training"):
             assert text.startswith("| "), name
 
 
@@ -515,3 +434,30 @@ def test_command_line(
     assert [len(bench.code) for bench in ran] == [3]
     assert ran[0].recorder.path is None
     assert not (checkpoint / "README.md").exists()
+
+
+# ---- the repository -------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not (NANO / "config.json").is_file(), reason="no embedded checkpoint here")
+def test_card_of_the_embedded_checkpoint_is_current() -> None:
+    text = (NANO / "README.md").read_text("utf-8")
+    tables = card.tables(NANO, results.RESULTS)
+    assert {name for _, name, *_ in card.BLOCK.findall(text)} == set(tables)
+    assert card.fill(text, tables) == text, "run python benchmarks/nano_quality.py --card-only"
+
+
+def test_template_shows_every_table(checkpoint: Path, tmp_path: Path) -> None:
+    shown = {name for _, name, *_ in card.BLOCK.findall(card.TEMPLATE.read_text("utf-8"))}
+    assert shown == set(card.tables(checkpoint, tmp_path / "none"))
+
+
+def test_wheel_holds_everything_in_the_package() -> None:
+    wheel = pytest.importorskip("hatchling.builders.wheel")
+    packed = {Path(file.path) for file in wheel.WheelBuilder(str(ROOT)).recurse_included_files()}
+    source = ROOT / "src" / "deepinfer"
+    assert source / "py.typed" in packed
+    assert {path for path in (source / "assets").rglob("*") if path.is_file()} <= packed
+    sizes = [path.stat().st_size for path in NANO.glob("*.safetensors")]
+    assert max(sizes, default=0) <= 12_000_000
+    assert sum(sizes) <= 24_000_000
