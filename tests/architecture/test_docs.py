@@ -156,12 +156,6 @@ def test_readme_blocks_run(repo_root: Path, tmp_path: Path) -> None:
     run_python("\n".join(blocks(repo_root / "README.md", "python")), tmp_path)
 
 
-def test_tutorial_runs(repo_root: Path, tmp_path: Path) -> None:
-    needs_nano(repo_root)
-    for page in sorted((repo_root / "docs" / "tutorials").glob("*.md")):
-        run_python("\n".join(blocks(page, "python")), tmp_path)
-
-
 def test_numbers_of_the_readme_are_measured(build: ModuleType, repo_root: Path) -> None:
     text = (repo_root / "README.md").read_text()
     rows = re.findall(r"^\| \w+: .*\d \S+ \|$", text, re.MULTILINE)
