@@ -132,6 +132,14 @@ def measurements_page() -> str:
     return "\n".join(lines)
 
 
+def nano_page() -> str:
+    """Markdown of the page about the embedded checkpoint: its model card, which is generated itself."""
+    card = SOURCE / "assets" / "nano" / "README.md"
+    if not card.is_file():
+        return "# nano\n\nThe embedded checkpoint is not in this checkout.\n"
+    return re.sub(r"\A---\n.*?^---\n+", "", card.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
 def measured_lines() -> list[dict[str, Any]]:
     """Every line of benchmarks/results, file by file."""
     paths = sorted((ROOT / "benchmarks" / "results").glob("*.jsonl"))
@@ -198,6 +206,7 @@ def write_pages() -> None:
         ("errors", errors_page),
         ("environment", environment_page),
         ("measurements", measurements_page),
+        ("nano", nano_page),
     ):
         (DOCS / "reference" / f"{name}.md").write_text(page(), encoding="utf-8")
 
