@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import enum
 import json
 
 import pytest
@@ -16,7 +17,7 @@ BAD = {
     "block_size": [0, 65_537, False],
     "async_depth": [-1, 2, True],
     "rounding": ["ful", "", None, 1],
-    "device": ["", None],
+    "device": ["", None, 0, 1, True],
     "dtype": ["fp8", None, 16],
     "seed": [-1, 2**64, True, 0.5],
 }
@@ -52,6 +53,15 @@ def test_unknown_keys_name_the_nearest_one() -> None:
 def test_near_miss_of_a_choice_is_named() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'full'"):
         EngineConfig(rounding="ful")
+
+
+def test_string_enums_are_taken_by_value() -> None:
+    class Level(str, enum.Enum):  # noqa: UP042 - `str()` of a member is not its value
+        FULL = "full"
+        CPU = "cpu"
+
+    config = EngineConfig(rounding=Level.FULL, device=Level.CPU)
+    assert (str(config.rounding), str(config.device)) == ("full", "cpu")
 
 
 def test_torch_dtypes_and_devices_are_taken_by_name() -> None:

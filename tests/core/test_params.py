@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import enum
 import json
 import pickle
 
@@ -12,6 +13,17 @@ from deepinfer.core.params import SamplingParams
 
 NAN, INF = float("nan"), float("inf")
 HUGE = 10**400
+UNWRITABLE = 10**5000  # Python refuses to write this many digits
+
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+class Word(str, enum.Enum):  # noqa: UP042 - `str()` of a member is not its value
+    FULL = "full"
+
 
 BAD = {
     "max_tokens": [0, -1, True, 1.0, "8", None, NAN, HUGE],
@@ -60,6 +72,14 @@ def test_unusable_values_are_refused(name: str, value: object) -> None:
     assert len(str(caught.value)) < 400
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "top_p", "stop", "logit_bias"])
+def test_values_that_cannot_be_written_out(name: str) -> None:
+    for value in (UNWRITABLE, Unshowable()):
+        with pytest.raises(InvalidRequest, match=name) as caught:
+            SamplingParams(**{name: value})
+        assert len(str(caught.value)) < 400
+
+
 @pytest.mark.parametrize(("name", "value"), [(k, v) for k, vs in GOOD.items() for v in vs])
 def test_usable_values_are_taken(name: str, value: object) -> None:
     params = SamplingParams(**{name: value})
@@ -78,6 +98,8 @@ def test_values_are_stored_in_plain_types() -> None:
     assert kinds == [int, float, float]
     assert params.stop == ("x",)
     assert params.stop_token_ids == (2,)
+    texts = SamplingParams(stop=[Word.FULL], regex=Word.FULL)
+    assert [(type(text), text) for text in (*texts.stop, texts.regex)] == [(str, "full")] * 2
 
 
 def test_unknown_key_names_the_nearest_one() -> None:
@@ -88,6 +110,8 @@ def test_unknown_key_names_the_nearest_one() -> None:
         SamplingParams.from_dict({"zzzz": 1})
     with pytest.raises(InvalidRequest, match="top_k"):
         SamplingParams().replace(topk=4)
+    with pytest.raises(InvalidRequest, match="bits"):
+        SamplingParams.from_dict({UNWRITABLE: 1})
     with pytest.raises(InvalidRequest, match="mapping"):
         SamplingParams.from_dict([("n", 1)])  # type: ignore[arg-type]
 
@@ -121,7 +145,18 @@ def test_caller_keeps_no_handle_on_the_bias() -> None:
     bias = {1: 2.0}
     params = SamplingParams(logit_bias=bias)
     bias[1] = 99.0
+    params.to_dict()["logit_bias"][1] = 99.0
     assert params.logit_bias == {1: 2.0}
+
+
+def test_with_seed_shares_the_rest() -> None:
+    params = SamplingParams(logit_bias={1: 2.0}, stop="a")
+    other = params.with_seed(7)
+    assert other == params.replace(seed=7)
+    assert other.logit_bias is params.logit_bias
+    assert params.seed is None
+    with pytest.raises(InvalidRequest, match="seed"):
+        params.with_seed(-1)
 
 
 def test_flags() -> None:

@@ -230,8 +230,9 @@ class TestPrompts:
             engine.generate(["a", "b"], [GREEDY])
         with pytest.raises(InvalidRequest, match="did you mean 'max_tokens'"):
             engine.generate("a", {"max_token": 3})
-        with pytest.raises(InvalidRequest, match="params is 3"):
-            engine.generate("a", 3)
+        for params in (3, [[GREEDY]]):
+            with pytest.raises(InvalidRequest, match="params is "):
+                engine.generate("a", params)
 
     @pytest.mark.parametrize(
         ("prompt", "params", "error", "match"),
@@ -245,6 +246,10 @@ class TestPrompts:
             (b"abc", {}, InvalidRequest, "give text"),
             ({"role": "user"}, {}, InvalidRequest, "give text"),
             (7, {}, InvalidRequest, "give text"),
+            ({"a", "b"}, {}, InvalidRequest, "give text"),
+            (memoryview(b"0"), {}, InvalidRequest, "give text"),
+            ([bytearray(b"0")], {}, InvalidRequest, "list of token ids"),
+            ([memoryview(b"0")], {}, InvalidRequest, "list of token ids"),
             ([None], {}, InvalidRequest, "list of messages"),
             ([{"role": "user", "content": "hi"}], {}, InvalidRequest, "encode_chat"),
             ("ä", {}, InvalidRequest, "no id for"),

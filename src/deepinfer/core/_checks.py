@@ -16,14 +16,26 @@ _REPR_LIMIT = 80
 
 
 def show(value: object) -> str:
-    """A short repr for messages, never longer than about 80 characters."""
-    text = repr(value)
+    """A short repr for messages, never longer than about 80 characters; values without a repr are described."""
+    try:
+        text = repr(value)
+    except Exception:  # Python refuses to write out huge integers, and a repr may be broken
+        bits = (
+            f" of {value.bit_length()} bits" if isinstance(value, int) else " that cannot be shown"
+        )
+        text = f"<{type(value).__name__}{bits}>"
     return text if len(text) <= _REPR_LIMIT else f"{text[: _REPR_LIMIT - 3]}..."
+
+
+def plain_text(value: str) -> str:
+    """The characters of a string as a plain `str`; `str()` would give the name of a string enum's member."""
+    return str.__str__(value)
 
 
 def nearest_name(name: object, known: Iterable[str]) -> str | None:
     """The known name closest to `name`, or None when none is close; ties go to the first in sorted order."""
-    matches = difflib.get_close_matches(str(name), sorted(known), n=1, cutoff=0.55)
+    text = name if isinstance(name, str) else show(name)
+    matches = difflib.get_close_matches(text, sorted(known), n=1, cutoff=0.55)
     return matches[0] if matches else None
 
 
@@ -40,7 +52,8 @@ def check_keys(what: str, given: Iterable[object], known: Iterable[str], error: 
     known = set(known)
     for name in given:
         if name not in known:
-            raise error(unknown_key_message(what, name, known), field=str(name), value=name)
+            text = name if isinstance(name, str) else show(name)
+            raise error(unknown_key_message(what, name, known), field=text, value=name)
 
 
 def fail(what: str, value: object, limit: str, error: InputError, hint: str = "") -> Any:
@@ -98,7 +111,7 @@ def check_text(what: str, value: object, error: InputError, hint: str = "") -> s
     """A non-empty string."""
     if not isinstance(value, str) or not value:
         fail(what, value, "a non-empty string", error, hint)
-    return str(value)
+    return plain_text(value)  # type: ignore[arg-type]
 
 
 def check_choice(what: str, value: object, choices: Iterable[str], error: InputError) -> str:
@@ -108,7 +121,7 @@ def check_choice(what: str, value: object, choices: Iterable[str], error: InputE
         nearest = nearest_name(value, known)
         hint = f"Did you mean {nearest!r}?" if nearest else ""
         fail(what, value, "one of " + ", ".join(repr(name) for name in known), error, hint)
-    return str(value)
+    return plain_text(value)  # type: ignore[arg-type]
 
 
 T = TypeVar("T")

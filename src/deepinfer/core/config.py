@@ -71,9 +71,9 @@ class EngineConfig:
                 "rounding", self.rounding, ROUNDING_LEVELS, ConfigError
             ),
             "dtype": checks.check_choice(
-                "dtype", str(self.dtype).removeprefix("torch."), DTYPES, ConfigError
+                "dtype", _name(self.dtype).removeprefix("torch."), DTYPES, ConfigError
             ),
-            "device": checks.check_text("device", str(self.device or ""), ConfigError),
+            "device": checks.check_text("device", _device(self.device), ConfigError),
         }
         for name, low, high in (
             ("max_num_seqs", 1, 65_536),
@@ -134,3 +134,15 @@ class EngineConfig:
         checks.check_mapping("EngineConfig", values, ConfigError)
         checks.check_keys("EngineConfig", values, cls.__dataclass_fields__, ConfigError)
         return cls(**values)
+
+
+def _name(value: object) -> str:
+    return checks.plain_text(value) if isinstance(value, str) else str(value)
+
+
+def _device(value: object) -> str:
+    if value is None or isinstance(value, bool | int | float):
+        checks.fail(
+            "device", value, "a name such as 'cpu' or 'cuda:0', or a torch.device", ConfigError
+        )
+    return _name(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -158,12 +159,31 @@ class SamplingParams:
         checks.check_keys("SamplingParams", changes, self.__dataclass_fields__, InvalidRequest)
         return dataclasses.replace(self, **changes)
 
+    def with_seed(self, seed: int) -> SamplingParams:
+        """A copy with another seed that shares everything else; nothing is checked again but the seed.
+
+        Args:
+            seed: From 0 to 2**64 - 1.
+
+        Returns:
+            The copy.
+
+        Raises:
+            InvalidRequest: The seed is out of range.
+        """
+        seed = checks.check_int("seed", seed, 0, _SEED_MAX, InvalidRequest)
+        out = copy.copy(self)
+        object.__setattr__(out, "seed", seed)
+        return out
+
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain values that `from_dict` takes; tuples become lists."""
         out: dict[str, Any] = {}
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
-            out[name] = list(value) if isinstance(value, tuple) else value
+            if isinstance(value, tuple):
+                value = list(value)
+            out[name] = dict(value) if isinstance(value, Mapping) else value
         return out
 
     @classmethod
@@ -207,11 +227,13 @@ def _stop(value: Any) -> tuple[str, ...]:
         value = (value,)
     if not isinstance(value, Sequence) or isinstance(value, bytes | bytearray):
         checks.fail("stop", value, "a string or a sequence of strings", InvalidRequest)
-    texts = tuple(value)
-    if len(texts) > _MAX_STOPS:
-        checks.fail("stop", len(texts), f"at most {_MAX_STOPS} strings", InvalidRequest)
-    for index, text in enumerate(texts):
+    if len(value) > _MAX_STOPS:
+        checks.fail("stop", len(value), f"at most {_MAX_STOPS} strings", InvalidRequest)
+    texts = tuple(
         checks.check_text(f"stop[{index}]", text, InvalidRequest)
+        for index, text in enumerate(value)
+    )
+    for index, text in enumerate(texts):
         if len(text) > _MAX_STOP_CHARS:
             checks.fail(
                 f"stop[{index}]", text, f"at most {_MAX_STOP_CHARS} characters", InvalidRequest
@@ -243,7 +265,9 @@ def _logit_bias(value: object) -> dict[int, float] | None:
 
 
 def _json_schema(value: object) -> Mapping[str, Any] | str | bool | None:
-    if value is None or isinstance(value, bool | Mapping) or (isinstance(value, str) and value):
+    if isinstance(value, str) and value:
+        return checks.plain_text(value)
+    if value is None or isinstance(value, bool | Mapping):
         return value
     checks.fail("json_schema", value, "a mapping, a bool or JSON text", InvalidRequest)
     return None

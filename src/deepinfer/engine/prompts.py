@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from deepinfer.core import _checks as checks
@@ -34,9 +34,10 @@ def split_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     """
     if isinstance(prompts, str):
         return [prompts]
-    if hasattr(prompts, "tolist"):
+    if hasattr(prompts, "tolist") and not isinstance(prompts, memoryview):
         prompts = prompts.tolist()
-    if isinstance(prompts, Mapping | bytes | bytearray) or not isinstance(prompts, Iterable):
+    refused = Mapping | Set | bytes | bytearray | memoryview  # a set has no order for the outputs
+    if isinstance(prompts, refused) or not isinstance(prompts, Iterable):
         raise InvalidRequest(
             f"the prompt is {checks.show(prompts)} ({type(prompts).__name__}); give text, a list of token "
             "ids, a list of messages, or a list of those.",
@@ -73,16 +74,20 @@ def as_params(
                 value=len(params),
                 limit=str(count),
             )
-        return [as_params(item, 1)[0] for item in params]
+        return [_one_params(item) for item in params]
+    return [_one_params(params)] * count
+
+
+def _one_params(params: Any) -> SamplingParams:
     if params is None:
-        params = SamplingParams()
-    elif isinstance(params, Mapping):
-        params = SamplingParams.from_dict(params)
-    elif not isinstance(params, SamplingParams):
+        return SamplingParams()
+    if isinstance(params, Mapping):
+        return SamplingParams.from_dict(params)
+    if not isinstance(params, SamplingParams):
         checks.fail(
             "params", params, "a SamplingParams, a mapping, or a list of them", InvalidRequest
         )
-    return [params] * count  # type: ignore[list-item]
+    return params
 
 
 class PromptEncoder:
@@ -132,9 +137,11 @@ class PromptEncoder:
             if not prompt:
                 self._refuse_empty("text")
             return self._need_tokenizer("text").encode(prompt)
-        if hasattr(prompt, "tolist"):
+        if hasattr(prompt, "tolist") and not isinstance(prompt, memoryview):
             prompt = prompt.tolist()
-        if isinstance(prompt, Mapping | bytes) or not isinstance(prompt, Sequence):
+        if isinstance(prompt, Mapping | bytes | bytearray | memoryview) or not isinstance(
+            prompt, Sequence
+        ):
             checks.fail(
                 "prompt", prompt, "text, a list of token ids, or a list of messages", InvalidRequest
             )
@@ -210,7 +217,7 @@ class PromptEncoder:
             Request(
                 rid=rid if params.n == 1 else f"{rid}[{index}]",
                 prompt_token_ids=ids,
-                params=params.replace(seed=resolve_seed(seed, index)),
+                params=params.with_seed(resolve_seed(seed, index)),
                 priority=priority,
                 arrival_s=arrival_s,
                 sample_index=index,
