@@ -15,6 +15,7 @@ from deepinfer.core.errors import (
     ConfigError,
     EngineDead,
     InvalidLogits,
+    InvalidRequest,
     InvariantBroken,
     RequestError,
     Unschedulable,
@@ -375,3 +376,61 @@ def test_options_that_are_not_built_are_refused() -> None:
     for option in ({"deterministic": True}, {"async_depth": 1}):
         with pytest.raises(ConfigError, match="not built into this version"):
             Engine(model=ToyModel(), config=option)
+
+
+class TestCallsFromInside:
+    """A sink or a part that calls the engine back while a step runs."""
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda engine: engine.step(),
+            lambda engine: engine.generate([9, 9], GREEDY),
+            lambda engine: next(engine.stream([9, 9], GREEDY)),
+        ],
+    )
+    def test_a_step_is_refused(self, make_engine, call) -> None:
+        engine = make_engine()
+        errors = []
+
+        def sink(delta: object) -> None:
+            with pytest.raises(RequestError, match="from inside a step") as caught:
+                call(engine)
+            errors.append(caught.value)
+
+        engine.add_request([5, 6], GREEDY, sink=sink)
+        engine.add_request([5, 7], GREEDY, rid="other", keep_output=True)
+        while engine.has_unfinished:
+            engine.step()
+            engine.check()
+        assert errors
+        assert list(engine.take_output("other")[0].token_ids) == ToyModel().greedy([5, 7], 12)
+
+    def test_requests_can_be_added_and_aborted(self, make_engine) -> None:
+        model = ToyModel()
+        engine = make_engine(model)
+        engine.add_request([5, 6], GREEDY, rid="gone")
+        engine.add_request([5, 7], GREEDY, rid="stays", keep_output=True)
+
+        def fault(batch: object) -> None:
+            if model.num_forwards == 3:
+                engine.abort("gone")
+                engine.add_request([5, 8], GREEDY, rid="new", keep_output=True)
+
+        model.fault = fault
+        while engine.has_unfinished:
+            engine.step()
+            engine.check()
+        assert engine.stats().requests_finished == {"abort": 1, "length": 2}
+        for rid, prompt in (("stays", [5, 7]), ("new", [5, 8])):
+            assert list(engine.take_output(rid)[0].token_ids) == ToyModel().greedy(prompt, 12)
+
+
+def test_one_failure_names_each_of_its_requests(make_engine) -> None:
+    def explode(logits: object, rows: object) -> None:
+        raise InvalidRequest("planted")
+
+    engine = make_engine(sampler=Sampler(processors=[explode]))
+    outputs = engine.generate([[5, 6], [5, 7]], GREEDY, on_error="return")
+    assert [o.error.rid for o in outputs] == [o.rid for o in outputs]  # type: ignore[union-attr]
+    assert all(isinstance(output.error, InvalidRequest) for output in outputs)

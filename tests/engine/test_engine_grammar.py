@@ -9,7 +9,7 @@ import pytest
 
 from deepinfer import SamplingParams
 from deepinfer.core import FinishReason
-from deepinfer.core.errors import RequestError
+from deepinfer.core.errors import InvalidRequest, RequestError
 from deepinfer.testing import ToyModel, ToyTokenizer
 
 EOS = 1
@@ -78,6 +78,18 @@ def test_constrained_and_free_rows_in_one_batch(make_engine) -> None:
     assert outputs[0].finish_reason is FinishReason.STOP
     assert list(outputs[1].token_ids) == ToyModel().greedy(ToyTokenizer().encode("p"), 12)
     engine.check()
+
+
+def test_refused_request_leaves_the_grammar_of_another_alone(make_engine) -> None:
+    engine = make_engine(grammar=compile_regex)
+    params = GREEDY.replace(regex="a|b|c")
+    alone = engine.generate([5, 6], params)[0]
+    engine.add_request([5, 6], params, rid="a[0]", keep_output=True)
+    with pytest.raises(InvalidRequest, match="would be called 'a\\[0\\]'"):
+        engine.add_request([5, 6], params.replace(n=2), rid="a")
+    while engine.has_unfinished:
+        engine.step()
+    assert engine.take_output("a[0]")[0].text == alone.text == "abc"
 
 
 def test_no_drafts_under_a_grammar(make_engine, drafting_model) -> None:

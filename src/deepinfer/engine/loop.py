@@ -14,6 +14,7 @@ from deepinfer.core.errors import (
     EngineDead,
     InvalidRequest,
     InvariantBroken,
+    RequestError,
     Unschedulable,
 )
 from deepinfer.core.plan import RowResult, StepPlan, StepResult
@@ -65,6 +66,7 @@ class EngineLoop:
         self._samples: dict[str, list[str]] = {}
         self._orphans: deque[str] = deque()
         self._cause: BaseException | None = None
+        self._is_stepping = False
 
     @property
     def num_live(self) -> int:
@@ -108,6 +110,16 @@ class EngineLoop:
                 field="rid",
                 value=rid,
                 limit="an id that no unfinished request has",
+            )
+        taken = next((r.rid for r in requests if r.rid in self._live), None)
+        if taken is not None:
+            raise InvalidRequest(
+                f"a sample of request {rid!r} would be called {taken!r}, and a request with that id is not "
+                "finished yet; give this one another id.",
+                rid=rid,
+                field="rid",
+                value=rid,
+                limit="an id whose samples' ids are free",
             )
         builders = [OutputBuilder(r, rid, self._tokenizer, sink) for r in requests]
         added: list[str] = []
@@ -161,8 +173,21 @@ class EngineLoop:
 
         Raises:
             EngineDead: The loop ended, now or before.
+            RequestError: A step is running, and something in it calls this.
         """
         self.raise_if_dead()
+        if self._is_stepping:
+            raise RequestError(
+                "the engine was asked for a step from inside a step: a sink or a part called step, generate or "
+                "a stream of the same engine. Add the request there with add_request; later steps run it."
+            )
+        self._is_stepping = True
+        try:
+            return self._run_step()
+        finally:
+            self._is_stepping = False
+
+    def _run_step(self) -> bool:
         self.reap()
         started = time.perf_counter()
         plan = self.scheduler.plan(self.clock.now())
@@ -249,12 +274,15 @@ class EngineLoop:
     def _run(self, plan: StepPlan) -> tuple[StepResult, bool]:
         """The plan's result; a failure becomes an error of each row."""
         now = self.clock.now()
+        requests = {
+            row.rid: self._requests[row.rid] for row in plan.rows
+        }  # an abort may come inside
         for row in plan.rows:
             if row.first_position == 0 and self._live[row.rid].first_scheduled_s is None:
                 self._live[row.rid].first_scheduled_s = now
         try:
-            handle = self.runner.forward(plan, self._requests)
-            masks, errors = self._masks.masks(plan, self._requests)
+            handle = self.runner.forward(plan, requests)
+            masks, errors = self._masks.masks(plan, requests)
             result = self.runner.collect(self.runner.sample(handle, masks))
         except Exception as error:
             _LOG.warning("step %d failed and ends its requests", plan.step, exc_info=error)

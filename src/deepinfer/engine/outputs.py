@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 from deepinfer.core.errors import DeepInferError, EngineDead, RequestError
@@ -29,7 +30,10 @@ def as_request_error(error: BaseException, rid: str) -> DeepInferError:
     if isinstance(error, EngineDead):
         return error
     if isinstance(error, RequestError):
-        error.rid = error.rid or rid
+        if error.rid not in (None, rid):  # one failure can end several requests
+            cause, error = error, copy.copy(error)
+            error.__cause__ = cause
+        error.rid = rid
         return error
     wrapped = RequestError(
         f"request {rid!r} ended because its step failed ({type(error).__name__}: {error}); the engine "

@@ -27,10 +27,10 @@ class TokenStream(Iterator[OutputDelta]):
     """
 
     def __init__(self, engine: Engine, rid: str, num_samples: int) -> None:
-        self.rid = rid
-        self._engine: Engine | None = engine
-        self._deltas: deque[OutputDelta] = deque()
         self._open = num_samples
+        self.rid = rid
+        self._deltas: deque[OutputDelta] = deque()
+        self._engine: Engine | None = engine
 
     @property
     def sink(self) -> Sink:
@@ -38,11 +38,15 @@ class TokenStream(Iterator[OutputDelta]):
         return self._deltas.append
 
     def __next__(self) -> OutputDelta:
-        while not self._deltas:
-            if self._engine is None or self._open <= 0:
+        while True:
+            try:  # another thread may take what was just seen, so looking first would not do
+                delta = self._deltas.popleft()
+                break
+            except IndexError:
+                engine = self._engine
+            if engine is None or self._open <= 0:
                 raise StopIteration
-            self._engine._advance()
-        delta = self._deltas.popleft()
+            engine._advance()
         if delta.finished:
             self._open -= 1
             if delta.error is not None:
@@ -71,5 +75,5 @@ class TokenStream(Iterator[OutputDelta]):
     def __del__(self) -> None:
         # Collection can strike in the middle of a step, so the engine is only told, not entered.
         engine = getattr(self, "_engine", None)
-        if engine is not None and self._open > 0:
+        if engine is not None and getattr(self, "_open", 0) > 0:
             engine._loop.abort_later(self.rid)
