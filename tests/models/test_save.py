@@ -65,6 +65,12 @@ def test_shards_index_and_config(save_tiny: SaveTiny, tiny_config: DeepseekV41Co
     assert config["vision_config"]["patch_size"] == 4
 
 
+def test_weights_are_as_readable_as_the_configuration(save_tiny: SaveTiny) -> None:
+    folder = save_tiny()
+    modes = {path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert modes == {(folder / "config.json").stat().st_mode & 0o777}
+
+
 def test_saving_twice_gives_identical_bytes(save_tiny: SaveTiny, tmp_path: Path) -> None:
     folder = save_tiny("a")
     assert contents(folder) == contents(save_tiny("b"))

@@ -100,7 +100,10 @@ def save_pretrained(
             tensors: dict[str, Tensor] = {}
             for name in names:
                 tensors |= _stored(name, weights[name], read(name), layout)
+            temporary.touch()
+            mode = temporary.stat().st_mode
             save_file(tensors, temporary, metadata={"format": "pt"})
+            temporary.chmod(mode)  # safetensors makes files that only their owner may read
             weight_map |= dict.fromkeys(tensors, final.name)
             total += sum(tensor.nbytes for tensor in tensors.values())
         for temporary, final in written:
