@@ -55,5 +55,6 @@ def plot_acceptance(accepted: Any, block: int, *, ax: Axes | None = None, title:
     )  # fmt: skip
     ax.set(title=title, xlabel="place in the block", ylabel="share accepted", ylim=(0, 1.02))
     ax.set_xticks(places)
-    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    handles, labels = ax.get_legend_handles_labels()
+    ax.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5))
     return ax
