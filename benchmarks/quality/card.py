@@ -182,14 +182,14 @@ def _words(values: Mapping[str, Any]) -> str:
 def _bits(lines: Lines) -> str:
     rows = []
     names = {
-        "full": "inference rounding, windows of 2,048",
+        "full": "rounding of inference, windows of 2,048",
         "full, files of little overlap": "the same, files with under 2 % of their long lines in the training text",
         "xz -9e": "`xz -9e`",
-        "full, few files": "inference rounding, windows of 2,048, every fourth file",
-        "full, few files, overlapping windows": "the same, overlapping windows: at least 1,024 tokens of context",
-        "cache, few files": "the same files, rounding of caches only",
-        "none, few files": "the same files, no rounding",
-        "xz -9e, few files": "the same files, `xz -9e`",
+        "full, few files": "rounding of inference, windows of 2,048, few files",
+        "full, few files, overlapping windows": "the same, overlapping windows",
+        "cache, few files": "the same, windows of 2,048, rounding of caches only",
+        "none, few files": "the same, no rounding",
+        "xz -9e, few files": "the same, `xz -9e`",
     }
     for domain in ("code", "docs"):
         found = _present(lines, f"bits per byte, {domain}")

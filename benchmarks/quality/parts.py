@@ -120,15 +120,15 @@ def _measure_documents(bench: Bench, domain: str, documents: Sequence[Document])
 
     options: dict[str, Any] = {"device": bench.device, "processes": bench.processes}
     costs.measure([(first, WINDOW), (few, STRIDE)], bench.folder, rounding="full", **options)
-    add("full", first)
-    add_xz("xz -9e", first)
     if is_code:
+        add("full", first)
+        add_xz("xz -9e", first)
         _measure_overlap(
             bench, documents, lambda numbers: add("full, files of little overlap", numbers)
         )
         _add_router_load(bench, costs.loads)
-        add("full, few files", few)
-        add_xz("xz -9e, few files", few)
+    add("full, few files", few)
+    add_xz("xz -9e, few files", few)
     add("full, few files, overlapping windows", few, STRIDE)
     if is_code:
         for rounding in ("cache", "none"):
