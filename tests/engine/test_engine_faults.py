@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import sys
 import threading
 import weakref
 
@@ -221,6 +223,40 @@ class TestInterrupt:
             ends |= {delta.rid: delta for delta in engine.step() if delta.finished}
         assert "interrupted" in str(ends[rid].error)
         assert engine.generate("a", GREEDY)[0].finished
+
+    @pytest.mark.parametrize("line", range(0, 60, 3))
+    def test_anywhere_in_the_books(self, make_engine, line: int) -> None:
+        """Strikes at one line after another of an abort, a submission, and the end of a request."""
+        engine = make_engine()
+        left = [line]
+
+        def strike(frame, event, argument):  # type: ignore[no-untyped-def]
+            name = frame.f_code.co_filename
+            if "deepinfer/engine/loop" not in name and "deepinfer/scheduling" not in name:
+                return strike if "deepinfer" in name else None
+            left[0] -= event == "line"
+            if left[0] == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return strike
+
+        for prepare, call in (
+            (lambda: engine.add_request([5], LONG, rid="a"), lambda: engine.abort("a")),
+            (lambda: None, lambda: engine.add_request([5, 6], GREEDY.replace(n=3))),
+            (lambda: engine.add_request([5], GREEDY.replace(max_tokens=1)), engine.step),
+        ):
+            prepare()
+            left[0] = line + 1
+            before = sys.gettrace()
+            sys.settrace(strike)
+            with contextlib.suppress(KeyboardInterrupt):
+                call()
+            sys.settrace(before)
+            engine.check()
+            while engine.has_unfinished:
+                engine.step()
+            output = engine.generate([5, 6], GREEDY)[0]
+            assert list(output.token_ids) == ToyModel().greedy([5, 6], 12)
 
     def test_between_prompts(self, make_engine) -> None:
         class Tokenizer(ToyTokenizer):

@@ -85,7 +85,7 @@ def test_refused_request_leaves_the_grammar_of_another_alone(make_engine) -> Non
     params = GREEDY.replace(regex="a|b|c")
     alone = engine.generate([5, 6], params)[0]
     engine.add_request([5, 6], params, rid="a[0]", keep_output=True)
-    with pytest.raises(InvalidRequest, match="would be called 'a\\[0\\]'"):
+    with pytest.raises(InvalidRequest, match="id 'a\\[0\\]' is not finished"):
         engine.add_request([5, 6], params.replace(n=2), rid="a")
     while engine.has_unfinished:
         engine.step()

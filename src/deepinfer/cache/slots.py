@@ -213,6 +213,13 @@ class SlotCacheManager:
                 count += 1
         return count
 
+    def reset(self) -> None:
+        """Takes every slot back, in whatever state the books are; what was given out before is void."""
+        self._generation = [generation + 1 for generation in self._generation]
+        self._free = list(range(self.num_slots))
+        self._held.clear()
+        self._quarantine.clear()
+
     def stats(self) -> CacheStats:
         """How full the cache is."""
         return CacheStats(

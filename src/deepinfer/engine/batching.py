@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from deepinfer.core.errors import DeepInferError
+from deepinfer.core.errors import DeepInferError, RequestError
 from deepinfer.core.protocols import ProgressFn
 from deepinfer.core.types import FinishReason, Output, OutputDelta
 from deepinfer.engine.outputs import OutputBuilder, as_request_error
@@ -81,7 +81,8 @@ def generate(
             batch.total += len(builders)
         with progress_bar(progress, batch.total, many=len(items) > 1) as report:
             while batch.done < batch.total:
-                engine._advance()
+                if not engine._advance() and batch.done < batch.total:
+                    raise RequestError("an interrupt took the end of a request; run it again.")
                 report(batch.done, batch.total)
     except BaseException:
         for rid in rids:

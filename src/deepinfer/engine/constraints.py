@@ -46,6 +46,10 @@ class GrammarMasks:
         """
         self._states.pop(rid, None)
 
+    def clear(self) -> None:
+        """Forgets every request."""
+        self._states.clear()
+
     def masks(
         self, plan: StepPlan, requests: Mapping[str, Request]
     ) -> tuple[Tensor | None, dict[str, Exception]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import time
@@ -13,14 +14,14 @@ from deepinfer.core.errors import (
     DeepInferError,
     EngineDead,
     InvalidRequest,
-    InvariantBroken,
     RequestError,
     Unschedulable,
 )
-from deepinfer.core.plan import RowResult, StepPlan, StepResult
+from deepinfer.core.plan import StepPlan, StepResult
 from deepinfer.core.protocols import Tokenizer
 from deepinfer.core.types import FinishReason, Request
 from deepinfer.engine.constraints import GrammarMasks
+from deepinfer.engine.faults import InterruptGuard, check_books, failed_result
 from deepinfer.engine.outputs import OutputBuilder, Sink
 from deepinfer.engine.parts import EngineRunner, EngineScheduler
 from deepinfer.engine.stats import StatsRecorder
@@ -67,6 +68,7 @@ class EngineLoop:
         self._orphans: deque[str] = deque()
         self._cause: BaseException | None = None
         self._is_stepping = False
+        self._guard = InterruptGuard()
 
     @property
     def num_live(self) -> int:
@@ -103,43 +105,36 @@ class EngineLoop:
         """
         self.raise_if_dead()
         self.reap()
-        if rid in self._samples:
+        names = [request.rid for request in requests if request.rid in self._live]
+        if rid in self._samples or names:
             raise InvalidRequest(
-                f"a request with id {rid!r} is not finished yet; give every request its own id.",
+                f"a request with id {(names or [rid])[0]!r} is not finished yet, so {rid!r} cannot be taken; give "
+                "every request its own id.",
                 rid=rid,
                 field="rid",
                 value=rid,
-                limit="an id that no unfinished request has",
+                limit="an id that no unfinished request or sample has",
             )
-        taken = next((r.rid for r in requests if r.rid in self._live), None)
-        if taken is not None:
-            raise InvalidRequest(
-                f"a sample of request {rid!r} would be called {taken!r}, and a request with that id is not "
-                "finished yet; give this one another id.",
-                rid=rid,
-                field="rid",
-                value=rid,
-                limit="an id whose samples' ids are free",
-            )
-        builders = [OutputBuilder(r, rid, self._tokenizer, sink) for r in requests]
-        added: list[str] = []
-        try:
+        with self._guard:
+            builders = [OutputBuilder(r, rid, self._tokenizer, sink) for r in requests]
+            added: list[str] = []
+            try:
+                for builder in builders:
+                    self._masks.add(builder.request)
+                    self.scheduler.add(builder.request)
+                    added.append(builder.rid)
+            except BaseException:
+                for request in requests:
+                    self._masks.remove(request.rid)
+                for sample in added:
+                    self.scheduler.abort(sample)
+                raise
+            now = self.clock.now()
+            self._samples[rid] = added
             for builder in builders:
-                self._masks.add(builder.request)
-                self.scheduler.add(builder.request)
-                added.append(builder.rid)
-        except BaseException:
-            for request in requests:
-                self._masks.remove(request.rid)
-            for sample in added:
-                self.scheduler.abort(sample)
-            raise
-        now = self.clock.now()
-        self._samples[rid] = added
-        for builder in builders:
-            self._live[builder.rid] = builder
-            self._requests[builder.rid] = builder.request
-            self.recorder.added(builder, now)
+                self._live[builder.rid] = builder
+                self._requests[builder.rid] = builder.request
+                self.recorder.added(builder, now)
         return builders
 
     def abort(self, rid: str) -> list[OutputBuilder]:
@@ -151,9 +146,10 @@ class EngineLoop:
         Returns:
             The samples that were unfinished; none for an unknown or finished id.
         """
-        builders = [self._live[sample] for sample in self._samples.get(rid, ())]
-        for builder in builders:
-            self._end(builder, FinishReason.ABORT)
+        with self._guard:
+            builders = [self._live[sample] for sample in self._samples.get(rid, ())]
+            for builder in builders:
+                self._end(builder, FinishReason.ABORT)
         return builders
 
     def abort_later(self, rid: str) -> None:
@@ -161,7 +157,8 @@ class EngineLoop:
         self._orphans.append(rid)
 
     def reap(self) -> None:
-        """Aborts what `abort_later` noted."""
+        """Aborts what `abort_later` noted, and repairs what an interrupt left."""
+        self._heal()
         while self._orphans:
             self.abort(self._orphans.popleft())
 
@@ -183,7 +180,8 @@ class EngineLoop:
             )
         self._is_stepping = True
         try:
-            return self._run_step()
+            with self._guard:
+                return self._run_step()
         finally:
             self._is_stepping = False
 
@@ -207,7 +205,8 @@ class EngineLoop:
             self.die(error)
             self.raise_if_dead()
         except BaseException:
-            self._interrupted(plan, is_applying)
+            with contextlib.suppress(Exception):  # what is left of broken books is healed later
+                self._interrupted(plan, is_applying)
             raise
         load = self.scheduler.snapshot() if self.recorder.has_sink else None
         total = time.perf_counter() - started
@@ -258,18 +257,13 @@ class EngineLoop:
         Raises:
             InvariantBroken: They do not add up.
         """
-        self.scheduler.check()
-        samples = [sample for ids in self._samples.values() for sample in ids]
-        if sorted(samples) != sorted(self._live) or self._live.keys() != self._requests.keys():
-            raise InvariantBroken("the requests that run are not those that callers wait for.")
-        load = self.scheduler.snapshot()
-        if load.num_running + load.num_waiting != len(self._live):
-            raise InvariantBroken(
-                f"the scheduler knows {load.num_running + load.num_waiting} requests, and "
-                f"{len(self._live)} are unfinished."
-            )
-        if len(self._masks) > len(self._live):
-            raise InvariantBroken("a grammar state outlived its request.")
+        self._heal()
+        self._check()
+
+    def _check(self) -> None:
+        check_books(
+            self.scheduler, self._live, self._requests, self._samples, num_masks=len(self._masks)
+        )
 
     def _run(self, plan: StepPlan) -> tuple[StepResult, bool]:
         """The plan's result; a failure becomes an error of each row."""
@@ -286,7 +280,7 @@ class EngineLoop:
             result = self.runner.collect(self.runner.sample(handle, masks))
         except Exception as error:
             _LOG.warning("step %d failed and ends its requests", plan.step, exc_info=error)
-            return _failed(plan, error), True
+            return failed_result(plan, error), True
         if errors:
             rows = (dataclasses.replace(row, error=errors.get(row.rid)) for row in result.rows)
             result = dataclasses.replace(result, rows=tuple(rows))
@@ -362,6 +356,30 @@ class EngineLoop:
             )
             self._end(builder, FinishReason.ERROR, error)
 
+    def _heal(self) -> None:
+        """Ends every request and starts with empty books, if an interrupt left them broken."""
+        if not self._guard.is_suspect:
+            return
+        try:
+            self._check()
+        except Exception as broken:
+            builders = list(self._live.values())
+            for book in (self._live, self._requests, self._samples):
+                book.clear()
+            self._masks.clear()
+            reset = getattr(self.scheduler, "reset", None)
+            if reset is None:
+                self.die(broken)
+            else:
+                reset()
+            for builder in builders:
+                error = DeepInferError(
+                    "an interrupt came while the books of the engine were written"
+                )
+                error.__cause__ = broken
+                self._emit_end(builder, FinishReason.ERROR, error)
+        self._guard.is_suspect = False
+
     def _interrupted(self, plan: StepPlan, is_applying: bool) -> None:
         """Ctrl-C in a step: its requests are run again, or end if their books were being written."""
         self.scheduler.cancel(plan.step)
@@ -376,17 +394,3 @@ class EngineLoop:
 
 def _drop(delta: object) -> None:
     """Takes a delta that nobody wants."""
-
-
-def _failed(plan: StepPlan, error: Exception) -> StepResult:
-    rows = tuple(
-        RowResult(
-            rid=row.rid,
-            slot=row.slot,
-            slot_generation=row.slot_generation,
-            epoch=row.epoch,
-            error=error,
-        )
-        for row in plan.rows
-    )
-    return StepResult(step=plan.step, rows=rows)

@@ -19,7 +19,11 @@ _SAMPLED_VALUES = 64
 
 @runtime_checkable
 class EngineScheduler(Scheduler, Protocol):
-    """A scheduler that an engine can drive."""
+    """A scheduler that an engine can drive.
+
+    It may also have `reset()`, which forgets every request whatever state the books are in. Without it an
+    interrupt that breaks the books ends the engine.
+    """
 
     @property
     def has_unfinished(self) -> bool:
@@ -70,7 +74,8 @@ class EngineRunner(Protocol):
 class EngineDrafter(Drafter, Protocol):
     """A drafter that says how far it looks ahead.
 
-    A drafter may also have `bind(cache)`, called once with the runner's cache, and
+    A drafter may also have `bind(cache)`, called with the cache of the runner that it serves from now on;
+    `unbind(cache)`, called when that runner closes, maybe after the next one was bound; and
     `observe(features, positions, slots)`, called with the target features of every settled row, in order, and
     with one position and one slot a row.
     """

@@ -46,7 +46,8 @@ class TokenStream(Iterator[OutputDelta]):
                 engine = self._engine
             if engine is None or self._open <= 0:
                 raise StopIteration
-            engine._advance()
+            if not engine._advance() and not self._deltas:  # an interrupt took the end
+                self._open = 0
         if delta.finished:
             self._open -= 1
             if delta.error is not None:

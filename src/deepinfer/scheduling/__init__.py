@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from deepinfer.scheduling.ledger import Sequence as Sequence
     from deepinfer.scheduling.limits import SchedulerLimits as SchedulerLimits
     from deepinfer.scheduling.limits import allows_drafts as allows_drafts
+    from deepinfer.scheduling.plannable_cache import PlannableCache as PlannableCache
     from deepinfer.scheduling.policies import ORDER_POLICIES as ORDER_POLICIES
     from deepinfer.scheduling.policies import OrderPolicy as OrderPolicy
-    from deepinfer.scheduling.scheduler import PlannableCache as PlannableCache
     from deepinfer.scheduling.scheduler import Scheduler as Scheduler
 
 _EXPORTS = {
     "Flight": "deepinfer.scheduling.ledger",
     "ORDER_POLICIES": "deepinfer.scheduling.policies",
     "OrderPolicy": "deepinfer.scheduling.policies",
-    "PlannableCache": "deepinfer.scheduling.scheduler",
+    "PlannableCache": "deepinfer.scheduling.plannable_cache",
     "Progress": "deepinfer.scheduling.ledger",
     "Scheduler": "deepinfer.scheduling.scheduler",
     "SchedulerLimits": "deepinfer.scheduling.limits",

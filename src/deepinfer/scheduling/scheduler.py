@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from deepinfer.core.clock import Clock, MonotonicClock
 from deepinfer.core.errors import (
@@ -18,35 +18,13 @@ from deepinfer.core.errors import (
     Unschedulable,
 )
 from deepinfer.core.plan import LoadSnapshot, PlanRow, RowResult, StepPlan, StepResult
-from deepinfer.core.protocols import Allocation, CacheManager
 from deepinfer.core.types import FinishReason, Request
 from deepinfer.scheduling.ledger import Flight, Progress, Sequence
 from deepinfer.scheduling.limits import SchedulerLimits, allows_drafts
+from deepinfer.scheduling.plannable_cache import PlannableCache
 from deepinfer.scheduling.policies import ORDER_POLICIES, OrderPolicy
 
-__all__ = ["PlannableCache", "Scheduler"]
-
-
-class PlannableCache(CacheManager, Protocol):
-    """A cache manager that can say what it would give out."""
-
-    @property
-    def capacity_tokens(self) -> int:
-        """Tokens that it can hold in all."""
-        ...
-
-    @property
-    def num_held(self) -> int:
-        """Requests that hold a slot."""
-        ...
-
-    def holding(self, request: Request) -> Allocation | None:
-        """What a request holds."""
-        ...
-
-    def peek(self, count: int) -> tuple[tuple[int, int], ...]:
-        """Slot and generation of up to `count` next allocations; changes nothing."""
-        ...
+__all__ = ["Scheduler"]
 
 
 class Scheduler:
@@ -278,6 +256,14 @@ class Scheduler:
             if sequence is not None and sequence.epoch == row.epoch:
                 self._requeue(sequence, after_step=step)
         self.cache.step_done(step)
+
+    def reset(self) -> None:
+        """Forgets every request and takes every slot back, in whatever state the books are."""
+        self._waiting.clear()
+        self._running.clear()
+        self._sequences.clear()
+        self._launched.clear()
+        self.cache.reset()
 
     def snapshot(self) -> LoadSnapshot:
         """How busy the engine is."""

@@ -1,0 +1,93 @@
+"""What a loop does about steps that fail and about interrupts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from deepinfer.core.errors import InvariantBroken
+from deepinfer.core.plan import RowResult, StepPlan, StepResult
+from deepinfer.engine.parts import EngineScheduler
+
+__all__ = ["InterruptGuard", "check_books", "failed_result"]
+
+
+class InterruptGuard:
+    """Notes that a `with` block was left by Ctrl-C or the like, which can strike between any two instructions.
+
+    Attributes:
+        is_suspect: Whether that happened; whoever repairs the damage sets it back.
+    """
+
+    def __init__(self) -> None:
+        self.is_suspect = False
+
+    def __enter__(self) -> InterruptGuard:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None and not issubclass(kind, Exception):
+            self.is_suspect = True
+
+
+def failed_result(plan: StepPlan, error: Exception) -> StepResult:
+    """The result of a step that failed.
+
+    Args:
+        plan: What should have run.
+        error: Why it did not.
+
+    Returns:
+        The error, once a row.
+    """
+    rows = tuple(
+        RowResult(
+            rid=row.rid,
+            slot=row.slot,
+            slot_generation=row.slot_generation,
+            epoch=row.epoch,
+            error=error,
+        )
+        for row in plan.rows
+    )
+    return StepResult(step=plan.step, rows=rows)
+
+
+def check_books(
+    scheduler: EngineScheduler,
+    live: Mapping[str, Any],
+    requests: Mapping[str, Any],
+    samples: Mapping[str, list[str]],
+    *,
+    num_masks: int,
+) -> None:
+    """Compares a loop's books with each other and with the scheduler's.
+
+    Args:
+        scheduler: The scheduler, whose own books are walked as well.
+        live: Unfinished samples by id.
+        requests: Their requests by id.
+        samples: Ids of the unfinished samples by the id that the caller knows.
+        num_masks: Grammar states.
+
+    Raises:
+        InvariantBroken: They do not add up.
+    """
+    scheduler.check()
+    ids = [sample for group in samples.values() for sample in group]
+    if sorted(ids) != sorted(live) or live.keys() != requests.keys():
+        raise InvariantBroken("the requests that run are not those that callers wait for.")
+    load = scheduler.snapshot()
+    if load.num_running + load.num_waiting != len(live):
+        raise InvariantBroken(
+            f"the scheduler knows {load.num_running + load.num_waiting} requests, and {len(live)} are "
+            "unfinished."
+        )
+    if num_masks > len(live):
+        raise InvariantBroken("a grammar state outlived its request.")
