@@ -69,6 +69,16 @@ class TestLoop:
         engine.check()
         assert list(drain(engine)) == ["a[1]"]
 
+    @pytest.mark.parametrize("rid", ["", 5, ["a"], 0])
+    def test_unusable_ids_and_sinks_are_refused(self, make_engine, rid) -> None:
+        engine = make_engine()
+        for call in (engine.add_request, engine.stream):
+            with pytest.raises(InvalidRequest, match="rid is "):
+                call("abc", GREEDY.replace(n=2), rid=rid)
+        with pytest.raises(InvalidRequest, match="sink is "):
+            engine.add_request("abc", GREEDY, sink=rid)
+        assert not engine.has_unfinished
+
     def test_samples_come_under_one_id(self, make_engine) -> None:
         engine = make_engine()
         params = SamplingParams(max_tokens=5, n=3, seed=1, ignore_eos=True)

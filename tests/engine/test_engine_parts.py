@@ -11,6 +11,7 @@ from deepinfer.cache import SlotCacheManager
 from deepinfer.core import FakeClock, MemorySink
 from deepinfer.core.errors import ConfigError, UnsupportedHardware
 from deepinfer.core.events import RequestAdded, RequestFinished, StepFinished
+from deepinfer.engine import DSparkDrafter
 from deepinfer.engine.assemble import fit_model_len
 from deepinfer.engine.loading import resolve_device, resolve_dtype
 from deepinfer.engine.runner import ModelRunner
@@ -46,6 +47,17 @@ class TestReplace:
         assert output.token_ids == wanted.token_ids
         assert output.usage.drafted == 0
         plain.close()
+
+    def test_parts_that_stay_are_not_closed(self, make_engine, drafting_model) -> None:
+        drafter = DSparkDrafter(drafting_model)
+        engine = make_engine(drafting_model, drafter=drafter).replace(scheduler="priority")
+        assert engine.generate("abc", GREEDY)[0].usage.drafted > 0
+        engine.close()
+        inner = make_engine()
+        engine = make_engine(runner=inner._parts.runner).replace(scheduler="priority")
+        assert engine.generate("abc", GREEDY)[0].finished
+        engine.close()
+        assert inner._parts.runner.cache is None
 
     def test_unknown_names_and_running_requests_are_refused(self, make_engine) -> None:
         engine = make_engine()

@@ -76,10 +76,15 @@ class Parts:
     loop: EngineLoop
     device: torch.device
 
-    def close(self) -> None:
-        """Aborts every request and lets go of model and cache."""
+    def close(self, successor: Parts | None = None) -> None:
+        """Aborts every request and lets go of model and cache.
+
+        Args:
+            successor: Parts that stay in use; a runner that is among them is left open.
+        """
         self.loop.shut_down()
-        self.runner.close()
+        if successor is None or self.runner is not successor.runner:
+            self.runner.close()
         self.drafter = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -44,12 +44,21 @@ class DSparkDrafter:
         return self._draft_length
 
     def bind(self, cache: Any) -> None:
-        """Takes the cache that holds the draft's windows.
+        """Takes the cache that holds the draft's windows; a drafter serves one runner at a time.
 
         Args:
             cache: The runner's cache.
         """
         self._cache = cache
+
+    def unbind(self, cache: Any) -> None:
+        """Lets go of a cache.
+
+        Args:
+            cache: The cache; one that is not bound any more is ignored.
+        """
+        if self._cache is cache:
+            self._cache = None
 
     def observe(self, features: Tensor, positions: Sequence[int], slots: Sequence[int]) -> None:
         """Extends the draft's context.

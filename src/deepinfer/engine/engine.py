@@ -199,7 +199,7 @@ class Engine:
             EngineDead: The engine is closed, or stopped.
         """
         one = as_params(params, 1)[0]
-        stream = TokenStream(self, rid or self._new_rid(), one.n)
+        stream = TokenStream(self, self._new_rid() if rid is None else rid, one.n)
         try:
             self._submit(prompt, one, stream.sink, stream.rid)
         except BaseException:
@@ -236,8 +236,9 @@ class Engine:
         """
         one = as_params(params, 1)[0]
         with self._lock:
-            rid = rid or self._new_rid()
-            builders = self._submit(prompt, one, sink or self._undelivered.append, rid, priority)
+            rid = self._new_rid() if rid is None else rid
+            taker = self._undelivered.append if sink is None else sink
+            builders = self._submit(prompt, one, taker, rid, priority)
             if keep_output:
                 self._kept[rid] = builders
             return rid
@@ -349,16 +350,19 @@ class Engine:
                     "are replaced."
                 )
             new = type(self)(**{**self._given, "config": self.config, **parts})
-            self.close()
+            self._close(new._parts)
             return new
 
     def close(self) -> None:
         """Aborts every request and gives the memory back; calling it twice is harmless."""
+        self._close()
+
+    def _close(self, successor: Parts | None = None) -> None:
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            self._parts.close()
+            self._parts.close(successor)
             self._given = dict.fromkeys(self._given)
             self._kept.clear()
 
@@ -367,15 +371,13 @@ class Engine:
     ) -> list[OutputBuilder]:
         with self._lock:
             self._loop.raise_if_dead()
-            arrival_s = self._parts.clock.now()
-            requests = self._encoder.requests(
-                prompt, params, rid=rid, priority=priority, arrival_s=arrival_s
-            )
+            now = self._parts.clock.now()
+            requests = self._encoder.requests(prompt, params, rid, priority, arrival_s=now)
             return self._loop.submit(rid, requests, sink)
 
-    def _advance(self) -> None:
+    def _advance(self) -> bool:
         with self._lock:
-            self._loop.run_step()
+            return self._loop.run_step()
 
     def _new_rid(self) -> str:
         with self._lock:

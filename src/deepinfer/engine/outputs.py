@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
-from deepinfer.core.errors import DeepInferError, EngineDead, RequestError
+from deepinfer.core import _checks as checks
+from deepinfer.core.errors import DeepInferError, EngineDead, InvalidRequest, RequestError
 from deepinfer.core.plan import RowRole
 from deepinfer.core.protocols import Tokenizer
 from deepinfer.core.types import FinishReason, Output, OutputDelta, Request, TokenLogprob, Usage
@@ -53,6 +54,9 @@ class OutputBuilder:
         tokenizer: Makes the text, or None for an output of ids only.
         sink: Takes the deltas.
 
+    Raises:
+        InvalidRequest: The sink cannot be called.
+
     Attributes:
         finish_reason: Why it ended, or None while it runs.
         error: Why it failed, or None.
@@ -61,6 +65,8 @@ class OutputBuilder:
     def __init__(
         self, request: Request, parent_rid: str, tokenizer: Tokenizer | None, sink: Sink
     ) -> None:
+        if not callable(sink):
+            checks.fail("sink", sink, "a function of one delta", InvalidRequest)
         params = request.params
         self.request = request
         self.parent_rid = parent_rid

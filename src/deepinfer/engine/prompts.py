@@ -179,9 +179,9 @@ class PromptEncoder:
         self,
         prompt: Prompt,
         params: SamplingParams,
-        *,
         rid: str,
         priority: int = 0,
+        *,
         arrival_s: float = 0.0,
     ) -> list[Request]:
         """The requests of one prompt, one a sample, each with its own id and seed.
@@ -200,6 +200,7 @@ class PromptEncoder:
             InvalidRequest: As in `token_ids`, an option does not fit the model, or a part that an option needs
                 is not there.
         """
+        checks.check_text("rid", rid, InvalidRequest)
         ids = tuple(self.token_ids(prompt))
         if self._image_token_id in ids:
             raise InvalidRequest(

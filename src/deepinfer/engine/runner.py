@@ -223,8 +223,8 @@ class ModelRunner:
 
     def close(self) -> None:
         """Drops model and cache; calling it twice is harmless."""
-        if self._drafter is not None and hasattr(self._drafter, "bind"):
-            self._drafter.bind(None)
+        if self._drafter is not None and hasattr(self._drafter, "unbind"):
+            self._drafter.unbind(self.cache)
         self._model = self._sampler = self._drafter = self.cache = None  # type: ignore[assignment]
         self._slots = []
 
