@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
+import signal
 import threading
 import time
 from collections.abc import Coroutine
@@ -319,6 +321,21 @@ class TestClose:
 
         run(work())
 
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+    @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+    def test_a_fork_starts_its_own_thread(self) -> None:
+        engine = make()
+        wanted = run(engine.generate("abc", GREEDY))[0].token_ids
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            try:
+                same = run(engine.generate("abc", GREEDY))[0].token_ids == wanted
+            finally:
+                os._exit(0 if same else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        run(engine.close())
+
     def test_an_event_loop_that_is_gone_holds_nothing(self) -> None:
         engine = make()
 
@@ -345,3 +362,49 @@ class TestClose:
         with Engine(model=ToyModel()) as engine, pytest.raises(ConfigError, match="both an engine"):
             AsyncEngine(engine, tokenizer=ToyTokenizer())
         assert repr(make()).startswith("AsyncEngine(ToyModel")
+
+
+class TestSharedStream:
+    """Several tasks that read one stream."""
+
+    @pytest.mark.parametrize("cut", [False, True])
+    def test_all_end(self, cut: bool) -> None:
+        async def work() -> list[int]:
+            async with make() as engine:
+                stream = engine.stream("abc", LONG if cut else GREEDY)
+
+                tokens: list[int] = []
+
+                async def read() -> None:
+                    async for delta in stream:
+                        tokens.extend(delta.token_ids)
+
+                readers = [asyncio.create_task(read()) for _ in range(3)]
+                if cut:
+                    await asyncio.sleep(0.05)
+                    await stream.aclose()
+                await asyncio.wait_for(asyncio.gather(*readers), 10)
+                return tokens
+
+        tokens = run(work())
+        ids = ToyTokenizer().encode("abc")
+        assert tokens == ToyModel().greedy(ids, len(tokens))
+        assert cut or len(tokens) == 12
+
+    def test_all_end_when_it_is_refused_or_cancelled(self) -> None:
+        async def work() -> list[Any]:
+            async with make() as engine:
+                refused = engine.stream([5] * 600, GREEDY)
+                readers = [asyncio.create_task(refused.outputs()) for _ in range(2)]
+                found = await asyncio.gather(*readers, return_exceptions=True)
+                cancelled = engine.stream("abc", LONG)
+                readers = [asyncio.create_task(cancelled.outputs()) for _ in range(2)]
+                await asyncio.sleep(0)
+                readers[0].cancel()
+                await asyncio.wait(readers, timeout=10)
+                assert all(reader.done() for reader in readers)
+                return found
+
+        found = run(work())
+        assert isinstance(found[0], RequestTooLong)
+        assert found[1] == []

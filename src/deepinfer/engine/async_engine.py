@@ -69,11 +69,11 @@ class AsyncTokenStream(AsyncIterator[OutputDelta]):
                 self._worker,
                 lambda: self._engine._submit(self._prompt, self._params, sink.push, self.rid),
             )
-        except asyncio.CancelledError:
-            self._abort()
-            raise
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                self._abort()
             self._open = 0
+            sink.queue.put_nowait(None)  # for other tasks that wait on this stream
             raise
 
     async def __anext__(self) -> OutputDelta:
@@ -94,7 +94,10 @@ class AsyncTokenStream(AsyncIterator[OutputDelta]):
         except BaseException:
             self._abort()
             raise
-        self._open -= delta.finished
+        if delta is not None:
+            self._open -= delta.finished
+        if self._open <= 0:
+            self._sink.queue.put_nowait(None)  # for other tasks that wait on this stream
         return delta
 
     async def outputs(self) -> list[Output]:
@@ -251,7 +254,7 @@ class AsyncEngine:
             InvalidRequest: The options are unusable.
         """
         one = as_params(params, 1)[0]
-        rid = rid or f"async-{next(self._numbers)}"
+        rid = f"async-{next(self._numbers)}" if rid is None else rid
         return AsyncTokenStream(self._worker, self._engine, prompt, one, rid)
 
     async def abort(self, rid: str) -> list[Output]:

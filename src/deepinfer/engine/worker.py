@@ -27,12 +27,15 @@ class AsyncSink:
     Args:
         worker: The thread.
         rid: Id of the request.
+
+    Attributes:
+        queue: The deltas; None stands for the end when several tasks share a stream.
     """
 
     def __init__(self, worker: EngineWorker, rid: str) -> None:
         self.rid = rid
         self.loop = asyncio.get_running_loop()
-        self.queue: asyncio.Queue[OutputDelta] = asyncio.Queue()
+        self.queue: asyncio.Queue[OutputDelta | None] = asyncio.Queue()
         self._worker = worker
 
     def push(self, delta: OutputDelta) -> None:
@@ -81,7 +84,7 @@ class EngineWorker:
             if self._is_closing:
                 raise EngineDead("the engine is closed and takes no more work; make a new one.")
             self._calls.append((function, future))
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():  # a fork has no threads
                 self._thread = threading.Thread(
                     target=self._run, name="deepinfer-engine", daemon=True
                 )
