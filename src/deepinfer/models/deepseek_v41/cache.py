@@ -108,7 +108,9 @@ class SlotCache:
             for source, rows in self.pool_rows.items()
         }
         self.tails = {
-            source: torch.zeros(num_slots, self.tail_size, 2, config.head_dim, device=device)
+            source: torch.zeros(
+                num_slots, self.tail_size, 2, config.head_dim, dtype=torch.float32, device=device
+            )
             for source in config.kv_source_layer_ids
             if config.compress_ratios[source] == 2
         }

@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepinfer.core.errors import InvariantBroken, ShapeError
-from deepinfer.models.deepseek_v41 import small_cpu
 from deepinfer.models.deepseek_v41.attention import Attention, sink_attention
+from deepinfer.models.deepseek_v41.autocast import without_autocast
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.compressor import Compressor
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
+from deepinfer.models.deepseek_v41.few_tokens import LayerStack
 from deepinfer.models.deepseek_v41.hyper_connection import collapse, initial_pre
 from deepinfer.models.deepseek_v41.indexer import Indexer
 from deepinfer.models.deepseek_v41.layer import Layer
@@ -193,7 +194,9 @@ class DSparkDraft(nn.ModuleList):
         self.rounding = rounding
         # A tuple, so that the shared modules are not registered, and named, twice.
         self._shared = (embed, head)
+        self._stack = LayerStack(self)
 
+    @without_autocast
     @torch.inference_mode()
     def extend_context(
         self,
@@ -243,6 +246,7 @@ class DSparkDraft(nn.ModuleList):
             # Rows before a gap are no context of what comes after it.
             cache.draft_spans[slot] = (first if first < end and first <= low <= end else low, high)
 
+    @without_autocast
     @torch.inference_mode()
     def propose(
         self,
@@ -283,13 +287,11 @@ class DSparkDraft(nn.ModuleList):
         streams = F.embedding(ids.view(-1), embed.weight).unsqueeze(1)
         streams = streams.repeat(1, self.config.hc_mult, 1)
         pre = initial_pre(streams.shape[0], self.config.hc_mult, device)
-        with small_cpu.quiet():
-            for stage in self:
-                streams, pre = stage(streams, pre, run)
-        hidden = collapse(streams, pre)
+        hidden = collapse(*self._stack(streams, pre, run))
         logits = head(self[-1].norm(hidden).float())
         return DraftOutput(logits.view(len(at), block, -1), hidden.view(len(at), block, -1))
 
+    @without_autocast
     @torch.inference_mode()
     def draft_greedy(
         self,
@@ -319,6 +321,7 @@ class DSparkDraft(nn.ModuleList):
             tokens.append(prev)
         return torch.stack(tokens, 1), self.confidence(out.hidden, torch.stack(before, 1))
 
+    @without_autocast
     def markov_bias(self, prev_ids: Tensor) -> Tensor:
         """Bias of every next token.
 
@@ -331,6 +334,7 @@ class DSparkDraft(nn.ModuleList):
         head = self[-1].markov_head
         return head.head(head.embed.weight[prev_ids]).float()
 
+    @without_autocast
     def confidence(self, hidden: Tensor, prev_ids: Tensor) -> Tensor:
         """Confidence of the draft at each position; it depends on the token before, not on the draft.
 

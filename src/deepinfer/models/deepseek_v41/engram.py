@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepinfer.core.errors import ConfigError
-from deepinfer.models.deepseek_v41 import small_cpu
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.norm import Linear
 from deepinfer.models.deepseek_v41.rounding import Rounding
@@ -197,8 +196,6 @@ class Engram(nn.Module):
         """
         found = F.embedding(rows, self.embed.weight).flatten(-2).to(streams.dtype)
         projected = self.wkv(self.rounding.activation(found))
-        if is_image is None and small_cpu.fits(streams):
-            return small_cpu.engram_gate(streams, projected, self.q_weight, self.k_weight, self.eps)
         kv = projected.float().unflatten(-1, (self.num_streams + 1, -1))
         key, value = kv[:, :-1], kv[:, -1:]
         wide = streams.float()

@@ -52,7 +52,7 @@ class FullPass:
             Rotation.at(rope_frequencies(config, compressed=kind, device=device), self.positions)
             for kind in (False, True)
         ]
-        nothing = torch.empty(0, device=device)
+        nothing = torch.empty(0, dtype=torch.float32, device=device)
         self.pool = self.index_keys = self.selected = nothing
         self.candidates: Tensor | None = None
 

@@ -98,7 +98,7 @@ def stream_mix(
 
 def initial_pre(num_tokens: int, streams: int, device: torch.device) -> Tensor:
     """Weights of the very first sublayer: stream 0 alone, shape [tokens, streams], fp32."""
-    pre = torch.zeros(num_tokens, streams, device=device)
+    pre = torch.zeros(num_tokens, streams, dtype=torch.float32, device=device)
     pre[:, 0] = 1
     return pre
 
@@ -136,11 +136,6 @@ def enter_sublayer(
     Returns:
         The sublayer's coefficients, and its normed input, shape [tokens, channels].
     """
-    if small_cpu.fits(streams):
-        *parts, y = small_cpu.enter_sublayer(
-            streams, pre, fn, base, scale, norm_weight, iterations, norm_eps, eps
-        )
-        return StreamMix(*parts), y
     mixes = stream_mix(streams, fn, base, scale, iterations=iterations, norm_eps=norm_eps, eps=eps)
     return mixes, rms_norm(collapse(streams, pre), norm_weight, norm_eps)
 
@@ -157,8 +152,6 @@ def leave_sublayer(streams: Tensor, output: Tensor, mixes: StreamMix) -> Tensor:
     Returns:
         The new streams, same shape and dtype as `streams`.
     """
-    if small_cpu.fits(streams):
-        return small_cpu.leave_sublayer(streams, output, mixes.post, mixes.mix)
     added = mixes.post.unsqueeze(-1) * output.float().unsqueeze(1)
     moved = torch.baddbmm(added, mixes.mix.transpose(1, 2), streams.float())
     return moved.to(streams.dtype)

@@ -15,24 +15,28 @@ from deepinfer.models.deepseek_v41.moe import MoE
 from deepinfer.models.deepseek_v41.norm import RMSNorm
 from deepinfer.models.deepseek_v41.rounding import Rounding
 
-__all__ = ["Layer", "LayerPass"]
+__all__ = ["Layer", "LayerPass", "MixOptions"]
 
 
 class LayerPass(AttentionPass, Protocol):
-    """What a layer asks of the pass it runs in.
+    """What a layer asks of the pass it runs in."""
 
-    Attributes:
-        is_image: True for image tokens, shape [tokens], or None.
-        engram_rows: Table rows by layer id, each of shape [tokens, columns].
-        features: Where target layers of the draft put their mean input streams, or None.
-    """
+    @property
+    def is_image(self) -> Tensor | None:
+        """True for image tokens, shape [tokens], or None."""
 
-    is_image: Tensor | None
-    engram_rows: dict[int, Tensor]
-    features: list[Tensor] | None
+    @property
+    def engram_rows(self) -> dict[int, Tensor]:
+        """Table rows by layer id, each of shape [tokens, columns]."""
+
+    @property
+    def features(self) -> list[Tensor] | None:
+        """Where target layers of the draft put their mean input streams, or None."""
 
 
-class _MixOptions(TypedDict):
+class MixOptions(TypedDict):
+    """Options of the stream mixing, see `enter_sublayer`."""
+
     iterations: int
     norm_eps: float
     eps: float
@@ -66,7 +70,7 @@ class Layer(nn.Module):
         is_draft = layer_id >= config.num_hidden_layers
         self.layer_id = layer_id
         self.feeds_draft = not is_draft and layer_id in config.dspark_target_layer_ids
-        self._mix_options = _MixOptions(
+        self.mix_options = MixOptions(
             iterations=config.hc_sinkhorn_iters, norm_eps=config.rms_norm_eps, eps=config.hc_eps
         )
         self.attn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **factory)
@@ -113,11 +117,11 @@ class Layer(nn.Module):
             run.features.append(streams.float().mean(1).to(streams.dtype))
         mixes, y = enter_sublayer(
             streams, pre, self.hc_attn_fn, self.hc_attn_base, self.hc_attn_scale,
-            self.attn_norm.weight, **self._mix_options,
+            self.attn_norm.weight, **self.mix_options,
         )  # fmt: skip
         streams = leave_sublayer(streams, self.attn(y, run), mixes)
         ffn_mixes, y = enter_sublayer(
             streams, mixes.pre, self.hc_ffn_fn, self.hc_ffn_base, self.hc_ffn_scale,
-            self.ffn_norm.weight, **self._mix_options,
+            self.ffn_norm.weight, **self.mix_options,
         )  # fmt: skip
         return leave_sublayer(streams, self.ffn(y, run.is_image), ffn_mixes), ffn_mixes.pre

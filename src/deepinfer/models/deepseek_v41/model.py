@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepinfer.core.errors import InvalidRequest, RequestTooLong, ShapeError
-from deepinfer.models.deepseek_v41 import small_cpu
+from deepinfer.models.deepseek_v41.autocast import without_autocast
 from deepinfer.models.deepseek_v41.batch import ForwardBatch, ForwardOutput
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.draft import DSparkDraft
 from deepinfer.models.deepseek_v41.engram import EngramHash
+from deepinfer.models.deepseek_v41.few_tokens import LayerStack
 from deepinfer.models.deepseek_v41.full_pass import FullPass
 from deepinfer.models.deepseek_v41.hyper_connection import collapse, initial_pre
 from deepinfer.models.deepseek_v41.layer import Layer
@@ -72,6 +73,7 @@ class DeepseekV41(nn.Module):
         if config.num_nextn_predict_layers:
             self.mtp = DSparkDraft(config, rules, embed=self.embed, head=self.head, **factory)
         self.engram_hash = EngramHash(config) if config.engram_layer_ids else None
+        self._stack = LayerStack(self.layers)
         self._frequencies: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self.requires_grad_(False)
 
@@ -89,6 +91,7 @@ class DeepseekV41(nn.Module):
         if self.engram_hash is not None:
             self.engram_hash.set_token_map(token_map)
 
+    @without_autocast
     def logits(self, input_ids: Sequence[int] | Tensor, images: Tensor | None = None) -> Tensor:
         """Next-token logits of one whole sequence, without a cache.
 
@@ -130,6 +133,7 @@ class DeepseekV41(nn.Module):
             max_rollback=max_rollback, device=weight.device, dtype=weight.dtype,
         )  # fmt: skip
 
+    @without_autocast
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: SlotCache) -> ForwardOutput:
         """Runs the tokens of one step: prefill chunks, decode and verify rows of any mix of requests.
@@ -165,6 +169,7 @@ class DeepseekV41(nn.Module):
         cache.commit(batch.segments)
         return ForwardOutput(hidden, torch.cat(run.features, -1) if run.features else None)
 
+    @without_autocast
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits of chosen rows.
 
@@ -179,10 +184,7 @@ class DeepseekV41(nn.Module):
     def _run_layers(self, embedded: Tensor, run: FullPass | StepPass) -> Tensor:
         streams = embedded.unsqueeze(1).repeat(1, self.config.hc_mult, 1)
         pre = initial_pre(embedded.shape[0], self.config.hc_mult, embedded.device)
-        with small_cpu.quiet():
-            for layer in self.layers:
-                streams, pre = layer(streams, pre, run)
-        return collapse(streams, pre)
+        return collapse(*self._stack(streams, pre, run))
 
     def _frequencies_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         if device not in self._frequencies:

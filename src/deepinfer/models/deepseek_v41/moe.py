@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepinfer.models.deepseek_v41 import small_cpu
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.norm import Linear
 from deepinfer.models.deepseek_v41.rounding import Rounding
@@ -28,8 +27,6 @@ def clamped_swiglu(gate_up: Tensor, limit: float, weights: Tensor) -> Tensor:
     Returns:
         Shape [rows, channels], fp32.
     """
-    if small_cpu.fits(gate_up):
-        return small_cpu.swiglu(gate_up, limit, weights)
     gate, up = gate_up.float().chunk(2, -1)
     out = F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
     rest = weights.new_ones(len(out) - len(weights))
@@ -77,8 +74,6 @@ class Gate(nn.Module):
         bias = self.bias
         if is_image is not None:
             bias = torch.where(is_image.unsqueeze(-1), self.bias_vl, bias)
-        if small_cpu.fits(scores):
-            return small_cpu.route(scores, bias, self.topk, self.scaling)
         scores = F.softplus(scores).sqrt()
         experts = topk_lowest_index(scores + bias, self.topk)
         weights = scores.gather(-1, experts)

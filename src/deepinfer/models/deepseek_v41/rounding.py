@@ -7,8 +7,11 @@ FP4 linears to FP8, which is what inference does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from deepinfer.core.errors import ConfigError
@@ -41,25 +44,31 @@ class Rounding:
         """Input of an FP8 or FP4 linear, shape [..., channels]."""
         if not self._inputs:
             return x
-        return small_cpu.round_fp8(x) if small_cpu.fits(x) else round_fp8(x)
+        return _round(x, small_cpu.round_fp8, round_fp8)
 
     def window(self, x: Tensor) -> Tensor:
         """Window rows after rotation, shape [..., head_dim]."""
         if not self._cache:
             return x
-        return small_cpu.round_fp8(x) if small_cpu.fits(x) else round_fp8(x)
+        return _round(x, small_cpu.round_fp8, round_fp8)
 
     def pool(self, x: Tensor) -> Tensor:
         """Pool rows after rotation, shape [..., head_dim]."""
         if not self._cache:
             return x
-        return small_cpu.round_nvfp4(x) if small_cpu.fits(x) else round_nvfp4(x)
+        return _round(x, small_cpu.round_nvfp4, round_nvfp4)
 
     def index(self, x: Tensor) -> Tensor:
         """Index keys and queries after rotation, shape [..., index_head_dim]."""
         if not self._cache:
             return x
-        return small_cpu.round_mxfp4(x) if small_cpu.fits(x) else round_mxfp4(x)
+        return _round(x, small_cpu.round_mxfp4, round_mxfp4)
 
     def __repr__(self) -> str:
         return f"Rounding({self.level!r})"
+
+
+def _round(
+    x: Tensor, small: Callable[[np.ndarray], np.ndarray], large: Callable[[Tensor], Tensor]
+) -> Tensor:
+    return torch.from_numpy(small(x.numpy())) if small_cpu.fits(x) else large(x)

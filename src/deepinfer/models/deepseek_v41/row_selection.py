@@ -213,5 +213,5 @@ def _group(segments: Sequence[Segment], positions: np.ndarray) -> list[_Group]:
 
 def bias_of(valid: Tensor) -> Tensor:
     """0 where `valid`, shape [tokens, rows], is True and -inf elsewhere, shape [tokens, 1, rows], fp32."""
-    zeros = torch.zeros(valid.shape, device=valid.device)
+    zeros = torch.zeros(valid.shape, dtype=torch.float32, device=valid.device)
     return zeros.masked_fill_(~valid, -torch.inf).unsqueeze(1)

@@ -1,7 +1,7 @@
-"""Twins of small functions for a few tokens on the CPU, where the number and price of calls are the cost.
+"""Twins on arrays of small functions, for a few tokens on the CPU, where the number and price of calls are the cost.
 
 With one token a torch call costs more than its arithmetic, and a numpy call about a third of it. Each function here
-computes what its torch twin computes, in fp32, on the same memory; `fits` says when it may be used.
+computes what its torch twin computes, in fp32; `fits` says when it may be used.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import functools
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from deepinfer.models.deepseek_v41.topk import topk_lowest_index
 
 __all__ = [
+    "apply_rope_",
     "candidate_mask",
     "engram_gate",
     "enter_sublayer",
@@ -38,11 +38,11 @@ _dot, _divide = np.dot, np.divide
 _max, _sum = np.maximum.reduce, np.add.reduce
 
 
-def fits(x: Tensor) -> bool:
+def fits(x: Tensor, most_values: int = _MOST_VALUES) -> bool:
     """Whether `x` holds few fp32 values on the CPU, and gradients are off (numpy would hide from them)."""
     return (
         x.is_cpu
-        and x.numel() <= _MOST_VALUES
+        and x.numel() <= most_values
         and x.dtype is torch.float32
         and not torch.is_grad_enabled()
     )
@@ -53,12 +53,8 @@ def quiet() -> np.errstate:
     return np.errstate(all="ignore")
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Twin of `norm.rms_norm`; `weight` is fp32."""
-    return torch.from_numpy(_rms_norm(x.numpy(), weight.numpy(), eps))
-
-
-def _rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    """Twin of `norm.rms_norm`."""
     squares = _sum(x * x, -1, keepdims=True)
     out: np.ndarray = x / np.sqrt(squares * np.float32(1 / x.shape[-1]) + np.float32(eps))
     out *= weight
@@ -68,25 +64,24 @@ def _rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 # ---- rounding ----
 
 
-def round_fp8(x: Tensor) -> Tensor:
+def round_fp8(x: np.ndarray) -> np.ndarray:
     """Twin of `kernels.round_fp8` with groups of 32: the same bits below 2^100."""
-    return _round_groups(x.numpy(), *_FP8)
+    return _round_groups(x, *_FP8)
 
 
-def round_mxfp4(x: Tensor) -> Tensor:
+def round_mxfp4(x: np.ndarray) -> np.ndarray:
     """Twin of `kernels.round_mxfp4`: the same bits below 2^100."""
-    return _round_groups(x.numpy(), *_MXFP4)
+    return _round_groups(x, *_MXFP4)
 
 
-def round_nvfp4(x: Tensor) -> Tensor:
+def round_nvfp4(x: np.ndarray) -> np.ndarray:
     """Twin of `kernels.round_nvfp4`: the same bits below 2^100."""
-    values = x.numpy()
-    groups = values.reshape(-1, 16)
+    groups = x.reshape(-1, 16)
     largest = _max(np.abs(groups), -1, keepdims=True, initial=_NVFP4_SMALLEST)
     scale = _to_grid(np.minimum(largest / _SIX, _FP8_MAX), _FP8_NORMAL, _FP8_STEP)
     rounded = _to_grid(np.maximum(np.minimum(groups / scale, _SIX), -_SIX), _FP4_NORMAL, _FP4_STEP)
     rounded *= scale
-    return torch.from_numpy(rounded.reshape(values.shape))
+    return rounded.reshape(x.shape)
 
 
 def _bits(value: float) -> np.int32:
@@ -105,12 +100,12 @@ _MXFP4 = (np.int32(0x3FFFFF), _bits(2.0**-124), np.int32(2 << 23), _FP4_STEP)
 
 def _round_groups(
     x: np.ndarray, carry: np.int32, least: np.int32, below: np.int32, step: np.int32
-) -> Tensor:
+) -> np.ndarray:
     """Rounds groups of 32 to a few mantissa bits, with a smallest step that hangs on the group's largest value."""
     groups = x.reshape(-1, 32)
     lifted = (groups.view(np.int32) + carry) & _EXPONENT
     top = _max(lifted, -1, keepdims=True, initial=least)
-    return torch.from_numpy(_to_grid(groups, top - below, step).reshape(x.shape))
+    return _to_grid(groups, top - below, step).reshape(x.shape)
 
 
 def _to_grid(x: np.ndarray, normal: np.ndarray | np.int32, step: np.int32) -> np.ndarray:
@@ -127,24 +122,27 @@ def _to_grid(x: np.ndarray, normal: np.ndarray | np.int32, step: np.int32) -> np
 
 
 def enter_sublayer(
-    streams: Tensor,
-    pre: Tensor,
-    fn: Tensor,
-    base: Tensor,
-    scale: Tensor,
-    norm_weight: Tensor,
+    streams: np.ndarray,
+    pre: np.ndarray,
+    products: np.ndarray,
+    base: np.ndarray,
+    scale: np.ndarray,
+    norm_weight: np.ndarray,
     iterations: int,
     norm_eps: float,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Twin of `hyper_connection.enter_sublayer`: next pre, post, mix, and the normed input."""
-    values, n = streams.numpy(), streams.shape[1]
-    flat = values.reshape(values.shape[0], -1)
-    m = F.linear(torch.from_numpy(flat), fn).numpy()
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Twin of `hyper_connection.enter_sublayer`; `products` are those of the streams with `fn`.
+
+    Returns:
+        The normed input, the next pre, post and mix.
+    """
+    tokens, n, _ = streams.shape
+    flat = streams.reshape(tokens, -1)
     squares = _sum(flat * flat, -1, keepdims=True)
-    m = m / np.sqrt(squares * np.float32(1 / flat.shape[-1]) + np.float32(norm_eps))
-    m *= scale.numpy()[_parts(n)]
-    m += base.numpy()
+    m = products / np.sqrt(squares * np.float32(1 / flat.shape[-1]) + np.float32(norm_eps))
+    m *= scale[_parts(n)]
+    m += base
     gates = _ONE / (_ONE + np.exp(-m[:, : 2 * n]))
     post = gates[:, n:]
     post += post
@@ -153,18 +151,17 @@ def enter_sublayer(
     mix /= _sum(mix, -1, keepdims=True)
     mix += np.float32(eps)
     mix = normalise(mix, iterations, eps)
-    u = np.matmul(pre.numpy()[:, None], values)[:, 0]
-    y = _rms_norm(u, norm_weight.numpy(), norm_eps)
-    next_pre = gates[:, :n] + np.float32(eps)
-    tensor = torch.from_numpy
-    return tensor(next_pre), tensor(post), tensor(mix), tensor(y)
+    y = rms_norm(np.matmul(pre[:, None], streams)[:, 0], norm_weight, norm_eps)
+    return y, gates[:, :n] + np.float32(eps), post, mix
 
 
-def leave_sublayer(streams: Tensor, output: Tensor, post: Tensor, mix: Tensor) -> Tensor:
+def leave_sublayer(
+    streams: np.ndarray, output: np.ndarray, post: np.ndarray, mix: np.ndarray
+) -> np.ndarray:
     """Twin of `hyper_connection.leave_sublayer`."""
-    out = np.matmul(mix.numpy().transpose(0, 2, 1), streams.numpy())
-    out += post.numpy()[:, :, None] * output.numpy()[:, None]
-    return torch.from_numpy(out)
+    out: np.ndarray = np.matmul(mix.transpose(0, 2, 1), streams)
+    out += post[:, :, None] * output[:, None]
+    return out
 
 
 @functools.cache
@@ -211,7 +208,14 @@ def _summing_matrices(n: int, eps: float) -> tuple[np.ndarray, np.ndarray]:
     return matrices[0], matrices[1]
 
 
-# ---- selection ----
+# ---- attention ----
+
+
+def apply_rope_(x: np.ndarray, phases: np.ndarray) -> np.ndarray:
+    """Twin of `rope.apply_rope_`, in place."""
+    tail = x[..., x.shape[-1] - 2 * phases.shape[-1] :].view(np.complex64)
+    tail *= phases
+    return x
 
 
 def candidate_mask(scores: Tensor, num_visible: Tensor, num_blocks: int, block_size: int) -> Tensor:
@@ -237,12 +241,12 @@ def candidate_mask(scores: Tensor, num_visible: Tensor, num_blocks: int, block_s
 
 
 def engram_gate(
-    streams: Tensor, key_value: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float
-) -> Tensor:
+    x: np.ndarray, key_value: np.ndarray, q_weight: np.ndarray, k_weight: np.ndarray, eps: float
+) -> np.ndarray:
     """Twin of the gate of `engram.Engram` for text: the new streams."""
-    x, kv = streams.numpy(), key_value.numpy().reshape(len(streams), streams.shape[1] + 1, -1)
+    kv = key_value.reshape(len(x), x.shape[1] + 1, -1)
     key, value = kv[:, :-1], kv[:, -1:]
-    weighted = q_weight.numpy() * k_weight.numpy()
+    weighted = q_weight * k_weight
     weighted = weighted * key
     dot = _sum(weighted * x, -1, keepdims=True)
     width = np.float32(1 / x.shape[-1])
@@ -251,29 +255,31 @@ def engram_gate(
     dot /= np.sqrt(scale * np.float32(x.shape[-1]))
     gate = np.copysign(np.sqrt(np.maximum(np.abs(dot), np.float32(1e-6))), dot)
     gate *= dot != 0
-    return torch.from_numpy(x + value / (_ONE + np.exp(-gate)))
+    out: np.ndarray = x + value / (_ONE + np.exp(-gate))
+    return out
 
 
 # ---- experts ----
 
 
-def route(scores: Tensor, bias: Tensor, topk: int, scaling: float) -> tuple[Tensor, Tensor]:
+def route(
+    scores: np.ndarray, bias: np.ndarray, topk: int, scaling: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Twin of the choice in `moe.Gate`: weights and expert ids from router products."""
-    s = np.sqrt(np.logaddexp(scores.numpy(), np.float32(0)))
-    order = np.argsort(-(s + bias.numpy()), -1, kind="stable")
+    s = np.sqrt(np.logaddexp(scores, np.float32(0)))
+    order = np.argsort(-(s + bias), -1, kind="stable")
     experts = np.sort(order[:, :topk], -1)
     weights = s[np.arange(len(s))[:, None], experts]
     weights *= np.float32(scaling) / (_sum(weights, -1, keepdims=True) + np.float32(1e-20))
-    return torch.from_numpy(weights), torch.from_numpy(experts)
+    return weights, experts
 
 
-def swiglu(gate_up: Tensor, limit: float, weights: Tensor) -> Tensor:
+def swiglu(gate_up: np.ndarray, limit: float, weights: np.ndarray) -> np.ndarray:
     """Twin of `moe.clamped_swiglu`."""
-    values = gate_up.numpy()
-    half = values.shape[-1] // 2
+    half = gate_up.shape[-1] // 2
     most = np.float32(limit)
-    gate = np.minimum(values[:, :half], most)
-    up = np.maximum(np.minimum(values[:, half:], most), -most)
+    gate = np.minimum(gate_up[:, :half], most)
+    up: np.ndarray = np.maximum(np.minimum(gate_up[:, half:], most), -most)
     up *= gate / (_ONE + np.exp(-gate))
-    up[: len(weights)] *= weights.numpy()[:, None]
-    return torch.from_numpy(up)
+    up[: len(weights)] *= weights[:, None]
+    return up
