@@ -140,7 +140,7 @@ def per_token_cast_to_fp4(x: Tensor, group: Literal[16, 32] = 32) -> tuple[Tenso
     g = split_groups(x, group)
     scale = mxfp4_scale(g) if group == 32 else nvfp4_scale(g)
     y = round_to_fp4_grid(g / scale).nan_to_num_(0.0).flatten(-2)
-    grid = torch.tensor(_FP4_GRID, device=x.device)
+    grid = torch.tensor(_FP4_GRID, dtype=torch.float32, device=x.device)
     codes = torch.bucketize(y.abs(), grid).to(torch.uint8)
     codes |= torch.signbit(y).to(torch.uint8) << 3
     packed = codes[..., 0::2] | (codes[..., 1::2] << 4)
@@ -206,7 +206,7 @@ def _decode(q: Tensor) -> Tensor:
         codes = q.contiguous().view(torch.uint8).flatten().int()
         return table.index_select(0, codes).view(q.shape)
     if q.dtype in (torch.uint8, torch.int8):
-        grid = torch.tensor(_FP4_GRID, device=q.device)
+        grid = torch.tensor(_FP4_GRID, dtype=torch.float32, device=q.device)
         nibbles = torch.cat([grid, -grid])
         pairs = torch.stack([nibbles.repeat(16), nibbles.repeat_interleave(16)], dim=1)
         codes = q.contiguous().view(torch.uint8).flatten().int()

@@ -235,14 +235,14 @@ class _MoEViews:
             weights = weights[order]
             inputs = list(torch.from_numpy(x[order // topk]).split(counts))
         w1, w3, w2 = (weight.t() for weight in self._shared)
-        gate_up = torch.empty(pairs + tokens, 2 * w1.shape[1])
+        gate_up = torch.empty(pairs + tokens, 2 * w1.shape[1], dtype=torch.float32, device="cpu")
         *parts, last = gate_up.split([*counts, tokens])
         for expert, rows, part in zip(chosen, inputs, parts, strict=True):
             torch.mm(rows, self._w13[expert], out=part)
         for weight, part in zip((w1, w3), last.split(w1.shape[1], 1), strict=True):
             torch.mm(whole, weight, out=part)
         hidden = self._round.activation(small_cpu.swiglu(gate_up.numpy(), self._limit, weights))
-        down = torch.empty(pairs + tokens, y.shape[1])
+        down = torch.empty(pairs + tokens, y.shape[1], dtype=torch.float32, device="cpu")
         *inputs, last = torch.from_numpy(hidden).split([*counts, tokens])
         *parts, out_last = down.split([*counts, tokens])
         torch.mm(last, w2, out=out_last)

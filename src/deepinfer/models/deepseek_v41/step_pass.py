@@ -99,7 +99,9 @@ class StepPass:
         if self._selection.index is not None and not (window is None and pool is None):
             tokens, width = self._window_index.shape
             if window is None:
-                window = torch.zeros(tokens, 1, width, dtype=torch.float32, device=self._cache.device)
+                window = torch.zeros(
+                    tokens, 1, width, dtype=torch.float32, device=self._cache.device
+                )
             if pool is None:
                 width = self._selection.index.shape[1]
                 pool = torch.zeros(tokens, 1, width, dtype=torch.float32, device=self._cache.device)
