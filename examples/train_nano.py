@@ -6,13 +6,15 @@
 
 `data` reads the running interpreter's standard library (and, if given, the documentation's sources
 and further releases' standard libraries), writes generated documents, trains the tokenizer and
-stores token streams. `train` fits the trunk, then the DSpark draft on the frozen trunk. `export`
-writes the published, quantised layout.
+stores token streams. `train` fits the trunk, then the DSpark draft on the frozen trunk; it saves as it
+goes, writes a checkpoint in the published layout after each of the two, and leaves one report.json.
+`export` writes that checkpoint again from the saved states.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import sysconfig
 from pathlib import Path
@@ -40,25 +42,45 @@ def build_parser() -> argparse.ArgumentParser:
     train = commands.add_parser("train", help="train trunk and draft on one GPU")
     train.add_argument("--data", type=Path, required=True)
     train.add_argument("--out", type=Path, required=True)
-    train.add_argument("--steps", type=int, default=3000)
-    train.add_argument("--draft-steps", type=int, default=1500)
-    train.add_argument(
+    trunk = train.add_argument_group("trunk")
+    trunk.add_argument("--steps", type=int, default=4400)
+    trunk.add_argument(
+        "--max-seconds", type=float, default=math.inf, help="of the trunk, compiling included"
+    )
+    trunk.add_argument("--batch", type=int, default=16)
+    trunk.add_argument("--context", type=int, default=2048)
+    trunk.add_argument("--dropout", type=float, default=0.1)
+    trunk.add_argument(
+        "--resume-trunk", type=Path, help="a run's --out: train the draft on its newest trunk"
+    )
+    trunk.add_argument(
+        "--continue-trunk",
+        action="store_true",
+        help="with --resume-trunk: train it to the end first",
+    )
+    draft = train.add_argument_group("draft")
+    draft.add_argument("--draft-steps", type=int, default=30_000)
+    draft.add_argument("--draft-max-seconds", type=float, default=math.inf)
+    draft.add_argument(
         "--own-rows", type=int, default=2048, help="own continuations the draft learns from"
     )
-    train.add_argument("--batch", type=int, default=16)
-    train.add_argument("--context", type=int, default=2048)
-    train.add_argument("--muon-lr", type=float, default=4e-3)
-    train.add_argument("--adam-lr", type=float, default=2e-3)
-    train.add_argument("--dropout", type=float, default=0.1)
-    train.add_argument("--seed", type=int, default=0)
-    train.add_argument("--eager", action="store_true", help="without torch.compile")
-    train.add_argument("--log-every", type=int, default=50)
-    train.add_argument("--resume-trunk", type=Path, help="skip trunk training, load these weights")
+    draft.add_argument("--own-max-seconds", type=float, default=60.0)
+    both = train.add_argument_group("both")
+    both.add_argument("--muon-lr", type=float, default=4e-3)
+    both.add_argument("--adam-lr", type=float, default=2e-3)
+    both.add_argument("--seed", type=int, default=0)
+    both.add_argument(
+        "--compile", choices=["auto", "inductor", "aot_eager", "off"], default="auto",
+        help="auto: inductor on a GPU",
+    )  # fmt: skip
+    both.add_argument("--log-every", type=int, default=50)
+    both.add_argument("--save-every", type=int, default=500, help="steps between two saves")
 
     export = commands.add_parser("export", help="write the published layout")
     export.add_argument("--data", type=Path, required=True)
-    export.add_argument("--train-out", type=Path, required=True)
+    export.add_argument("--train-out", type=Path, required=True, help="a run's --out")
     export.add_argument("--out", type=Path, required=True)
+    export.add_argument("--untrained-draft", action="store_true", help="leave the run's draft out")
     return parser
 
 
@@ -74,7 +96,7 @@ def main() -> None:
 
         train(options)
     else:
-        from nano.data import export_folder
+        from nano.export import export_folder
 
         export_folder(options)
 

@@ -7,7 +7,9 @@ Distances start short and grow, since the heads that match and copy form on shor
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -36,7 +38,7 @@ class Mixture:
 
 
 class Batches:
-    """Draws (ids [B,T+1], loss weights [B,T]) from token streams on the device.
+    """Draws rows from token streams on the device; nothing in a draw waits for the device.
 
     Args:
         streams: Token ids by domain ("code", "docs", "tasks"), int32 on the device.
@@ -44,6 +46,7 @@ class Batches:
         first_token: Lowest id used for random spans; special ids lie below.
         vocab_size: One past the highest id.
         seed: Fixes every draw.
+        mixture: Shares of the kinds of rows.
     """
 
     def __init__(
@@ -55,59 +58,72 @@ class Batches:
         seed: int,
         mixture: Mixture | None = None,
     ) -> None:
-        self.streams, self.T = streams, context
+        self.streams, self.context = streams, context
         self.low, self.high = first_token, vocab_size
         self.mixture = mixture or Mixture()
         self.device = streams["code"].device
         self.generator = torch.Generator(device=self.device).manual_seed(seed)
+        self._host = random.Random(seed)
 
     def uniform(self, *shape: int) -> Tensor:
+        """Uniform draws from [0, 1), fp32."""
         return torch.rand(*shape, generator=self.generator, device=self.device)
 
     def random_tokens(self, *shape: int) -> Tensor:
+        """Uniform draws from the ids of text, int64."""
         return torch.randint(
             self.low, self.high, shape, generator=self.generator, device=self.device
         )
 
-    def log_uniform(self, low: float, high: Tensor | float, size: int) -> Tensor:
-        return (
-            low * (torch.as_tensor(high, device=self.device) / low) ** self.uniform(size)
-        ).long()
+    def log_uniform(self, low: float, high: float, size: int) -> Tensor:
+        """Whole numbers from `low` to `high` whose logarithms are uniform, shape [size]."""
+        return (low * (high / low) ** self.uniform(size)).long()
 
     def text(self, size: int) -> tuple[Tensor, Tensor]:
-        """Rows of text and whether each came from the generated tasks."""
+        """Rows of text, shape [size, context + 1], and whether each came from the generated tasks."""
         m = self.mixture
-        shares = torch.tensor([m.code, m.docs, m.tasks], device=self.device)
-        domain = torch.multinomial(shares, size, replacement=True, generator=self.generator)
-        rows = torch.empty(size, self.T + 1, dtype=torch.long, device=self.device)
-        offsets = torch.arange(self.T + 1, device=self.device)
+        ends = list(accumulate((m.code, m.docs, m.tasks)))
+        place = self.uniform(size, 1) * ends[-1]
+        rows = torch.empty(size, self.context + 1, dtype=torch.long, device=self.device)
+        offsets = torch.arange(self.context + 1, device=self.device)
         draws = self.uniform(size, 1)
-        for number, name in enumerate(("code", "docs", "tasks")):
-            stream = self.streams[name]
-            start = (draws * (len(stream) - self.T - 1)).long()
-            rows = torch.where((domain == number)[:, None], stream[start + offsets].long(), rows)
-        return rows, domain == 2
+        first = 0.0
+        for name, end in zip(("code", "docs", "tasks"), ends, strict=True):
+            if end > first:
+                stream = self.streams[name]
+                start = (draws * (len(stream) - self.context - 1)).long()
+                rows = torch.where(place >= first, stream[start + offsets].long(), rows)
+            first = end
+        return rows, place[:, 0] >= ends[1]
 
     def draw(self, size: int, longest: int) -> tuple[Tensor, Tensor]:
-        """One batch; copies lie at most `longest` tokens from their originals."""
+        """One batch.
+
+        Args:
+            size: Rows B.
+            longest: Copies lie at most this many tokens from their originals.
+
+        Returns:
+            Ids, shape [B, context + 1], and the weight of each target in the loss, shape [B, context].
+        """
         x, is_task = self.text(size)
         weight = torch.ones_like(x, dtype=torch.float)
         kind = self.uniform(size)
         repeat = kind < self.mixture.repeat
         spans = ~repeat & ~is_task & (self.uniform(size) < self.mixture.spans)
         for _ in range(3):
-            x, weight = self.copy_span(x, weight, spans & (self.uniform(size) < 0.7), longest)
-        return self.repetition(x, weight, repeat, longest)
+            x, weight = self._copy_span(x, weight, spans & (self.uniform(size) < 0.7), longest)
+        x, weight = self._repetition(x, weight, repeat, longest)
+        return x, weight[:, 1:]
 
-    def copy_span(
+    def _copy_span(
         self, x: Tensor, weight: Tensor, on: Tensor, longest: int
     ) -> tuple[Tensor, Tensor]:
         """Puts a span of random tokens in and repeats it later."""
-        size, T = x.shape[0], self.T
-        length = 16 + int(torch.randint(0, 33, (), generator=self.generator, device=self.device))
-        distance = self.log_uniform(length, float(min(longest, T - length)), size).clamp(
-            length, T - length
-        )
+        size, T = x.shape[0], self.context
+        length = 16 + self._host.randrange(33)
+        distance = self.log_uniform(length, max(length, min(longest, T - length)), size)
+        distance = distance.clamp(length, T - length)
         first = (self.uniform(size) * (T + 1 - length - distance)).long()
         steps = torch.arange(length, device=self.device)
         source, target = first[:, None] + steps, (first + distance)[:, None] + steps
@@ -119,22 +135,20 @@ class Batches:
         learned = (steps >= CUE).float().expand(size, -1)
         return x, weight.scatter(1, target, torch.where(chosen, learned, weight.gather(1, target)))
 
-    def repetition(
+    def _repetition(
         self, x: Tensor, weight: Tensor, on: Tensor, longest: int
     ) -> tuple[Tensor, Tensor]:
         """Replaces whole rows by one random period repeated to the end."""
         size, width = x.shape
-        period = self.log_uniform(
-            SHORTEST, float(max(SHORTEST + 1, min(longest, self.T // 2))), size
-        )[:, None]
+        most = max(SHORTEST + 1, min(longest, self.context // 2))
+        period = self.log_uniform(SHORTEST, most, size)[:, None]
         places = torch.arange(width, device=self.device)[None]
         rows = self.random_tokens(size, width).gather(1, places % period)
         x = torch.where(on[:, None], rows, x)
-        weight = torch.where(on[:, None], (places >= period + CUE).float(), weight)
-        return x, weight[:, 1:]
+        return x, torch.where(on[:, None], (places >= period + CUE).float(), weight)
 
 
 def copy_distance(progress: float, context: int) -> int:
     """Longest copy distance after a share `progress` of training: 96 at first, the context at 40 %."""
     share = min(1.0, progress / 0.4)
-    return int(math.exp(math.log(96) + share * (math.log(context) - math.log(96))))
+    return round(math.exp(math.log(96) + share * (math.log(context) - math.log(96))))

@@ -1,15 +1,28 @@
-"""From the twin's parameters to tensors with the published checkpoint's names, in fp32."""
+"""Between the twin's parameters and checkpoints with the published names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import shutil
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from .draft import TrainDraft
-from .trunk import TrainLayer, Trunk
+from deepinfer.models import save_pretrained
+from deepinfer.models.deepseek_v41 import DeepseekV41Config
 
-ATTENTION = {
+from .draft import TrainDraft
+from .layer import TrainLayer
+from .storage import load_state, replace_folder
+from .trunk import Trunk
+
+MAX_SHARD_BYTES = 11_900_000
+
+PUBLISHED = {
     "wq_a": "attn.wq_a.weight",
     "q_norm": "attn.q_norm.weight",
     "wq_b": "attn.wq_b.weight",
@@ -45,8 +58,8 @@ ATTENTION = {
 def layer_tensors(layer: TrainLayer) -> Iterator[tuple[str, Tensor]]:
     """(name below the layer, tensor) of one layer; experts one by one, the last is the shared one."""
     for name, tensor in layer.named_parameters():
-        if name in ATTENTION:
-            yield ATTENTION[name], tensor
+        if name in PUBLISHED:
+            yield PUBLISHED[name], tensor
     for name in ("w1", "w2", "w3"):
         *routed, shared = getattr(layer, name).unbind(0)
         for number, expert in enumerate(routed):
@@ -82,3 +95,48 @@ def checkpoint_tensors(trunk: Trunk, draft: TrainDraft) -> dict[str, Tensor]:
     """All tensors by published name, fp32 on the CPU."""
     pairs = [*trunk_tensors(trunk), *draft_tensors(draft)]
     return {name: tensor.detach().float().cpu().contiguous() for name, tensor in pairs}
+
+
+def assign_tensors(trunk: Trunk, draft: TrainDraft, tensors: Mapping[str, Tensor]) -> None:
+    """The way back: copies unpacked tensors by published name into the twin.
+
+    Raises:
+        KeyError: A tensor of the twin is missing.
+    """
+    with torch.no_grad():
+        for name, parameter in [*trunk_tensors(trunk), *draft_tensors(draft)]:
+            parameter.copy_(tensors[name])
+
+
+def write_checkpoint(trunk: Trunk, draft: TrainDraft, data: Path, out: Path) -> None:
+    """Writes the published, quantised layout beside configuration, tokenizer and token map.
+
+    Args:
+        trunk: The trained trunk.
+        draft: Its draft.
+        data: The data folder.
+        out: Where the checkpoint is written; an older one is replaced when the new one is complete.
+    """
+
+    def fill(folder: Path) -> None:
+        save_pretrained(
+            checkpoint_tensors(trunk, draft),
+            folder,
+            config=DeepseekV41Config.from_pretrained(data),
+            max_shard_bytes=MAX_SHARD_BYTES,
+        )
+        shutil.copyfile(data / "tokenizer.json", folder / "tokenizer.json")
+        token_map = json.dumps(np.load(data / "token_map.npy").tolist(), separators=(",", ":"))
+        (folder / "engram_token_map.json").write_text(token_map + "\n")
+
+    replace_folder(out, fill)
+
+
+def export_folder(options: Namespace) -> None:
+    """The `export` command: a checkpoint from the saved states of a run; without a draft, an untrained one."""
+    trunk = Trunk(DeepseekV41Config.from_pretrained(options.data), None, context=0)
+    trunk.load_state_dict(load_state(options.train_out, "trunk")[0])
+    draft = TrainDraft(trunk)
+    if not options.untrained_draft:
+        draft.load_state_dict(load_state(options.train_out, "draft")[0])
+    write_checkpoint(trunk, draft, options.data, options.out)

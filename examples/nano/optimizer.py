@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 MATRICES = {
-    "wq_a", "wq_b", "wkv", "wo_a", "wo_b", "w1", "w3", "w2", "compressor_wkv", "compressor_wgate", "engram_wkv", "main_proj",
+    "wq_a", "wq_b", "wkv", "wo_a", "wo_b", "w1", "w3", "w2",
+    "compressor_wkv", "compressor_wgate", "engram_wkv", "main_proj",
 }  # fmt: skip
 
 
@@ -25,7 +26,16 @@ def orthogonalise(g: Tensor) -> Tensor:
 
 
 class MuonAdamW:
-    """Equal shapes are stepped together; the gradient is clipped to norm 1."""
+    """Muon (momentum 0.95, Nesterov) for `MATRICES`, AdamW without decay for the rest.
+
+    Equal shapes are stepped together; the gradient is clipped to norm 1.
+
+    Args:
+        named: Parameters by name.
+        muon_lr: Step size of matrices.
+        adam_lr: Step size of the rest.
+        decay: Weight decay of matrices.
+    """
 
     def __init__(
         self,
@@ -50,6 +60,7 @@ class MuonAdamW:
 
     @torch.no_grad()
     def step(self, factor: float) -> None:
+        """One step with both step sizes times `factor`; the gradients are dropped."""
         nn.utils.clip_grad_norm_([p for p in self.parameters if p.grad is not None], 1.0)
         for group in self.adam.param_groups:
             group["lr"] = self.adam_lr * factor

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from deepinfer.kernels.reference.quant import round_fp8, round_mxfp4, round_nvfp4

@@ -82,9 +82,11 @@ class TaskWriter:
     # ---- values -------------------------------------------------------------------------
 
     def word(self) -> str:
+        """A common word of the code."""
         return self.random.choice(self.words)
 
     def key(self) -> str:
+        """One or two words, as a JSON key."""
         joiner = self.random.choice(["_", "_", "-", ""])
         return joiner.join(self.word() for _ in range(self.random.choice([1, 1, 2])))
 
@@ -96,9 +98,11 @@ class TaskWriter:
         return "".join(self.random.choices(alphabet, k=length or self.random.randint(6, 24)))
 
     def sentence(self) -> str:
+        """Two to nine words."""
         return " ".join(self.word() for _ in range(self.random.randint(2, 9)))
 
     def scalar(self) -> Any:
+        """A JSON value that holds no other."""
         kind = self.random.randrange(9)
         if kind < 3:
             return self.sentence() if kind else self.word()
@@ -111,6 +115,7 @@ class TaskWriter:
         return self.secret()
 
     def json_value(self, depth: int) -> Any:
+        """A JSON value, nested at most `depth` times."""
         if depth == 0 or self.random.random() < 0.45:
             return self.scalar()
         size = self.random.randint(1, 6)
@@ -128,6 +133,7 @@ class TaskWriter:
         return {k: _FIELDS[k](self.random) if k in _FIELDS else self.scalar() for k in keys}
 
     def json_object(self) -> dict[str, Any]:
+        """A JSON object."""
         if self.random.random() < 0.3:
             return self.fields(self.random.randint(2, 8))
         if self.random.random() < 0.2:
@@ -135,6 +141,7 @@ class TaskWriter:
         return {self.key(): self.json_value(3) for _ in range(self.random.randint(2, 9))}
 
     def dumps(self, value: Any) -> str:
+        """JSON text in one of four layouts."""
         style = self.random.randrange(4)
         if style == 0:
             return json.dumps(value, separators=(",", ":"))
@@ -145,6 +152,7 @@ class TaskWriter:
     # ---- documents ----------------------------------------------------------------------
 
     def json_document(self) -> str:
+        """A JSON object as text."""
         return self.dumps(self.json_object())
 
     def assignments(self) -> str:
@@ -176,17 +184,20 @@ class TaskWriter:
         return f"# original\n{piece}\n{self.snippet(self.random.randint(0, 3000))}\n# copy of the original\n{piece}"
 
     def snippet(self, size: int) -> str:
+        """`size` characters of code, from anywhere in a file."""
         text = self.random.choice(self.code)
         start = self.random.randrange(max(1, len(text) - size))
         return text[start : start + size]
 
     def arithmetic(self) -> str:
+        """Sums as an interpreter session."""
         return "\n".join(
             f">>> {question}\n{answer}"
             for question, answer in (self.sum() for _ in range(self.random.randint(5, 40)))
         )
 
     def sum(self) -> tuple[str, int]:
+        """A small calculation and its result."""
         digits = self.random.choice([1, 1, 2, 2, 3])
         a, b = self.random.randrange(10**digits), self.random.randrange(10**digits)
         operator = self.random.choice("++-*" if digits == 1 else "++-")
@@ -195,6 +206,7 @@ class TaskWriter:
     # ---- dialogues ----------------------------------------------------------------------
 
     def chat(self) -> str:
+        """One to three exchanges in the chat format."""
         messages: list[dict[str, Any]] = []
         if self.random.random() < 0.3:
             messages.append({"role": "system", "content": self.random.choice(_SYSTEM)})
@@ -306,7 +318,7 @@ def _ask_function(w: TaskWriter) -> tuple[str, str]:
 
 
 def _ask_docstring(w: TaskWriter) -> tuple[str, str]:
-    name, summary, source = w.random.choice(w.functions)
+    _, summary, source = w.random.choice(w.functions)
     frame = w.random.choice(["What does this function do?\n{c}", "Explain:\n{c}"])
     return frame.format(c=f"```python\n{source}\n```"), summary
 
