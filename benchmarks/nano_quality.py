@@ -3,9 +3,10 @@
 Run: python benchmarks/nano_quality.py [--model nano] [--device cpu] [--data build/nano] [--docs FOLDER]
 
 Figures come from the inference model with the rounding of inference: bits per byte of text that training never saw,
-recall of copied spans, drafting, chat answers, JSON and functions. Each is one JSON line in
-benchmarks/results/nano_quality.jsonl, with the content hash of the weights. The card beside the weights shows the
-newest line of every case; --card-only writes it without measuring. Quick runs (--limit) are printed, not recorded.
+recall of copied spans, drafting, chat answers, JSON and functions. Each is one JSON line with the content hash of the
+weights: in benchmarks/results for nano, beside the weights for another checkpoint. The card, README.md beside the
+weights, shows the newest line of every case; --card-only writes it without measuring. Quick runs (--limit) are printed,
+not recorded.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="folder with data_card.json and report.json of the training, to keep beside the weights",
     )
     parser.add_argument("--card-only", action="store_true", help="measure nothing")
-    parser.add_argument("--results", type=Path, help=f"lines go here; default: {RESULTS.name}")
+    parser.add_argument("--results", type=Path, help="lines go here, those of a quick run too")
     return parser
 
 
@@ -58,16 +59,18 @@ def main() -> None:
     folder = resolve_checkpoint(options.model)
     if options.report is not None:
         card.keep_report(options.report, folder)
+    results = options.results or (RESULTS if options.model == "nano" else folder / RESULTS.name)
     if options.card_only:
-        print(card.write(folder, options.results or RESULTS))
+        print(card.write(folder, results))
         return
     if options.device == "cpu":
         torch.set_num_threads(1)
     recorder = Recorder(
-        options.results or (None if options.limit else RESULTS),
+        None if options.limit and not options.results else results,
         content_hash(folder),
         folder.name,
         device_name(options.device),
+        "float32" if options.device == "cpu" else "bfloat16",
         options.limit,
     )
     names = held_out_names(folder, options.data)
@@ -90,7 +93,7 @@ def main() -> None:
     )
     run_parts(bench, options.parts)
     if options.limit is None:
-        card.write(folder, options.results or RESULTS)
+        card.write(folder, results)
 
 
 def held_out_names(folder: Path, data: Path | None) -> dict[str, list[str]]:

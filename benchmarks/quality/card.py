@@ -358,13 +358,16 @@ def _measured(lines: Lines) -> str:
                 line["date"],
                 line["commit"],
                 line["device"],
+                line["dtype"],
                 line["versions"]["python"],
                 line["versions"]["torch"],
             )
             for line in lines.values()
         }
     )
-    return table(["date", "commit", "device", "Python", "torch"], [list(kind) for kind in kinds])
+    return table(
+        ["date", "commit", "device", "dtype", "Python", "torch"], [list(kind) for kind in kinds]
+    )
 
 
 _TABLES: dict[str, Callable[[Lines], str]] = {

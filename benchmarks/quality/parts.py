@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -373,6 +374,13 @@ PARTS: dict[str, Callable[[Bench], None]] = {
 def run_parts(bench: Bench, names: Sequence[str]) -> None:
     """Runs parts in order, and says on stderr how long each took."""
     for name in names:
-        begin = time.perf_counter()
+        sys.stderr.write(f"{name} ...\n")
+        begin, work = time.perf_counter(), _processor_seconds()
         PARTS[name](bench)
-        sys.stderr.write(f"{name}: {time.perf_counter() - begin:.0f} s\n")
+        seconds, work = time.perf_counter() - begin, _processor_seconds() - work
+        sys.stderr.write(f"{name}: {seconds:.0f} s, {work:.0f} s of processor time\n")
+
+
+def _processor_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system

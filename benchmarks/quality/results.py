@@ -18,7 +18,7 @@ from .metrics import Rate
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "nano_quality.jsonl"
 PART = "nano"
-NO_CONTENT = ("README.md", "data_card.json", "report.json")
+NO_CONTENT = ("README.md", "data_card.json", "report.json", RESULTS.name)
 """Files beside a checkpoint that change no output."""
 
 
@@ -54,6 +54,7 @@ class Recorder:
         checkpoint: Content hash of the weights.
         model: Name of the checkpoint.
         device: Name of the device.
+        dtype: Dtype of activations.
         limit: Most texts and prompts of a kind in a quick run, or None.
     """
 
@@ -61,6 +62,7 @@ class Recorder:
     checkpoint: str
     model: str
     device: str
+    dtype: str = "float32"
     limit: int | None = None
     _common: dict[str, Any] = field(init=False)
 
@@ -77,6 +79,7 @@ class Recorder:
                 versions[name] = "not installed"
         self._common = {
             "device": self.device,
+            "dtype": self.dtype,
             "versions": versions,
             "commit": git.stdout.strip(),
             "date": datetime.date.today().isoformat(),

@@ -322,7 +322,7 @@ def test_newest_line_of_these_weights_counts(tmp_path: Path) -> None:
         ("b", 3.0, None),
         ("a", 4.0, 5),
     ):
-        results.Recorder(path, checkpoint, "m", "cpu", limit).add("p", "c", value, "u")
+        results.Recorder(path, checkpoint, "m", "cpu", limit=limit).add("p", "c", value, "u")
     assert results.read_lines(path, "a")["p", "c"]["value"] == 2.0
     assert results.read_lines(tmp_path / "none", "a") == {}
 
