@@ -93,6 +93,17 @@ class TestLocal:
         with pytest.raises(CheckpointMissing):
             load_model(name)
 
+    @pytest.mark.parametrize("name", [None, 5, b"nano", ["nano"]])
+    def test_what_is_no_name(self, name: object) -> None:
+        with pytest.raises(ConfigError, match="the checkpoint is"):
+            resolve_checkpoint(name)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("name", ["~nobody-of-this-name/x", "x" * 5000, "a\0b", "\ud800"])
+    def test_what_no_file_system_can_hold(self, name: str) -> None:
+        with pytest.raises(CheckpointMissing) as caught:
+            resolve_checkpoint(name)
+        assert len(str(caught.value)) < 400
+
     def test_a_file_is_not_a_folder(self, save_tiny: Callable[..., Path]) -> None:
         folder = save_tiny(max_shard_bytes=10**9)
         with pytest.raises(CheckpointMissing, match=f"is a file.*{folder}$"):

@@ -8,6 +8,7 @@ import re
 from importlib import resources
 from pathlib import Path
 
+from deepinfer.core import _checks as checks
 from deepinfer.core.errors import CheckpointMissing, ConfigError, HubOffline
 
 __all__ = ["EMBEDDED", "INDEX_NAME", "resolve_checkpoint"]
@@ -47,16 +48,18 @@ def resolve_checkpoint(
     Raises:
         CheckpointMissing: There is no such folder (near names are given), repository or revision.
         HubOffline: A needed file is not cached and the network is off or does not answer; names the file.
-        ConfigError: A revision was given with a local folder.
+        ConfigError: A revision was given with a local folder, or the name is no text.
     """
-    text = os.fspath(path_or_repo)
+    text = _as_text(path_or_repo)
     embedded = isinstance(path_or_repo, str) and text in EMBEDDED
-    path = (
-        Path(str(resources.files("deepinfer") / "assets" / text))
-        if embedded
-        else Path(text).expanduser()
-    )
-    if path.is_dir():
+    path = Path(str(resources.files("deepinfer") / "assets" / text)) if embedded else _expand(text)
+    try:
+        is_folder, exists = path.is_dir(), path.exists()
+    except OSError as error:  # no permission, a name too long, a network file system that is gone
+        raise CheckpointMissing(
+            f"{checks.show(text)} cannot be looked at: {error.strerror}.", path=path
+        ) from error
+    if is_folder:
         if revision is not None:
             raise ConfigError(
                 f"revision is {revision!r}, but {text!r} is a local folder, which has none. Leave it out.",
@@ -64,7 +67,7 @@ def resolve_checkpoint(
                 value=revision,
             )
         return path
-    if path.exists():
+    if exists:
         raise CheckpointMissing(
             f"{path} is a file. Give the folder that holds config.json and the weights: {path.parent}",
             path=path,
@@ -72,6 +75,31 @@ def resolve_checkpoint(
     if embedded or not _is_repository(path_or_repo, path):
         raise _no_such_folder(text, path)
     return _download(text, revision, _is_offline() if offline is None else offline, progress)
+
+
+def _as_text(given: object) -> str:
+    text = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+    if isinstance(text, str) and text.strip():
+        return text
+    message = (
+        f"the checkpoint is {checks.show(given)} ({type(given).__name__}); give "
+        f"{', '.join(repr(name) for name in EMBEDDED)}, a folder, or a repository 'owner/name'."
+    )
+    if isinstance(
+        text, str
+    ):  # an empty variable of a script; as a path it would be the working folder
+        raise CheckpointMissing(message, path=text)
+    raise ConfigError(message, field="path_or_repo", value=given)
+
+
+def _expand(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # there is no such user, or no home folder is known
+        raise CheckpointMissing(
+            f"{checks.show(text)} starts at a home folder that is not known here ({error}); give the whole path.",
+            path=text,
+        ) from error
 
 
 def _is_offline() -> bool:
@@ -89,7 +117,10 @@ def _no_such_folder(text: str, path: Path) -> CheckpointMissing:
     while not parent.is_dir() and parent != parent.parent:
         parent = parent.parent
     wanted = path.relative_to(parent).parts[0]
-    here = sorted(entry.name for entry in parent.iterdir() if entry.is_dir())
+    try:
+        here = sorted(entry.name for entry in parent.iterdir() if entry.is_dir())
+    except OSError:
+        here = []
     near = [str(parent / name) for name in difflib.get_close_matches(wanted, here, n=3)]
     near += difflib.get_close_matches(text, EMBEDDED, n=1)
     hint = (
