@@ -30,9 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.command == "env":
         return env.main(["--json"] if options.json else [])
-    for name, size_bytes in _embedded_models():
-        print(f"{name}  {size_bytes / 2**20:.1f} MiB")
-    return 0
+    return env.write_out(
+        "\n".join(f"{name}  {size / 2**20:.1f} MiB" for name, size in _embedded_models())
+    )
 
 
 def _embedded_models() -> list[tuple[str, int]]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from deepinfer.core.variables import VARIABLES, variable_problems
 
-__all__ = ["collect", "format_report", "main"]
+__all__ = ["collect", "format_report", "main", "write_out"]
 
 _OTHER_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Command-line arguments; the process's own when None.
 
     Returns:
-        Exit status 0.
+        Exit status, as `write_out` says.
     """
     parser = argparse.ArgumentParser(
         prog="python -m deepinfer env", description="Report the environment."
@@ -90,7 +90,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)
     report = collect()
-    print(json.dumps(report, indent=2) if options.json else format_report(report))
+    return write_out(json.dumps(report, indent=2) if options.json else format_report(report))
+
+
+def write_out(text: str) -> int:
+    """Writes text to standard output, whatever that can take.
+
+    Characters that its encoding lacks are written as escapes. A reader that went away, as `head` does, is no error.
+
+    Args:
+        text: The text, without a final newline.
+
+    Returns:
+        Exit status: 0, or 1 when the text could not be written.
+    """
+    out = sys.stdout
+    if out is None:  # it was closed before Python started
+        return 0
+    encoding = getattr(out, "encoding", None) or "utf-8"
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), file=out, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # for the flush at exit
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+        print(f"the report cannot be written: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -81,3 +81,23 @@ def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in ([], ["unknown"]):
         with pytest.raises(SystemExit):
             main(arguments)
+
+
+@pytest.mark.parametrize("command", [["env"], ["env", "--json"], ["models"]])
+@pytest.mark.parametrize(
+    ("shell", "status"),
+    [
+        ("{} | true; exit ${{PIPESTATUS[0]}}", 0),
+        ("{} >&-", 0),
+        ("{} > /dev/full", 1),
+        ("PYTHONIOENCODING=ascii HF_HOME=/é {}", 0),
+        ("env -u HOME {} < /dev/null", 0),
+    ],
+)
+def test_any_standard_output_will_do(command: list[str], shell: str, status: int) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("needs /dev/full and a shell")
+    line = shell.format(" ".join([sys.executable, "-m", "deepinfer", *command]))
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
