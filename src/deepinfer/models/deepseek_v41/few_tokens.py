@@ -203,8 +203,8 @@ class _AttentionViews:
         small_cpu.apply_rope_(attended.numpy(), rotation.per_head_inverse)
         grouped = attended.view(tokens, self._groups, -1).transpose(0, 1)
         wo_a = self._wo_a.view(self._groups, -1, grouped.shape[-1]).transpose(1, 2)
-        narrow = torch.bmm(grouped, wo_a).transpose(0, 1).reshape(tokens, -1)
-        return _product(self._round.activation(narrow.numpy()), self._wo_b)
+        narrow = torch.bmm(grouped, wo_a).numpy().swapaxes(0, 1).reshape(tokens, -1)
+        return _product(self._round.activation(narrow), self._wo_b)
 
 
 class _MoEViews:
@@ -233,18 +233,19 @@ class _MoEViews:
             found = np.unique(flat, return_counts=True)
             chosen, counts = found[0].tolist(), found[1].tolist()
             weights = weights[order]
-            inputs = list(torch.from_numpy(x[order // topk]).split(counts))
+            inputs = list(torch.from_numpy(x[order // topk]).split_with_sizes(counts))
         w1, w3, w2 = (weight.t() for weight in self._shared)
         gate_up = torch.empty(pairs + tokens, 2 * w1.shape[1], dtype=torch.float32, device="cpu")
-        *parts, last = gate_up.split([*counts, tokens])
+        *parts, last = gate_up.split_with_sizes([*counts, tokens])
         for expert, rows, part in zip(chosen, inputs, parts, strict=True):
             torch.mm(rows, self._w13[expert], out=part)
-        for weight, part in zip((w1, w3), last.split(w1.shape[1], 1), strict=True):
-            torch.mm(whole, weight, out=part)
+        inter = w1.shape[1]
+        torch.mm(whole, w1, out=last[:, :inter])
+        torch.mm(whole, w3, out=last[:, inter:])
         hidden = self._round.activation(small_cpu.swiglu(gate_up.numpy(), self._limit, weights))
         down = torch.empty(pairs + tokens, y.shape[1], dtype=torch.float32, device="cpu")
-        *inputs, last = torch.from_numpy(hidden).split([*counts, tokens])
-        *parts, out_last = down.split([*counts, tokens])
+        *inputs, last = torch.from_numpy(hidden).split_with_sizes([*counts, tokens])
+        *parts, out_last = down.split_with_sizes([*counts, tokens])
         torch.mm(last, w2, out=out_last)
         for expert, rows, part in zip(chosen, inputs, parts, strict=True):
             torch.mm(rows, self._w2[expert], out=part)

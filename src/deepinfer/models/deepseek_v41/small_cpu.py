@@ -34,7 +34,7 @@ __all__ = [
 _MOST_VALUES = 4096
 _ONE = np.float32(1)
 _EXPONENT = np.int32(0x7F800000)
-_dot, _divide = np.dot, np.divide
+_divide = np.divide
 _max, _sum = np.maximum.reduce, np.add.reduce
 
 
@@ -188,10 +188,10 @@ def normalise(k: np.ndarray, iterations: int, eps: float) -> np.ndarray:
     entries = np.ones((tokens, n * n + 1), np.float32)
     entries[:, :-1] = k.reshape(tokens, n * n)
     sums = np.empty_like(entries)
-    _divide(entries, _dot(entries, columns, sums), entries)
+    _divide(entries, entries.dot(columns, sums), entries)
     for _ in range(iterations - 1):
-        _divide(entries, _dot(entries, rows, sums), entries)
-        _divide(entries, _dot(entries, columns, sums), entries)
+        _divide(entries, entries.dot(rows, sums), entries)
+        _divide(entries, entries.dot(columns, sums), entries)
     return entries[:, :-1].reshape(tokens, n, n)
 
 
@@ -267,8 +267,8 @@ def route(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Twin of the choice in `moe.Gate`: weights and expert ids from router products."""
     s = np.sqrt(np.logaddexp(scores, np.float32(0)))
-    order = np.argsort(-(s + bias), -1, kind="stable")
-    experts = np.sort(order[:, :topk], -1)
+    experts = (-(s + bias)).argsort(-1, "stable")[:, :topk]
+    experts.sort(-1)
     weights = s[np.arange(len(s))[:, None], experts]
     weights *= np.float32(scaling) / (_sum(weights, -1, keepdims=True) + np.float32(1e-20))
     return weights, experts
