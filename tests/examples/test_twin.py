@@ -81,50 +81,76 @@ def test_golden_logits_and_draft(golden_twin: tuple[Trunk, TrainDraft], golden_i
     torch.testing.assert_close(confidence, expected, atol=PLAIN, rtol=0)
 
 
-def trained_twin(trained: Path, data_folder: Path) -> tuple[Trunk, TrainDraft, DeepseekV41]:
-    """Twin and inference model of the tiny run; the model with the twin's weights at full precision."""
+@torch.no_grad()
+def differences(
+    trunk: Trunk, draft: TrainDraft, model: DeepseekV41, ids: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Largest differences in units of the spread: logits by row, draft logits by slot, confidences.
+
+    Args:
+        trunk: The twin.
+        draft: Its draft.
+        model: The inference model.
+        ids: One row, shape [1, T].
+    """
+    out = trunk.frozen(ids, features=True)
+    expected = model.logits(ids[0])
+    logits = (trunk.logits(out.hidden)[0] - expected).abs().amax(-1) / expected.std()
+
+    anchor, W, S = 40, trunk.c.sliding_window, trunk.c.dspark_block_size
+    cache = model.new_cache(1, ids.shape[1], max_step_tokens=ids.shape[1])
+    given = model(ForwardBatch.from_segments([(0, 0, ids[0, :anchor].tolist())]), cache)
+    model.draft.extend_context(given.features, range(anchor), [0] * anchor, cache)
+    proposed = model.draft.propose([int(ids[0, anchor])], [anchor], [0], cache)
+    anchors = middle_anchors(ids, W)
+    at = anchors.at.clone()
+    block = anchor // W - 1
+    at[0, block] = anchor
+    anchors = Anchors(at, ids.gather(1, at.flatten(1)).view(at.shape), anchors.reach)
+    hidden, _ = draft(out.features, anchors)
+    w, previous = draft.head_weights(), ids[0, anchor : anchor + S]
+    twin = base_logits(hidden, draft.trunk_head(), w)[block]
+    drafted = (twin - proposed.base_logits[0]).abs().amax(-1) / proposed.base_logits.std()
+    confidence = torch.sigmoid(confidence_logits(hidden[block], previous, w))
+    return (
+        logits,
+        drafted,
+        (confidence - model.draft.confidence(proposed.hidden[0], previous)).abs(),
+    )
+
+
+def test_stored_model_is_the_twin(trunk: Trunk, tmp_path: Path) -> None:
+    """Weights that bf16 holds exactly: storing them rounds what the twin rounds, and nothing else."""
+    trunk.sparse = True
+    trunk.blend.fill_(1.0)
+    draft = TrainDraft(trunk)
+    with torch.no_grad():
+        for name, parameter in [*trunk.named_parameters(), *draft.named_parameters()]:
+            if name.endswith(("wo_b", "w2")):
+                parameter.normal_(std=0.1)
+            parameter.copy_(parameter.bfloat16())
+    save_pretrained(checkpoint_tensors(trunk, draft), tmp_path / "stored", config=trunk.c)
+    token_map = json.dumps(list(range(VOCAB)))
+    (tmp_path / "stored" / "engram_token_map.json").write_text(token_map)
+    model = load_model(tmp_path / "stored", rounding="full")
+    for found in differences(trunk, draft, model, text_rows(1, 128)):
+        assert found.max() < 1e-4
+
+
+def test_trained_model_after_export(trained: Path, data_folder: Path) -> None:
     c = DeepseekV41Config.from_pretrained(data_folder)
     trunk = Trunk(c, NgramRows(c, range(VOCAB)), context=128)
     trunk.load_state_dict(load_state(trained, "trunk")[0])
     trunk.sparse = True
     draft = TrainDraft(trunk)
     draft.load_state_dict(load_state(trained, "draft")[0])
-    return trunk, draft, load_model(trained / "checkpoint", rounding="full")
-
-
-@torch.no_grad()
-def test_trained_model_after_export(trained: Path, data_folder: Path) -> None:
-    trunk, draft, model = trained_twin(trained, data_folder)
+    model = load_model(trained / "checkpoint", rounding="full")
     assert trunk.blend == 1
-    ids = text_rows(1, 128)
-    out = trunk.frozen(ids, features=True)
-    twin, logits = trunk.logits(out.hidden)[0], model.logits(ids[0])
-    moved = (twin - logits).abs().amax(-1)
-    # A value next to a rounding edge can flip, then a pick; most rows agree closely.
-    assert moved.median() < 0.02 * logits.std()
-    assert (twin.argmax(-1) == logits.argmax(-1)).float().mean() > 0.95
-
-    cache = model.new_cache(1, 128, max_step_tokens=128)
-    given = model(ForwardBatch.from_segments([(0, 0, ids[0, :40].tolist())]), cache)
-    torch.testing.assert_close(given.features, out.features[0, :40], atol=0.1, rtol=0)
-    model.draft.extend_context(given.features, range(40), [0] * 40, cache)
-    proposed = model.draft.propose([int(ids[0, 40])], [40], [0], cache)
-    at = torch.full((1, 7, 1), 40)
-    at[0, :, 0] = torch.arange(16, 128, 16)
-    at[0, 1] = 40
-    features = out.features.clone()
-    features[0, :40] = given.features
-    anchors = Anchors(at, ids.gather(1, at.flatten(1)).view(at.shape), torch.full_like(at, 16))
-    hidden, _ = draft(features, anchors)
-    twin = base_logits(hidden, draft.trunk_head(), draft.head_weights())[1]
-    assert (twin - proposed.base_logits[0]).abs().max() < 0.05 * twin.std()
-    previous = ids[0, 40:43]
-    torch.testing.assert_close(
-        torch.sigmoid(confidence_logits(hidden[1], previous, draft.head_weights())),
-        model.draft.confidence(proposed.hidden[0], previous),
-        atol=0.01,
-        rtol=0,
-    )
+    logits, drafted, confidence = differences(trunk, draft, model, text_rows(1, 128))
+    # Embedding and head are stored in bf16, which moves values over rounding edges.
+    assert logits.median() < 0.03
+    assert drafted.median() < 0.03
+    assert confidence.max() < 0.01
 
 
 def test_export_and_import_are_inverse(trunk: Trunk, tmp_path: Path) -> None:
