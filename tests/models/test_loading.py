@@ -14,7 +14,12 @@ from safetensors.torch import load_file as map_file
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from deepinfer.core.errors import CheckpointMismatch, CheckpointMissing, ConfigError
+from deepinfer.core.errors import (
+    CheckpointMismatch,
+    CheckpointMissing,
+    ConfigError,
+    UnsupportedHardware,
+)
 from deepinfer.kernels import cast_back
 from deepinfer.models import (
     ARCHITECTURES,
@@ -460,3 +465,29 @@ def test_a_model_that_lacks_a_parameter_is_named(
     monkeypatch.setattr(architecture, "logical_weights", more)
     with pytest.raises(ConfigError, match="no parameters for image_encoder"):
         load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"device": "gpu0"}, "device is 'gpu0'"),
+        ({"device": None}, "device is None"),
+        ({"dtype": "float32"}, "dtype is 'float32'"),
+        ({"dtype": torch.int8}, "dtype is torch.int8"),
+    ],
+)
+def test_unusable_options(golden_v41: Path, options: dict[str, object], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        load_model(golden_v41, **options)  # type: ignore[arg-type]
+
+
+def test_a_device_that_is_not_there(golden_v41: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UnsupportedHardware, match="'cuda:1' is asked for"):
+        load_model(golden_v41, device="cuda:1")
+
+
+def test_a_configuration_that_is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(CheckpointMissing, match=r"config\.json cannot be read"):
+        load_model(tmp_path)

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from deepinfer.core.errors import CheckpointMismatch, CheckpointMissing, ConfigError
+from deepinfer.core import _checks as checks
+from deepinfer.core.errors import (
+    CheckpointMismatch,
+    CheckpointMissing,
+    ConfigError,
+    UnsupportedHardware,
+)
 from deepinfer.models.checkpoint import Checkpoint, Shard
 from deepinfer.models.formats import (
     FLOAT_CODES,
@@ -77,8 +83,13 @@ def load_model(
         CheckpointMismatch: Tensors are missing, unexpected, of another shape or dtype, damaged, or NaN. The message
             counts all problems and shows the first; `check_checkpoint` lists them.
         HubOffline: A file is not cached and the network is off.
-        ConfigError: `config.json` is unusable, or names an architecture that is not known.
+        ConfigError: `config.json` is unusable, or names an architecture that is not known; the device or dtype is no
+            such thing.
+        UnsupportedHardware: The device is CUDA and there is none.
     """
+    device = _check_device(device)
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        checks.fail("dtype", dtype, "a floating torch.dtype, or None", ConfigError)
     bars = progress if isinstance(progress, bool) or progress is None else False
     folder = resolve_checkpoint(path_or_repo, revision, offline, progress=bars)
     architecture, config = _read_config(folder)
@@ -89,7 +100,7 @@ def load_model(
         raise _mismatch(problems, folder, layout)
 
     if dtype is None:
-        dtype = torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16
+        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     model = architecture.build(config, rounding=rounding, device="meta", dtype=dtype)
     _materialise(model, weights, device, packed=packed and layout == "published")
     total = sum(spec.size_bytes for spec in checkpoint.tensors.values())
@@ -122,6 +133,28 @@ class Problem:
         return f"{self.tensor}: expected {self.expected}, found {self.found}{hint}"
 
 
+def _check_device(device: object) -> torch.device:
+    try:
+        found = torch.device(device)  # type: ignore[call-overload]
+    except (RuntimeError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"device is {checks.show(device)}, which torch does not take: {reason}. Give 'cpu', 'cuda' or "
+            "'cuda:0'.",
+            field="device",
+            value=device,
+        ) from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedHardware(
+            f"device {str(found)!r} is asked for, and torch {torch.__version__} finds no CUDA device here. Use "
+            "device='cpu'.",
+            needed="cuda",
+            found="cpu",
+            fallback="device='cpu'",
+        )
+    return cast("torch.device", found)
+
+
 def check_checkpoint(folder: str | os.PathLike[str]) -> list[Problem]:
     """Compares a checkpoint folder with its own `config.json`, without reading any weight.
 
@@ -151,6 +184,8 @@ def _read_config(folder: Path) -> tuple[Architecture, Any]:
             f"{path} does not exist. Give the folder that holds config.json and the weights.",
             path=path,
         ) from error
+    except OSError as error:
+        raise CheckpointMissing(f"{path} cannot be read: {error.strerror}.", path=path) from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{path} is not valid JSON: {error}. Download or save it again."
