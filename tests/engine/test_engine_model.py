@@ -17,6 +17,7 @@ from deepinfer import Engine, Output, SamplingParams
 from deepinfer.core.errors import CheckpointMismatch, CheckpointMissing, InvalidRequest
 from deepinfer.models import load_model, save_pretrained
 from deepinfer.models.deepseek_v41 import DeepseekV41, DeepseekV41Config
+from deepinfer.models.deepseek_v41.step_pass import StepPass
 from deepinfer.models.deepseek_v41.weights import logical_weights
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -152,17 +153,17 @@ def test_failure_in_the_middle_of_the_model(model: DeepseekV41, monkeypatch) -> 
         kept = engine.add_request(PROMPTS[5], GREEDY, keep_output=True)
         for _ in range(6):
             engine.step()
-        layer = model.layers[3]
-        original = type(layer).forward
+        original = StepPass.attend
         calls = [0]
 
-        def fail(self, *args, **kwargs):  # type: ignore[no-untyped-def]
-            if self is layer:
+        def fail(self, attention, *args):  # type: ignore[no-untyped-def]
+            out = original(self, attention, *args)
+            if attention.layer_id == 3:
                 calls[0] += 1
                 raise KeyboardInterrupt
-            return original(self, *args, **kwargs)
+            return out
 
-        monkeypatch.setattr(type(layer), "forward", fail)
+        monkeypatch.setattr(StepPass, "attend", fail)
         with pytest.raises(KeyboardInterrupt):
             engine.generate(PROMPTS[3], GREEDY)
         monkeypatch.undo()
@@ -263,6 +264,8 @@ class TestCheckpoint:
             output = engine.generate(messages, params)[0]
             assert output.usage.prompt == len(ids)
             assert output.token_ids == engine.generate(ids, params)[0].token_ids
+            with pytest.raises(InvalidRequest, match="did you mean 'thinking_mode'"):
+                engine.encode_chat(messages, thinking="chat")
             thinking = engine.encode_chat(messages, thinking_mode="thinking")
             assert thinking != ids
             with pytest.raises(InvalidRequest):

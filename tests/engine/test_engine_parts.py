@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from deepinfer import Engine, EngineConfig, SamplingParams
 from deepinfer.cache import SlotCacheManager
@@ -14,6 +15,7 @@ from deepinfer.core.events import RequestAdded, RequestFinished, StepFinished
 from deepinfer.engine import DSparkDrafter
 from deepinfer.engine.assemble import fit_model_len
 from deepinfer.engine.loading import resolve_device, resolve_dtype
+from deepinfer.engine.memory import free_bytes
 from deepinfer.engine.runner import ModelRunner
 from deepinfer.sampling import Sampler
 from deepinfer.scheduling import Scheduler, SchedulerLimits
@@ -139,14 +141,34 @@ class TestOptions:
         model = ToyModel(ToyConfig(max_position_embeddings=2**20))
         per_token = 8 + 4
         monkeypatch.setattr(
-            "deepinfer.engine.assemble._free_bytes", lambda model: 2 * 4 * 5000 * 12
+            "deepinfer.engine.assemble.free_bytes", lambda device: 2 * 4 * 5000 * 12
         )
         assert fit_model_len(model, 4, 512, 2**20) == 5000 // 128 * 128
         assert fit_model_len(model, 4, 512, 1000) == 1000
         assert ToyCache(1, 256).size_bytes == 256 * per_token
-        monkeypatch.setattr("deepinfer.engine.assemble._free_bytes", lambda model: 1000)
+        monkeypatch.setattr("deepinfer.engine.assemble.free_bytes", lambda device: 1000)
         with pytest.raises(ConfigError, match="does not fit"):
             fit_model_len(model, 4, 512, 2**20)
+
+    @pytest.mark.parametrize("error", [MemoryError("none"), torch.OutOfMemoryError("none")])
+    def test_cache_that_cannot_be_allocated(self, make_engine, monkeypatch, error) -> None:
+        def refuse(*sizes: int) -> None:
+            raise error
+
+        monkeypatch.setattr(ToyModel, "new_cache", refuse)
+        with pytest.raises(ConfigError, match="Lower max_num_seqs or max_model_len"):
+            make_engine(config={"max_model_len": 64})
+        error = RuntimeError("something else")
+        with pytest.raises(RuntimeError, match="something else"):
+            make_engine(config={"max_model_len": 64})
+
+    def test_free_memory(self, monkeypatch, tmp_path) -> None:
+        cpu = torch.device("cpu")
+        monkeypatch.setattr("deepinfer.engine.memory._MEMINFO", tmp_path / "meminfo")
+        assert free_bytes(cpu) > 0
+        # files in the page cache take MemFree, and give way
+        (tmp_path / "meminfo").write_text("MemFree: 5 kB\nMemAvailable:   70 kB\n")
+        assert free_bytes(cpu) == 70 * 1024
 
     def test_device(self, monkeypatch) -> None:
         assert resolve_device("cpu") == "cpu"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -195,3 +196,14 @@ def test_a_replacement_character_may_be_a_stop(stop):
     assert text.push([0, 5]) == "a"
     assert text.finish() == ""
     assert text.stop_reason == stop
+
+
+def test_many_long_stop_strings_cost_nothing_before_they_begin() -> None:
+    stops = ["x" * 4000 + str(i) for i in range(128)]
+    started = time.process_time()
+    for _ in range(40):
+        assert StopChecker(stops).push("abc") == "abc"
+    assert time.process_time() - started < 2  # every border of every string took 5 s
+    checker = StopChecker(stops)
+    assert checker.push("ax" + "x" * 4000 + "7") == "ax"
+    assert checker.matched == stops[7]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from deepinfer.core.protocols import ModelInfo, StatsSink
 from deepinfer.engine.constraints import GrammarMasks
 from deepinfer.engine.drafter import DRAFTERS
 from deepinfer.engine.loop import EngineLoop
+from deepinfer.engine.memory import allocating, free_bytes
 from deepinfer.engine.parts import (
     EngineDrafter,
     EngineRunner,
@@ -150,18 +150,19 @@ def assemble(
         scheduler = scheduler(limits, cache)
     _check_part("scheduler", scheduler, EngineScheduler)
     if runner is None:
-        runner = ModelRunner(
-            model,
-            sampler if sampler is not None else Sampler(),
-            info=info,
-            num_slots=getattr(cache, "num_slots", limits.max_num_seqs),
-            max_model_len=limits.max_model_len,
-            max_step_tokens=limits.prefill_chunk_tokens,
-            drafter=drafter,
-            may_draft=getattr(scheduler, "may_draft", None),
-            ungenerated_ids=ungenerated_ids(model, tokenizer),
-            device=device_of(model),
-        )
+        with allocating(limits):
+            runner = ModelRunner(
+                model,
+                sampler if sampler is not None else Sampler(),
+                info=info,
+                num_slots=getattr(cache, "num_slots", limits.max_num_seqs),
+                max_model_len=limits.max_model_len,
+                max_step_tokens=limits.prefill_chunk_tokens,
+                drafter=drafter,
+                may_draft=getattr(scheduler, "may_draft", None),
+                ungenerated_ids=ungenerated_ids(model, tokenizer),
+                device=device_of(model),
+            )
     masks, recorder = GrammarMasks(info.vocab_size), StatsRecorder(sink)
     return Parts(
         info=info,
@@ -221,11 +222,11 @@ def fit_model_len(model: Any, num_slots: int, max_step_tokens: int, limit: int) 
     per_token = (sizes[1] - sizes[0]) / short
     fixed = sizes[0] - per_token * short
     fixed *= max(1.0, max_step_tokens / step)
-    room = _free_bytes(model) / 2 / num_slots - fixed
+    room = free_bytes(device_of(model)) / 2 / num_slots - fixed
     fitted = int(room / max(per_token, 1e-9)) // 128 * 128
     if fitted < short:
         raise ConfigError(
-            f"the cache of {num_slots} requests does not fit: {_free_bytes(model) >> 20} MiB are free, half "
+            f"the cache of {num_slots} requests does not fit: {free_bytes(device_of(model)) >> 20} MiB are free, half "
             f"of them for the cache, and one request of {short} tokens takes "
             f"{(fixed + per_token * short) / 2**20:.0f} MiB. Lower max_num_seqs or prefill_chunk_tokens.",
             field="max_num_seqs",
@@ -316,13 +317,3 @@ def _check_part(name: str, part: Any, protocol: Any) -> None:
             field=name,
             value=part,
         )
-
-
-def _free_bytes(model: Any) -> int:
-    device = device_of(model)
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return 4 << 30

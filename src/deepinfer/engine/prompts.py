@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from inspect import signature
 from typing import Any
 
 from deepinfer.core import _checks as checks
@@ -162,10 +163,12 @@ class PromptEncoder:
             The ids.
 
         Raises:
-            InvalidRequest: A message is malformed, or no tokenizer knows the chat format.
+            InvalidRequest: A message is malformed, an option unknown, or no tokenizer knows the chat format.
         """
         from deepinfer.engine.chat import render_chat
 
+        known = [name for name in signature(render_chat).parameters if name != "messages"]
+        checks.check_keys("encode_chat", options, known, InvalidRequest)
         tokenizer: Any = self._need_tokenizer("messages")
         if not hasattr(tokenizer, "encode_chat"):
             raise InvalidRequest(

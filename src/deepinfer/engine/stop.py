@@ -32,7 +32,7 @@ class StopChecker:
     def __init__(self, stop: Sequence[str], *, include_stop: bool = False) -> None:
         self._stops = tuple(dict.fromkeys(stop))
         self._include = include_stop
-        self._borders = [_borders(text) for text in self._stops]
+        self._borders = [_Borders(text) for text in self._stops]
         self._states = [0] * len(self._stops)
         firsts = "".join(re.escape(text[0]) for text in self._stops)
         self._first = re.compile(f"[{firsts}]") if firsts else None
@@ -99,12 +99,12 @@ class StopChecker:
                 state = states[number]
                 borders = self._borders[number]
                 while state and stop[state] != char:
-                    state = borders[state - 1]
+                    state = borders.of(state)
                 if stop[state] == char:
                     state += 1
                 if state == len(stop):
                     best = max(best, stop, key=len)
-                    state = borders[state - 1]
+                    state = borders.of(state)
                 states[number] = state
             if best:
                 self.matched = best
@@ -112,17 +112,28 @@ class StopChecker:
         return None
 
 
-def _borders(text: str) -> list[int]:
-    """For each prefix, the length of its longest proper prefix that is also its suffix."""
-    out = [0] * len(text)
-    state = 0
-    for index in range(1, len(text)):
-        while state and text[index] != text[state]:
-            state = out[state - 1]
-        if text[index] == text[state]:
-            state += 1
-        out[index] = state
-    return out
+class _Borders:
+    """For each prefix of a text, the length of its longest proper prefix that is also its suffix.
+
+    Computed as far as somebody asks: most stop strings are never begun, and there may be many long ones.
+    """
+
+    __slots__ = ("_known", "_text")
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._known = [0]
+
+    def of(self, length: int) -> int:
+        """The border of the first `length` characters, from 1."""
+        text, known = self._text, self._known
+        state = known[-1]
+        for index in range(len(known), length):
+            while state and text[index] != text[state]:
+                state = known[state - 1]
+            state += text[index] == text[state]
+            known.append(state)
+        return known[length - 1]
 
 
 class OutputText:
