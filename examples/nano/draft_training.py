@@ -14,7 +14,7 @@ from .dataset import FIRST_TEXT_ID, Data
 from .draft import Anchors, DraftLoss, DraftParts, TrainDraft
 from .evaluate import autocast
 from .optimizer import MuonAdamW
-from .report import Report, Stopped
+from .report import Report, Stopped, seeds
 from .schedule import Budget
 from .storage import save_state
 from .trunk import Trunk, TrunkOutput
@@ -200,7 +200,8 @@ def train_draft(
     """
     budget = Budget(options.draft_steps, options.draft_max_seconds)
     begun = budget.clock()
-    context, vocab, seed = options.context, trunk.c.vocab_size, options.seed + 77
+    context, vocab = options.context, trunk.c.vocab_size
+    seed = seeds(options.seed)["draft"]
     batches = Batches(data.streams, context, FIRST_TEXT_ID, vocab, seed, TEXT)
     with report.phase("draft") as phase:
         trainer = DraftTrainer(trunk, batches, own, options)

@@ -27,6 +27,17 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
+def seeds(seed: int) -> dict[str, int]:
+    """What each part of a run draws with."""
+    return {
+        "weights": seed,
+        "trunk": seed + 1,
+        "prompts": seed + 5,
+        "own": seed,
+        "draft": seed + 77,
+    }
+
+
 def versions(device: torch.device) -> dict[str, str]:
     """What the numbers depend on beside the options."""
     cuda = device.type == "cuda"
@@ -53,7 +64,7 @@ class Report:
         self.content: dict[str, Any] = {
             "options": {key: str(value) for key, value in vars(options).items()},
             "versions": versions(device),
-            "seeds": {"run": options.seed},
+            "seeds": seeds(options.seed),
             "phases": {},
             "log": [],
         }

@@ -16,7 +16,7 @@ from .engram import NgramRows
 from .evaluate import acceptance_on_own, acceptance_on_text, windows
 from .export import write_checkpoint
 from .lockstep import continue_prompts
-from .report import Report, Stopped, StopRequest
+from .report import Report, Stopped, StopRequest, seeds
 from .storage import load_rows, load_state, save_rows
 from .trunk import Trunk
 from .trunk_training import train_trunk, trunk_figures
@@ -34,7 +34,7 @@ def train(options: Namespace) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if options.compile == "auto":
         options.compile = "inductor" if device.type == "cuda" else "off"
-    torch.manual_seed(options.seed)
+    torch.manual_seed(seeds(options.seed)["weights"])
     torch.backends.cuda.matmul.allow_tf32 = True
     options.out.mkdir(parents=True, exist_ok=True)
     report = Report(options.out / "report.json", options, device)
@@ -110,14 +110,15 @@ def own_continuations(trunk: Trunk, data: Data, options: Namespace, report: Repo
             report.log(event="own continuations reused", file=str(found[0]))
             return load_rows(found[0], device)
     with report.phase("own continuations") as phase:
+        drawn_with, vocab = seeds(options.seed), trunk.c.vocab_size
         batches = Batches(
-            data.streams, OWN_PROMPT, FIRST_TEXT_ID, trunk.c.vocab_size, options.seed + 5, TEXT
+            data.streams, OWN_PROMPT, FIRST_TEXT_ID, vocab, drawn_with["prompts"], TEXT
         )
         prompts = batches.text(options.own_rows)[0][:, :-1]
         prompts[:, 0] = trunk.c.bos_token_id
         hot = torch.arange(options.own_rows, device=device) % HOT_EVERY == HOT_EVERY - 1
         own = continue_prompts(
-            trunk, prompts, OWN_TOKENS, hot * HEAT, options.seed, options.own_max_seconds
+            trunk, prompts, OWN_TOKENS, hot * HEAT, drawn_with["own"], options.own_max_seconds
         )
         save_rows(path, own)
         phase["shape"] = list(own.shape)

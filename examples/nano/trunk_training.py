@@ -16,7 +16,7 @@ from .compiling import EAGER, agree, compile_parts
 from .dataset import FIRST_TEXT_ID, Data
 from .evaluate import autocast, bits_per_byte, recall, windows
 from .optimizer import MuonAdamW
-from .report import Report, Stopped
+from .report import Report, Stopped, seeds
 from .schedule import Budget, Schedule
 from .storage import save_state
 from .trunk import Clamp, Trunk
@@ -135,7 +135,7 @@ def train_trunk(
     """
     budget = Budget(options.steps, options.max_seconds, first_share)
     begun = budget.clock()
-    seed = options.seed + 1 + round(1e6 * first_share)
+    seed = seeds(options.seed)["trunk"] + round(1e6 * first_share)
     context, vocab = options.context, trunk.c.vocab_size
     batches = Batches(data.streams, context, FIRST_TEXT_ID, vocab, seed)
     trunk.train()
