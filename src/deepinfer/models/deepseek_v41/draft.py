@@ -195,6 +195,7 @@ class DSparkDraft(nn.ModuleList):
         # A tuple, so that the shared modules are not registered, and named, twice.
         self._shared = (embed, head)
         self._stack = LayerStack(self)
+        self._frequencies: dict[torch.device, Tensor] = {}
 
     @without_autocast
     @torch.inference_mode()
@@ -315,9 +316,10 @@ class DSparkDraft(nn.ModuleList):
         out = self.propose(anchor_ids, positions, slots, cache)
         prev = torch.as_tensor(anchor_ids, device=out.hidden.device, dtype=torch.int64)
         tokens, before = [], []
-        for i in range(self.config.dspark_block_size):
+        markov = self[-1].markov_head
+        for logits in out.base_logits.unbind(1):
             before.append(prev)
-            prev = (out.base_logits[:, i] + self.markov_bias(prev)).argmax(-1)
+            prev = (logits + _markov_bias(markov, prev)).argmax(-1)
             tokens.append(prev)
         return torch.stack(tokens, 1), self.confidence(out.hidden, torch.stack(before, 1))
 
@@ -331,8 +333,7 @@ class DSparkDraft(nn.ModuleList):
         Returns:
             Shape [rows, vocab], fp32.
         """
-        head = self[-1].markov_head
-        return head.head(head.embed.weight[prev_ids]).float()
+        return _markov_bias(self[-1].markov_head, prev_ids)
 
     @without_autocast
     def confidence(self, hidden: Tensor, prev_ids: Tensor) -> Tensor:
@@ -351,8 +352,15 @@ class DSparkDraft(nn.ModuleList):
         return torch.sigmoid(stage.confidence_head.proj(features)).squeeze(-1)
 
     def _rotation(self, positions: np.ndarray, device: torch.device) -> Rotation:
-        frequencies = rope_frequencies(self.config, compressed=False, device=device)
-        return Rotation.at(frequencies, torch.from_numpy(positions).to(device))
+        if device not in self._frequencies:
+            self._frequencies[device] = rope_frequencies(
+                self.config, compressed=False, device=device
+            )
+        return Rotation.at(self._frequencies[device], torch.from_numpy(positions).to(device))
+
+
+def _markov_bias(markov: MarkovHead, prev_ids: Tensor) -> Tensor:
+    return F.linear(F.embedding(prev_ids, markov.embed.weight), markov.head.weight).float()
 
 
 def _host(values: Sequence[int] | Tensor) -> np.ndarray:

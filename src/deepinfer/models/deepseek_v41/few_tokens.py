@@ -26,8 +26,6 @@ from deepinfer.models.deepseek_v41.rounding import Rounding
 
 __all__ = ["LayerStack"]
 
-_MOST_VALUES = 2**15
-
 
 class LayerStack:
     """Layers that run one after the other."""
@@ -58,7 +56,7 @@ class LayerStack:
 
     def _views_for(self, streams: Tensor, run: LayerPass) -> _Views | None:
         """The views, when the arrays can do this step; they are made again when a parameter was replaced."""
-        if run.is_image is not None or not small_cpu.fits(streams, _MOST_VALUES):
+        if run.is_image is not None or not small_cpu.fits(streams, small_cpu.MOST_STEP_VALUES):
             return None
         if self._views is None or not self._views.are_current():
             self._views = _Views(self._layers)
@@ -230,8 +228,9 @@ class _MoEViews:
         chosen, counts, inputs = flat.tolist(), [1] * topk, [whole] * topk
         if tokens > 1:
             order = flat.argsort(kind="stable")
-            found = np.unique(flat, return_counts=True)
-            chosen, counts = found[0].tolist(), found[1].tolist()
+            found = np.bincount(flat)
+            chosen = found.nonzero()[0].tolist()
+            counts = found[chosen].tolist()
             weights = weights[order]
             inputs = list(torch.from_numpy(x[order // topk]).split_with_sizes(counts))
         w1, w3, w2 = (weight.t() for weight in self._shared)

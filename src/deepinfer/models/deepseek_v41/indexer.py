@@ -71,7 +71,7 @@ class Indexer(nn.Module):
         Returns:
             Rounded queries, shape [tokens, heads, index_head_dim], and weights, shape [tokens, heads], fp32.
         """
-        queries = self.wq_b(bottleneck).unflatten(-1, (self.num_heads, -1))
+        queries = self.wq_b(bottleneck).view(len(y), self.num_heads, -1)
         return self.rounding.index(apply_rope_(queries, phases)), self.weights_proj(
             y
         ).float() * self.scale

@@ -233,8 +233,11 @@ class DeepseekV41(nn.Module):
 
     def _check_ids(self, input_ids: Sequence[int] | Tensor) -> Tensor:
         try:
-            is_tensor = isinstance(input_ids, Tensor)
-            ids = input_ids if is_tensor else torch.as_tensor(input_ids, device="cpu")
+            ids = (
+                input_ids
+                if isinstance(input_ids, Tensor)
+                else torch.as_tensor(input_ids, device="cpu")
+            )
         except (TypeError, ValueError, RuntimeError) as error:
             raise ShapeError(
                 f"input_ids is not a flat sequence of integers ({error}); give a list of ids or a 1-D tensor.",

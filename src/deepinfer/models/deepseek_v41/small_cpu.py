@@ -15,6 +15,7 @@ from torch import Tensor
 from deepinfer.models.deepseek_v41.topk import topk_lowest_index
 
 __all__ = [
+    "MOST_STEP_VALUES",
     "apply_rope_",
     "candidate_mask",
     "engram_gate",
@@ -30,6 +31,9 @@ __all__ = [
     "route",
     "swiglu",
 ]
+
+MOST_STEP_VALUES = 2**15
+"""Most values of the widest tensor of a step that runs on arrays from end to end."""
 
 _MOST_VALUES = 4096
 _ONE = np.float32(1)
@@ -227,13 +231,13 @@ def candidate_mask(scores: Tensor, num_visible: Tensor, num_blocks: int, block_s
     padded[..., :rows] = values
     best = _max(padded.reshape(*values.shape[:-1], blocks, block_size), -1)
     newest = np.maximum(num_visible.numpy() - 1, 0)[..., None] // block_size
-    seen = np.take_along_axis(best, newest, -1) > -np.inf
-    np.put_along_axis(best, newest, np.where(seen, np.float32(np.inf), np.float32(-np.inf)), -1)
+    visible = best > -np.inf
+    best[(np.arange(blocks) == newest) & visible] = np.inf
     picked = topk_lowest_index(torch.from_numpy(best), min(num_blocks, blocks)).numpy()
     kept = np.zeros(best.shape, dtype=bool)
     np.put_along_axis(kept, picked, True, -1)
-    kept &= best > -np.inf
-    mask = np.repeat(kept, block_size, -1)[..., :rows] & (values > -np.inf)
+    kept &= visible
+    mask = kept.repeat(block_size, -1)[..., :rows] & (values > -np.inf)
     return torch.from_numpy(mask)
 
 

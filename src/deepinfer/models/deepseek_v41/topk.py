@@ -25,16 +25,16 @@ def topk_lowest_index(scores: Tensor, k: int) -> Tensor:
         Indices, shape [..., k], int64, ascending in each row. Equal scores: the lower index is picked first.
     """
     n = scores.shape[-1]
-    scores = scores.detach() + 0.0
     if scores.is_cpu:
         # numpy selects several times faster than torch here.
-        bits = scores.numpy().view(np.int32)
-        ordered = bits ^ ((bits >> 31) & _MAX_INDEX)
-        keys = (ordered.astype(np.int64) << 32) + (_MAX_INDEX - np.arange(n))
-        picked = np.argpartition(keys, n - k, -1)[..., n - k :]
+        found = (scores.detach().numpy() + np.float32(0)).view(np.int32)
+        keys = (found ^ ((found >> 31) & _MAX_INDEX)).astype(np.int64)
+        keys <<= 32
+        keys += np.arange(_MAX_INDEX, _MAX_INDEX - n, -1)
+        picked = keys.argpartition(n - k, -1)[..., n - k :]
         picked.sort(-1)
         return torch.from_numpy(picked)
-    bits = scores.view(torch.int32)
+    bits = (scores.detach() + 0.0).view(torch.int32)
     ordered = bits ^ ((bits >> 31) & _MAX_INDEX)
     inverted = _MAX_INDEX - torch.arange(n, device=scores.device)
     keys = (ordered.to(torch.int64) << 32) + inverted
