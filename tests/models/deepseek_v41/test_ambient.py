@@ -1,7 +1,9 @@
-"""Settings of torch that a program made for itself change nothing in the model."""
+"""What a program does around the model changes nothing in it: settings of torch, copies, pickles."""
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -55,3 +57,15 @@ def test_same_bits(setting, load_golden) -> None:
         assert one.dtype == other.dtype
         assert one.device == other.device
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("twice", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies_of_a_used_model(twice, load_golden) -> None:
+    model = load_golden("actqat")
+    wanted = everything(model)
+    other = twice(model)
+    for one, two in zip(everything(other), wanted, strict=True):
+        assert torch.equal(one, two)
+    other.layers[0].attn.wq_a.weight.zero_()
+    assert not torch.equal(everything(other)[0], wanted[0])
+    assert torch.equal(everything(model)[0], wanted[0])

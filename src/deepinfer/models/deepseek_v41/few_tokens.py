@@ -35,6 +35,10 @@ class LayerStack:
         self._layers = layers
         self._views: _Views | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        """Copies and pickles go without the views, which can be made again."""
+        return {**self.__dict__, "_views": None}
+
     def __call__(self, streams: Tensor, pre: Tensor, run: LayerPass) -> tuple[Tensor, Tensor]:
         """Runs the layers.
 
