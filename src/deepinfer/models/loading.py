@@ -135,7 +135,7 @@ class Problem:
 
 def _check_device(device: object) -> torch.device:
     try:
-        found = torch.device(device)  # type: ignore[call-overload]
+        found = torch.device(device)
     except (RuntimeError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(
