@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from deepinfer.models.deepseek_v41 import ForwardBatch, Segment, small_cpu
+from deepinfer.models.deepseek_v41 import DeepseekV41, ForwardBatch, Segment, small_cpu
 from deepinfer.models.deepseek_v41.topk import topk_lowest_index
 
 LENGTH = 80
@@ -137,6 +137,31 @@ def test_small_cpu_twins(rounding, random_model, small_config, ids, monkeypatch)
     close = (with_twins - without).abs().amax(-1) < 1e-4
     # A value at a rounding edge may land in the next bin; it must stay rare.
     assert close.all() if rounding == "none" else close.float().mean() > 0.8
+
+
+@pytest.mark.parametrize("change", ["in place", "storage", "parameter", "hook"])
+def test_changed_weights_are_seen(change, random_model, small_config, ids) -> None:
+    """The path for a few tokens looks parameters up once, but does not miss what happens to them later."""
+    model, seen = random_model(small_config()), []
+
+    def decode(kept: DeepseekV41) -> torch.Tensor:
+        cache = kept.new_cache(1, 16, 16)
+        return kept(ForwardBatch.from_segments([(0, 0, ids[:3].tolist())]), cache).hidden
+
+    before, norm = decode(model), model.layers[3].attn.q_norm
+    if change == "in place":
+        norm.weight.mul_(3)
+    elif change == "storage":
+        norm.weight.data = norm.weight.data * 3
+    elif change == "parameter":
+        norm.weight = torch.nn.Parameter(norm.weight * 3, requires_grad=False)
+    else:
+        norm.register_forward_hook(lambda _, args, out: seen.append(out * 3) or seen[-1])
+    after = decode(model)
+    fresh = random_model(small_config())
+    fresh.layers[3].attn.q_norm.weight.mul_(3)
+    assert not torch.allclose(before, after, atol=1e-2)
+    assert torch.allclose(decode(fresh), after, atol=1e-3)
 
 
 def copy_prefix(cache, source: int, target: int, ids: torch.Tensor) -> None:

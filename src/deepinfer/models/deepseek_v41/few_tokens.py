@@ -191,17 +191,17 @@ class _AttentionViews:
         tokens, rotation, tensor = len(y), phases[self._compressed], torch.from_numpy
         x = tensor(self._round.activation(y))
         bottleneck = small_cpu.rms_norm(F.linear(x, self._wq_a).numpy(), *self._q_norm)
-        bottleneck = tensor(self._round.activation(bottleneck))
+        kv = small_cpu.rms_norm(F.linear(x, self._wkv).numpy(), *self._kv_norm)
+        small_cpu.apply_rope_(kv, rotation.per_token)
+        bottleneck, kv = map(tensor, self._round.bottleneck_and_window(bottleneck, kv))
         queries = F.linear(bottleneck, self._wq_b).view(tokens, self._heads, -1)
         small_cpu.apply_rope_(queries.numpy(), rotation.per_head)
-        kv = small_cpu.rms_norm(F.linear(x, self._wkv).numpy(), *self._kv_norm)
-        kv = self._round.window(small_cpu.apply_rope_(kv, rotation.per_token))
         if self._indexer is not None:
             normed = tensor(y)
             if self._compressor is not None:
                 run.extend_pool(self._attention, self._compressor, self._indexer, normed)
             run.select(self._attention, self._indexer, bottleneck, normed)
-        attended = run.attend(self._attention, queries, tensor(kv))
+        attended = run.attend(self._attention, queries, kv)
         small_cpu.apply_rope_(attended.numpy(), rotation.per_head_inverse)
         grouped = attended.view(tokens, self._groups, -1).transpose(0, 1)
         wo_a = self._wo_a.view(self._groups, -1, grouped.shape[-1]).transpose(1, 2)
@@ -281,11 +281,20 @@ class _Rounding:
     """Twin of `Rounding` for what is rounded here."""
 
     def __init__(self, rounding: Rounding) -> None:
-        def same(x: np.ndarray) -> np.ndarray:
-            return x
+        self._level = rounding.level
 
-        self.activation = small_cpu.round_fp8 if rounding.level == "full" else same
-        self.window = small_cpu.round_fp8 if rounding.level != "none" else same
+    def activation(self, x: np.ndarray) -> np.ndarray:
+        return small_cpu.round_fp8(x) if self._level == "full" else x
+
+    def bottleneck_and_window(
+        self, bottleneck: np.ndarray, rows: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """An input of linears and window rows, which have the same format, at once."""
+        if self._level == "full":
+            both, width = np.concatenate((bottleneck, rows), 1), bottleneck.shape[1]
+            both = small_cpu.round_fp8(both)
+            return both[:, :width], both[:, width:]
+        return bottleneck, rows if self._level == "none" else small_cpu.round_fp8(rows)
 
 
 class _Transposed:
