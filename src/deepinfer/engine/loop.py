@@ -146,6 +146,7 @@ class EngineLoop:
         Returns:
             The samples that were unfinished; none for an unknown or finished id.
         """
+        self._heal()
         with self._guard:
             builders = [self._live[sample] for sample in self._samples.get(rid, ())]
             for builder in builders:
