@@ -99,8 +99,13 @@ def _write(trunk: Trunk, draft: TrainDraft, options: Namespace, report: Report) 
         write_checkpoint(trunk, draft, options.data, options.out / "checkpoint")
 
 
-def own_continuations(trunk: Trunk, data: Data, options: Namespace, report: Report) -> Tensor:
-    """What the trunk makes of prompts, shape [own_rows, length]; kept beside the run and reused by it."""
+def own_continuations(
+    trunk: Trunk, data: Data, options: Namespace, report: Report
+) -> Tensor | None:
+    """What the trunk makes of prompts, shape [own_rows, length]; kept beside the run and reused by it.
+
+    None when there was no time for a whole window of new tokens.
+    """
     path = options.out / OWN_FILE
     device = trunk.embed.device
     if options.resume_trunk is not None and not options.continue_trunk:
@@ -120,8 +125,11 @@ def own_continuations(trunk: Trunk, data: Data, options: Namespace, report: Repo
         own = continue_prompts(
             trunk, prompts, OWN_TOKENS, hot * HEAT, drawn_with["own"], options.own_max_seconds
         )
-        save_rows(path, own)
         phase["shape"] = list(own.shape)
+        if own.shape[1] < OWN_PROMPT + trunk.c.sliding_window:
+            report.log(event="own continuations are too short to learn from; text alone is used")
+            return None
+        save_rows(path, own)
     return own
 
 

@@ -222,11 +222,12 @@ def test_seconds_end_the_phases(
     data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shrink_constants(monkeypatch)
-    limits = ("--max-seconds", "0.7", "--draft-max-seconds", "1.0", "--own-rows", "0")
+    limits = ("--max-seconds", "0.7", "--draft-max-seconds", "1.0", "--own-max-seconds", "0")
     report = run(data_folder, tmp_path, *limits)
     for name in ("trunk", "draft"):
         assert report["phases"][name]["ended_by"] == "seconds"
         assert report["phases"][name]["steps"] < 500
+    assert any("too short" in line.get("event", "") for line in report["log"])
     assert "own" not in report["draft"]
 
 
