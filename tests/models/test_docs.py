@@ -23,7 +23,7 @@ def test_checkpoints_page(
     code = code.replace('device="cuda"', 'device="cpu"').replace(', revision="main"', "")
     monkeypatch.chdir(tmp_path)
     pillow.fromarray(np.zeros((20, 30, 3), dtype=np.uint8)).save("photo.png")
-    scope: dict[str, object] = {"ids": [1, 95, 2]}
+    scope: dict[str, object] = {}
     exec(code, scope)
     assert isinstance(scope["logits"], torch.Tensor)
     assert (tmp_path / "out" / "config.json").is_file()

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from deepinfer.core.errors import CheckpointMismatch, ConfigError
+from deepinfer.core.errors import CheckpointMismatch, CheckpointMissing, ConfigError
 from deepinfer.models import check_checkpoint, load_model, save_pretrained
 from deepinfer.models.checkpoint import Checkpoint
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
@@ -138,6 +138,28 @@ def test_the_token_map_goes_with_the_model(golden_v41: Path, tmp_path: Path) -> 
     assert torch.equal(again.engram_hash.token_map, model.engram_hash.token_map)
     ids = list(range(10))
     assert again.logits(ids).isfinite().all()
+
+
+def test_the_tokenizer_goes_with_the_model_when_it_is_named(
+    save_tiny: SaveTiny, tmp_path: Path
+) -> None:
+    folder = save_tiny()
+    model = load_model(folder)
+    with pytest.raises(CheckpointMissing, match=r"has no tokenizer\.json"):
+        save_pretrained(model, tmp_path / "none", tokenizer=folder)
+    with pytest.raises(CheckpointMissing, match="no folder"):
+        save_pretrained(model, tmp_path / "none", tokenizer=tmp_path / "absent")
+    assert not (tmp_path / "none").exists()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_text(f'{{"of": "{name}"}}', encoding="utf-8")
+    files = save_pretrained(model, tmp_path / "with", tokenizer=folder)
+    assert [path.name for path in files][-2:] == ["tokenizer.json", "tokenizer_config.json"]
+    for path in files[-2:]:
+        assert path.read_bytes() == (folder / path.name).read_bytes()
+    assert save_pretrained(model, folder, tokenizer=folder)[-1] == folder / "tokenizer_config.json"
+    assert (folder / "tokenizer.json").read_bytes() == files[-2].read_bytes()
+    save_pretrained(model, tmp_path / "with")  # one that is there stays
+    assert (tmp_path / "with" / "tokenizer.json").is_file()
 
 
 def test_an_older_checkpoint_in_the_folder_is_replaced(save_tiny: SaveTiny) -> None:

@@ -59,7 +59,8 @@ class Tokenizer:
         path = path / "tokenizer.json" if path.is_dir() else path
         if not path.is_file():
             raise CheckpointMissing(
-                f"no tokenizer at {str(path)!r}; give a folder that holds tokenizer.json, or the file itself.",
+                f"no tokenizer at {str(path)!r}; give a folder that holds tokenizer.json, or the file itself. "
+                "A saved model gets one with save_pretrained(..., tokenizer=...).",
                 path=path,
             )
         found: dict[str, Any] = {}

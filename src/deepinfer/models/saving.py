@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from deepinfer.core.errors import CheckpointMismatch, ConfigError
+from deepinfer.core.errors import CheckpointMismatch, CheckpointMissing, ConfigError
 from deepinfer.models.formats import (
     Layout,
     TensorSpec,
@@ -23,13 +23,14 @@ from deepinfer.models.formats import (
     scale_name,
     stored_tensors,
 )
-from deepinfer.models.hub import INDEX_NAME
+from deepinfer.models.hub import INDEX_NAME, resolve_checkpoint
 from deepinfer.models.packed import PackedWeight
 from deepinfer.models.registry import architecture_of
 
 __all__ = ["save_pretrained"]
 
 _SHARD_NAME = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 _SHOWN = 8
 _HEADER_BYTES = 128
 """More than a tensor's entry takes in the header, its name aside."""
@@ -42,6 +43,7 @@ def save_pretrained(
     config: Any = None,
     layout: Layout = "published",
     max_shard_bytes: int = 5 * 10**9,
+    tokenizer: str | os.PathLike[str] | None = None,
 ) -> list[Path]:
     """Writes a checkpoint that `load_model` and other readers of the published layout can load.
 
@@ -56,12 +58,15 @@ def save_pretrained(
         layout: "published" quantises (FP8, MXFP4, bf16, fp32 by weight); "plain" writes everything as fp32.
         max_shard_bytes: Most bytes of one file; a weight that is larger gets a file of its own. A weight and its scales
             stay together.
+        tokenizer: The checkpoint, by name or folder, whose tokenizer is copied; an engine needs one to take text.
+            None copies none, and leaves one that is in `folder` alone.
 
     Returns:
         The files written, weights first: `model.safetensors`, or `model-0000k-of-0000n.safetensors` and the index, then other
-        files of the model (the Engram token map) and `config.json`.
+        files of the model (the Engram token map), `config.json` and the tokenizer's.
 
     Raises:
+        CheckpointMissing: `tokenizer` is no such checkpoint here, or has no `tokenizer.json`.
         CheckpointMismatch: Weights are missing, unexpected, of another shape, or not finite.
         ConfigError: No configuration, or an option is out of range.
     """
@@ -83,6 +88,7 @@ def save_pretrained(
     architecture = architecture_of(config.to_dict())
     weights = architecture.weights(config)
     read = _reader(model, weights)
+    copies = {} if tokenizer is None else _tokenizer_files(tokenizer)
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +133,21 @@ def save_pretrained(
         files.append(_write_json(index, content))
     side = architecture.side_files(model) if isinstance(model, nn.Module) else {}
     side["config.json"] = architecture.config_dict(config, layout)
-    return files + [_write_json(folder / name, content) for name, content in side.items()]
+    files += [_write_json(folder / name, content) for name, content in side.items()]
+    return files + [_write(folder / name, content) for name, content in copies.items()]
+
+
+def _tokenizer_files(source: str | os.PathLike[str]) -> dict[str, bytes]:
+    """Contents of a checkpoint's tokenizer files by name; read before anything is written."""
+    folder = resolve_checkpoint(source, offline=True)
+    if not (folder / _TOKENIZER_FILES[0]).is_file():
+        raise CheckpointMissing(
+            f"{folder} has no {_TOKENIZER_FILES[0]}, so there is no tokenizer to copy. Give the folder of a "
+            "checkpoint that has one.",
+            path=folder,
+        )
+    found = (folder / name for name in _TOKENIZER_FILES)
+    return {path.name: path.read_bytes() for path in found if path.is_file()}
 
 
 def _reader(
@@ -222,9 +242,13 @@ def _stored(name: str, weight: Weight, values: Tensor, layout: Layout) -> dict[s
 
 
 def _write_json(path: Path, content: Any) -> Path:
-    temporary = path.with_name(f".{path.name}.tmp")
     # a list is a long table of numbers, which one number a line would make unreadable
     indent = None if isinstance(content, list) else 2
-    temporary.write_text(json.dumps(content, indent=indent) + "\n", "utf-8")
+    return _write(path, (json.dumps(content, indent=indent) + "\n").encode("utf-8"))
+
+
+def _write(path: Path, content: bytes) -> Path:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(content)
     os.replace(temporary, path)
     return path
