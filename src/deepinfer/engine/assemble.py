@@ -136,6 +136,8 @@ def assemble(
         )
     if runner is not None:
         _check_part("runner", runner, EngineRunner)
+    _check_callable("sampler", sampler, "(logits, rows)")
+    _check_callable("grammar", grammar, "(params)")
     info: ModelInfo = runner.info if runner is not None else model_info(model, tokenizer)
     drafter = _make_drafter(drafter, model)
     limits = _limits(config, info, drafter, model if runner is None else None)
@@ -314,6 +316,17 @@ def _check_part(name: str, part: Any, protocol: Any) -> None:
         raise ConfigError(
             f"{name} is {checks.show(part)}, which lacks {', '.join(missing)}; a {name} has "
             f"{', '.join(wanted)}.",
+            field=name,
+            value=part,
+        )
+
+
+def _check_callable(name: str, part: Any, arguments: str) -> None:
+    is_class = name == "sampler" and isinstance(part, type)  # calling it would make one, not sample
+    if is_class or not (part is None or callable(part)):
+        raise ConfigError(
+            f"{name} is {checks.show(part)}; a {name} is called with {arguments}."
+            f"{' Give an object of the class.' if is_class else ''}",
             field=name,
             value=part,
         )
