@@ -70,6 +70,8 @@ def format_report(report: Mapping[str, Any]) -> str:
             lines.append(section)
             width = max((len(str(key)) for key in content), default=0)
             lines.extend(f"  {key!s:<{width}}  {_text(value)}" for key, value in content.items())
+        elif section == "problems" and content and not isinstance(content, str):
+            lines += [section, *(f"  {problem}" for problem in content)]
         else:
             lines.append(f"{section}: {_text(content)}")
     return "\n".join(lines)

@@ -53,6 +53,15 @@ def test_report_never_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "this machine is odd" in env.format_report(report)
 
 
+def test_problems_are_one_a_line() -> None:
+    environ = {"DEEPINFER_ACCELERATOR": "abacus", "DEEPINFER_ACCELLERATOR": "cpu"}
+    report = env.format_report({"problems": env.collect(environ)["problems"]}).splitlines()
+    assert report[0] == "problems"
+    assert [line.split()[0] for line in report[1:]] == list(environ)
+    assert all(line.startswith("  ") for line in report[1:])
+    assert env.format_report({"problems": []}) == "problems: none"
+
+
 def test_gpus_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env.shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(env, "_run", lambda *command: "GPU A, 80 GiB, 9.0, 1.2\n")
