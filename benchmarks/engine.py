@@ -6,7 +6,7 @@ CPU in processor time of one thread, which other work on the machine disturbs li
 JSON line a case.
 Run: python benchmarks/engine.py [--model nano] [--batch 1 16] [--context 600] [--device cpu]
 
---model random takes random weights at the size of the embedded checkpoint; drafts are then never right.
+--model random takes random weights at the full size of nano; drafts are then never right.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ measurements.md, and docs/gallery from notebooks/), so the site itself needs not
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 import json
 import os
@@ -42,7 +43,10 @@ def api_packages() -> list[str]:
 
 
 def api_modules(package: str) -> list[str]:
-    """Public modules of a package, in order of name; of `deepinfer` itself only the module beside it."""
+    """Public modules of a package: those that its own names come from, then the others, each by name.
+
+    A module that is called like the package comes first; of `deepinfer` itself there is only the module beside it.
+    """
     if package == "deepinfer":
         return ["deepinfer.env"]
     folder = SOURCE / package.partition(".")[2]
@@ -52,12 +56,43 @@ def api_modules(package: str) -> list[str]:
         if not any(part.startswith("_") and part != "__init__" for part in parts):
             name = ".".join(parts).removesuffix(".__init__")
             found.append(name)
-    return [name for name in found if name != package]
+    sources = set(exports(package).values())
+    last = package.rpartition(".")[2]
+    return sorted(
+        (name for name in found if name != package),
+        key=lambda name: (name not in sources, name.rpartition(".")[2] != last, name),
+    )
+
+
+def exports(package: str) -> dict[str, str]:
+    """The names that `from package import ...` gives, each with the module that it comes from."""
+    module = importlib.import_module(package)
+    lazy = getattr(module, "_EXPORTS", {})
+    return {
+        name: lazy.get(name) or getattr(getattr(module, name), "__module__", package)
+        for name in module.__all__
+        if not name.startswith("_")
+    }
+
+
+def exported_names(package: str) -> str:
+    """A sentence that lists the names that a package gives; classes and functions are links."""
+    listed = []
+    for name, source in exports(package).items():
+        value = getattr(importlib.import_module(package), name)
+        if source.endswith(":"):
+            listed.append(f"[`{name}`](../{name}.md)")
+        elif inspect.isclass(value) or inspect.isfunction(value):
+            listed.append(f"[`{name}`][{source}.{name}]")
+        else:
+            listed.append(f"`{name}`")
+    return f"`from {package} import` gives {', '.join(listed)}."
 
 
 def api_page(package: str) -> str:
     """Markdown of one package's reference page."""
     lines = [f"# {package}", "", f"::: {package}", "    options:", "      members: false", ""]
+    lines += [exported_names(package), ""]
     for module in api_modules(package):
         lines += [f"## {module}", "", f"::: {module}", ""]
     return "\n".join(lines)

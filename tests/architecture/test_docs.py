@@ -43,6 +43,15 @@ def test_error_page_holds_every_error(build: ModuleType) -> None:
     assert sorted(headings) == sorted(errors.__all__)
 
 
+def test_api_pages_begin_with_what_the_package_gives(build: ModuleType) -> None:
+    page = build.api_page("deepinfer.engine")
+    assert "[`StopChecker`][deepinfer.engine.stop.StopChecker]" in page
+    headings = re.findall(r"^## (\S+)$", page, re.MULTILINE)
+    assert headings[0] == "deepinfer.engine.engine"
+    assert headings.index("deepinfer.engine.stop") < headings.index("deepinfer.engine.assemble")
+    assert "[`errors`](../errors.md)" in build.api_page("deepinfer")
+
+
 def test_environment_page_holds_every_variable(build: ModuleType) -> None:
     rows = re.findall(r"^\| `(\w+)` \|", build.environment_page(), re.MULTILINE)
     assert rows == [variable.name for variable in VARIABLES]
