@@ -26,6 +26,19 @@ def test_lazy_attributes_load_once(monkeypatch: pytest.MonkeyPatch) -> None:
         get("nothing")
 
 
+def test_lazy_attribute_says_which_package_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "needs_more.py").write_text("import a_package_that_is_not_there.part\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    get, _ = lazy_exports("made_up", {"Part": "needs_more", "Gone": "deepinfer.core.gone"})
+    with pytest.raises(MissingDependency, match=r"made_up\.Part needs a_package") as caught:
+        get("Part")
+    assert caught.value.command == "pip install a_package_that_is_not_there"
+    with pytest.raises(ModuleNotFoundError, match=r"deepinfer\.core\.gone"):
+        get("Gone")
+
+
 def test_package_refuses_unknown_attributes() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Enigne'"):
         deepinfer.Enigne  # noqa: B018

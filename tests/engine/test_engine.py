@@ -278,6 +278,14 @@ class TestPrompts:
         engine.check()
         assert engine.generate(good, GREEDY)[0].usage.generated == 12
 
+    @pytest.mark.parametrize("several", [["a", "b"], [[5], [6]], [[{"role": "user"}]]])
+    def test_calls_for_one_prompt_say_so(self, make_engine, several) -> None:
+        engine = make_engine()
+        for call in (engine.add_request, engine.stream):
+            with pytest.raises(InvalidRequest, match="looks like several prompts"):
+                call(several, GREEDY)
+        assert not engine.has_unfinished
+
     def test_zero_tokens_are_refused(self) -> None:
         with pytest.raises(InvalidRequest, match="max_tokens is 0"):
             SamplingParams(max_tokens=0)

@@ -24,7 +24,8 @@ def lazy_exports(
             with a trailing colon (`"pkg.errors:"`), exports the module itself.
 
     Returns:
-        The two functions, to be bound as `__getattr__` and `__dir__` in the package.
+        The two functions, to be bound as `__getattr__` and `__dir__` in the package. The first raises
+        `MissingDependency` when a package that the name needs is not installed.
 
     Examples:
         >>> getter, lister = lazy_exports("deepinfer.core", {"FakeClock": "deepinfer.core.clock"})
@@ -37,7 +38,18 @@ def lazy_exports(
             source = exports[name]
         except KeyError:
             raise AttributeError(f"module {package!r} has no attribute {name!r}") from None
-        module = importlib.import_module(source.removesuffix(":"))
+        try:
+            module = importlib.import_module(source.removesuffix(":"))
+        except ModuleNotFoundError as error:
+            missing = (error.name or "").partition(".")[0]
+            if missing in ("", __name__.partition(".")[0]):
+                raise  # a mistake of ours, which nothing that can be installed repairs
+            command = f"pip install {missing}"
+            raise MissingDependency(
+                f"{package}.{name} needs {missing}, which is not installed. Install it with: {command}",
+                package=missing,
+                command=command,
+            ) from error
         value = module if source.endswith(":") else getattr(module, name)
         setattr(sys.modules[package], name, value)
         return value

@@ -150,6 +150,13 @@ class PromptEncoder:
             self._refuse_empty("list")
         if isinstance(prompt[0], Mapping):
             return self.encode_chat(prompt)  # type: ignore[arg-type]
+        if isinstance(prompt[0], str | list | tuple):
+            raise InvalidRequest(
+                f"the prompt is a list that begins with {checks.show(prompt[0])}, so it looks like several "
+                "prompts; here one is taken. Give several to generate, or make a request of each.",
+                field="prompt",
+                value=prompt,
+            )
         return self._check_ids(prompt)
 
     def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
