@@ -50,7 +50,11 @@ def main() -> None:
         if len(texts["second"]) > 3 and engine.abort("second"):
             print("second has said enough")
         engine.check()  # every book adds up after every step
-    print(engine.stats())
+    stats = engine.stats()
+    print(
+        f"{stats.generated_tokens} tokens in {stats.steps} steps, ended by {stats.requests_finished}; "
+        f"{1e3 * stats.overhead_seconds / stats.steps:.2f} ms of a step are not the model"
+    )
     engine.close()
 
 
