@@ -309,7 +309,7 @@ class TestPrompts:
         assert output.text == ""
         assert len(output.token_ids) == 12
         for prompt, params in (("text", GREEDY), ([5], GREEDY.replace(stop="a"))):
-            with pytest.raises(InvalidRequest, match="need a tokenizer"):
+            with pytest.raises(InvalidRequest, match="cannot be used without a tokenizer"):
                 engine.generate(prompt, params)
 
 

@@ -66,7 +66,7 @@ class TestReplace:
         with pytest.raises(ConfigError, match="did you mean 'scheduler'"):
             engine.replace(schedular=None)
         engine.add_request("abc", GREEDY)
-        with pytest.raises(ConfigError, match="1 requests are unfinished"):
+        with pytest.raises(ConfigError, match="unfinished requests: 1"):
             engine.replace(drafter=None)
 
     def test_bad_part_leaves_the_old_engine_usable(self, make_engine) -> None:

@@ -346,7 +346,7 @@ class Engine:
             self._loop.raise_if_dead()
             if self.has_unfinished:
                 raise ConfigError(
-                    f"{self._loop.num_live} requests are unfinished; finish or abort them before parts "
+                    f"unfinished requests: {self._loop.num_live}; finish or abort them before parts "
                     "are replaced."
                 )
             new = type(self)(**{**self._given, "config": self.config, **parts})

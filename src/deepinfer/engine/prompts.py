@@ -291,7 +291,7 @@ class PromptEncoder:
     def _need_tokenizer(self, what: str) -> Tokenizer:
         if self._tokenizer is None:
             raise InvalidRequest(
-                f"{what} need a tokenizer, and this engine has none; give token ids, or make the engine "
+                f"{what} cannot be used without a tokenizer, and this engine has none; give token ids, or make the engine "
                 "with tokenizer=.",
                 field="tokenizer",
             )
