@@ -131,7 +131,11 @@ class _Reader:
         self.at += ids.shape[1]
         if ids.shape[1] > SPAN:
             return hidden
-        return self.model.compute_logits(hidden).cpu().view(*ids.shape, -1)
+        logits = self.model.compute_logits(hidden).cpu().view(*ids.shape, -1)
+        image = self.model.config.image_token_id
+        if image is not None:
+            logits[..., image] = -torch.inf  # stands for an image, so no engine generates it
+        return logits
 
     def _cut(self, length: int) -> None:
         for slot in range(self.cache.num_slots):

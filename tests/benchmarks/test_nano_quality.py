@@ -129,7 +129,9 @@ def test_a_text_is_put_together_from_its_windows(
 
 
 class CopyModel:
-    """Predicts what followed the last occurrence of the newest `reach` tokens; else token 0."""
+    """Predicts what followed the last occurrence of the newest `reach` tokens; else the image token."""
+
+    config = SimpleNamespace(image_token_id=7)
 
     def __init__(self, reach: int, far: int = 10**6) -> None:
         self.reach, self.far = reach, far
@@ -150,6 +152,7 @@ class CopyModel:
             row = cache.rows[segment.slot]
             assert len(row) == segment.start
             for token in batch.input_ids[at : at + segment.num_tokens].tolist():
+                assert token != self.config.image_token_id
                 row.append(token)
                 out.append(self._next(row))
             at += segment.num_tokens
@@ -160,7 +163,7 @@ class CopyModel:
         for at in range(len(row) - 1, max(self.reach, len(row) - self.far) - 1, -1):
             if row[at - self.reach : at] == newest:
                 return row[at]
-        return 0
+        return self.config.image_token_id
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.one_hot(hidden, 5000).float()
