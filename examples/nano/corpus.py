@@ -100,9 +100,8 @@ def build_corpus(
     text, text_held_out = (
         read_folder(docs, (".rst", ".rst.txt"), "Python documentation") if docs else ([], [])
     )
-    secret = {line for d in code_held_out + text_held_out for line in set(long_lines(d.text))}
-    shared_boilerplate = {line for d in code for line in set(long_lines(d.text))}
-    known = set(shared_boilerplate)
+    secret = {line for d in code_held_out + text_held_out for line in long_lines(d.text)}
+    known = {line for d in code for line in long_lines(d.text)}
     for other in more_stdlibs:
         train, held_out = read_folder(other, (".py",), f"CPython {other.name}")
         fresh = list(drop_copies(train + held_out, known, 0.5))

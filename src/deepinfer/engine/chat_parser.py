@@ -228,21 +228,26 @@ class ChatParser:
             self._buffer.consume(at - safe)
         else:
             self._add_content(self._buffer.consume(at))
+        tag, advanced = self._tag_of(marker)
+        if tag is None:
+            return advanced
+        self._skip_space = True
+        self._on_tag(tag)
+        return True
+
+    def _tag_of(self, marker: str) -> tuple[str | None, bool]:
+        """The whole tag that the marker begins; without one, whether anything was read past."""
         if not marker:
-            return False
+            return None, False
         if marker == EOS:
             self._note(ProblemKind.UNCLOSED_CALLS)
             self._buffer.consume(len(EOS))
             self._state = _State.ENDED
-            return True
+            return None, True
         tag = self._buffer.tag_at(0)
         if (tag is None or tag in TAG_STARTS) and self._buffer.drop_cut_tag():
-            return True
-        if tag is None:
-            return False
-        self._skip_space = True
-        self._on_tag(tag)
-        return True
+            return None, True
+        return tag, False
 
     def _on_tag(self, tag: str) -> None:
         closing, name, attributes = read_tag(tag)
@@ -275,18 +280,9 @@ class ChatParser:
     def _read_value(self) -> bool:
         at, marker = self._buffer.find((*TAG_STARTS, EOS))
         self._calls.add_value(self._buffer.consume(at))
-        if not marker:
-            return False
-        if marker == EOS:
-            self._note(ProblemKind.UNCLOSED_CALLS)
-            self._buffer.consume(len(EOS))
-            self._state = _State.ENDED
-            return True
-        tag = self._buffer.tag_at(0)
-        if (tag is None or tag in TAG_STARTS) and self._buffer.drop_cut_tag():
-            return True
+        tag, advanced = self._tag_of(marker)
         if tag is None:
-            return False
+            return advanced
         closing, name, _ = read_tag(tag)
         if name not in (_CALLS, _INVOKE, _PARAMETER):
             self._note(ProblemKind.UNEXPECTED_TAG, tag)
