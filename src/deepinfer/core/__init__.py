@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from deepinfer.core.events import MemorySink as MemorySink
     from deepinfer.core.events import NullSink as NullSink
     from deepinfer.core.params import SamplingParams as SamplingParams
+    from deepinfer.core.plan import BlockUpdate as BlockUpdate
+    from deepinfer.core.plan import CacheCopy as CacheCopy
+    from deepinfer.core.plan import CopyKind as CopyKind
     from deepinfer.core.plan import LoadSnapshot as LoadSnapshot
     from deepinfer.core.plan import PlanRow as PlanRow
     from deepinfer.core.plan import RowResult as RowResult
@@ -34,7 +37,10 @@ if TYPE_CHECKING:
     from deepinfer.core.types import Usage as Usage
 
 _EXPORTS = {
+    "BlockUpdate": "deepinfer.core.plan",
+    "CacheCopy": "deepinfer.core.plan",
     "Clock": "deepinfer.core.clock",
+    "CopyKind": "deepinfer.core.plan",
     "EngineConfig": "deepinfer.core.config",
     "Event": "deepinfer.core.events",
     "FakeClock": "deepinfer.core.clock",
@@ -59,7 +65,10 @@ _EXPORTS = {
 }
 
 __all__ = [
+    "BlockUpdate",
+    "CacheCopy",
     "Clock",
+    "CopyKind",
     "EngineConfig",
     "Event",
     "FakeClock",

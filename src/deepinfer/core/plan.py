@@ -14,7 +14,17 @@ from typing import Any
 
 from deepinfer.core.types import TokenLogprob
 
-__all__ = ["LoadSnapshot", "PlanRow", "RowResult", "RowRole", "StepPlan", "StepResult"]
+__all__ = [
+    "BlockUpdate",
+    "CacheCopy",
+    "CopyKind",
+    "LoadSnapshot",
+    "PlanRow",
+    "RowResult",
+    "RowRole",
+    "StepPlan",
+    "StepResult",
+]
 
 
 class RowRole(enum.StrEnum):
@@ -48,6 +58,13 @@ class PlanRow:
         token_ids: The row's input ids when the host knows them, in full or as a leading part; the rest is
             on the device (the token sampled last, the drafts).
         is_late: Whether sampling waits for host state of the token before (a grammar mask).
+        num_open: Drafts of this request still in flight when the plan was made. Any of them may be rejected, so
+            the true first position may be lower by up to as many; the runner knows it.
+        window_start: Lowest position whose window rows may be read: where a replay began, else 0.
+        pool_start: Lowest position whose pool rows and index keys are written: the length of the adopted
+            prefix, else 0.
+        full_start: Lowest position that runs every layer; rows before it stop behind the last layer that owns a
+            pool, and have neither logits nor draft features.
     """
 
     rid: str
@@ -60,6 +77,10 @@ class PlanRow:
     role: RowRole
     token_ids: tuple[int, ...] = ()
     is_late: bool = False
+    num_open: int = 0
+    window_start: int = 0
+    pool_start: int = 0
+    full_start: int = 0
 
     @property
     def end_position(self) -> int:
@@ -75,13 +96,62 @@ class PlanRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlockUpdate:
+    """New entries of the block table of a slot.
+
+    Attributes:
+        slot: The slot.
+        first: Index in its table of the first new entry; 0 starts a new table.
+        blocks: Block ids, in order.
+    """
+
+    slot: int
+    first: int
+    blocks: tuple[int, ...]
+
+
+class CopyKind(enum.StrEnum):
+    """Between which memories cache content moves."""
+
+    SAVE_BLOCK = "save_block"
+    """A block, device to host."""
+    LOAD_BLOCK = "load_block"
+    """A block, host to device."""
+    SAVE_WINDOWS = "save_windows"
+    """The window rows before a position of a slot, device to host."""
+    LOAD_WINDOWS = "load_windows"
+    """The same, host to device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheCopy:
+    """A copy that a runner makes before the forward pass of a plan, in the order of the plan.
+
+    Attributes:
+        kind: What moves where.
+        device: Block id, or slot for windows.
+        host: Block or window slot of the host tier.
+        end_position: For windows: the position behind the last row.
+        rid: The request that waits for a load, or "" for a save.
+    """
+
+    kind: CopyKind
+    device: int
+    host: int
+    end_position: int = 0
+    rid: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """Everything that one step runs.
 
     Attributes:
         step: Step id, rising by one.
         rows: The rows, in batch order; a slot occurs at most once, or as REPLAY followed by another role.
-        preempted: Ids of requests that lost their slot when this plan was made.
+        preempted: Ids of requests that lose their slot when this plan is launched.
+        block_updates: New block table entries; filled in when the plan is launched.
+        copies: Cache copies to make first; filled in when the plan is launched.
         released_slots: Slots that may be given out again once this step was collected.
         predicted_s: Predicted duration in seconds, or None without a cost model.
     """
@@ -89,6 +159,8 @@ class StepPlan:
     step: int
     rows: tuple[PlanRow, ...]
     preempted: tuple[str, ...] = ()
+    block_updates: tuple[BlockUpdate, ...] = ()
+    copies: tuple[CacheCopy, ...] = ()
     released_slots: tuple[int, ...] = ()
     predicted_s: float | None = None
 
@@ -154,11 +226,14 @@ class StepResult:
         step: Step id of the plan.
         rows: One result a row of the plan, in the same order.
         duration_s: Seconds from launch to the last token, or None when not measured.
+        failed_loads: Ids of requests whose `CacheCopy` loads failed; their rows count for nothing, and they are
+            run again without what was to be loaded.
     """
 
     step: int
     rows: tuple[RowResult, ...]
     duration_s: float | None = None
+    failed_loads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

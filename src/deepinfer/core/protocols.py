@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from deepinfer.core.clock import Clock as Clock
 from deepinfer.core.events import Event
-from deepinfer.core.plan import LoadSnapshot, StepPlan, StepResult
+from deepinfer.core.plan import BlockUpdate, CacheCopy, LoadSnapshot, StepPlan, StepResult
 from deepinfer.core.types import OutputDelta, Request
 from deepinfer.core.views import Allocation as Allocation
 from deepinfer.core.views import DraftBatch as DraftBatch
@@ -111,10 +111,55 @@ class ModelRunner(Protocol):
 
 @runtime_checkable
 class CacheManager(Protocol):
-    """Hands out cache room; frees and publishes only what is settled."""
+    """Hands out slots and cache blocks; frees and publishes only what is settled.
 
-    def lookup(self, request: Request, limit: int) -> Hit:
-        """Finds cached entries for the first `limit` prompt tokens at most; changes nothing."""
+    Questions change nothing, so that a scheduler can plan with them; `allocate`, `settle`, `release` and `step_done`
+    are called when a plan is launched or its result applied, in step order.
+
+    Attributes:
+        num_slots: Requests that can hold state at once.
+        block_size: Tokens in one block.
+        num_blocks: Blocks in all.
+    """
+
+    num_slots: int
+    block_size: int
+    num_blocks: int
+
+    @property
+    def num_held(self) -> int:
+        """Requests that hold a slot."""
+        ...
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that `allocate` may give out now, those of idle cached prefixes included."""
+        ...
+
+    @property
+    def num_quarantined_blocks(self) -> int:
+        """Blocks given back that a step in flight may still touch."""
+        ...
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Most tokens that one request can hold in an empty cache."""
+        ...
+
+    def peek(self, count: int) -> tuple[tuple[int, int], ...]:
+        """Slot and slot generation of up to `count` next allocations of new requests."""
+        ...
+
+    def holding(self, request: Request) -> Allocation | None:
+        """What a request holds, or None."""
+        ...
+
+    def lookup(self, request: Request, token_ids: Sequence[int], limit: int) -> Hit:
+        """Finds cached entries for the beginning of `token_ids`, at most `limit` tokens; changes nothing."""
+        ...
+
+    def blocks_for(self, request: Request, hit: Hit | None, upto: int) -> int:
+        """How far `num_free_blocks` would fall if the request got room for `upto` tokens; changes nothing."""
         ...
 
     def allocate(
@@ -124,25 +169,40 @@ class CacheManager(Protocol):
 
         Args:
             request: The request; asking again for the same one grows what it has.
-            hit: What `lookup` found, or None.
+            hit: What `lookup` found, for a request that holds nothing yet, or None.
             upto: Tokens to make room for.
-            reserve: Tokens of room to leave free for others.
+            reserve: Blocks to leave free for others.
 
         Returns:
             What the request now holds, or None, with nothing changed, when there is no room.
         """
         ...
 
-    def settle(self, request: Request, settled: int, step: int) -> None:
-        """Notes that the first `settled` tokens are final as of `step`; full blocks may be shared."""
+    def take_updates(self) -> tuple[tuple[BlockUpdate, ...], tuple[CacheCopy, ...]]:
+        """Block table entries and copies since the last call, in order; the next launched plan carries them."""
+        ...
+
+    def settle(self, request: Request, token_ids: Sequence[int], settled: int, step: int) -> None:
+        """Notes that the first `settled` of `token_ids` are final as of `step`; full blocks may be shared.
+
+        It may be called only when `settled` passed the end of a block, so that a step costs nothing otherwise.
+        """
         ...
 
     def release(self, request: Request, after_step: int) -> None:
         """Takes the room back once step `after_step` was collected; unknown requests are ignored."""
         ...
 
+    def load_failed(self, request: Request) -> None:
+        """Forgets the host entries that a request was to get from a copy that failed."""
+        ...
+
     def step_done(self, step: int) -> int:
-        """Notes that a step was collected; returns how many slots or blocks came back."""
+        """Notes that a step was collected; returns how many slots and blocks came back."""
+        ...
+
+    def reset(self) -> None:
+        """Takes everything back, in whatever state the books are."""
         ...
 
     def check(self) -> None:
@@ -154,6 +214,11 @@ class CacheManager(Protocol):
 class Scheduler(Protocol):
     """Decides what the next step runs. `plan` depends on its state and `now` only."""
 
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request waits, runs, or is in flight."""
+        ...
+
     def add(self, request: Request) -> None:
         """Takes a request; raises `Unschedulable` when it could never fit."""
         ...
@@ -163,11 +228,23 @@ class Scheduler(Protocol):
         ...
 
     def plan(self, now: float) -> StepPlan | None:
-        """Makes the next plan, or None when there is nothing to run."""
+        """Makes the next plan, or None when there is nothing to run now."""
+        ...
+
+    def launch(self, plan: StepPlan) -> StepPlan:
+        """Commits to a plan: gives out its room; returns it with block updates and copies filled in."""
         ...
 
     def apply(self, result: StepResult) -> list[Any]:
-        """Applies a result, in step order; returns what changed for each request."""
+        """Applies the result of the oldest launched step; returns what changed for each request."""
+        ...
+
+    def cancel(self, step: int) -> None:
+        """Takes the oldest launched step back; its requests will be run again."""
+        ...
+
+    def check(self) -> None:
+        """Raises `InvariantBroken` when the books do not add up."""
         ...
 
     def snapshot(self) -> LoadSnapshot:

@@ -51,18 +51,26 @@ class Hit:
     """Cache entries found for the beginning of a prompt.
 
     Attributes:
-        num_tokens: Prompt tokens covered.
-        blocks: Blocks that hold them, opaque to the caller.
-        tier: Where they are: "device", "host", or the name of a store.
-        replay_tokens: Tokens before the end of the hit that must be run again.
+        num_tokens: Tokens covered, a multiple of the block size.
+        blocks: Device blocks of the leading tokens, in order.
+        host_blocks: Host blocks of the tokens behind those, in order.
+        window_slot: Host slot with the window rows before `num_tokens`, which make the hit exact, or None.
+        replay_start: Position from which tokens must be run again to rebuild window rows; `num_tokens` when a window
+            slot restores them.
         approximate: Whether that replay gives other numbers than a full run.
     """
 
     num_tokens: int = 0
-    blocks: tuple[Any, ...] = ()
-    tier: str = "device"
-    replay_tokens: int = 0
+    blocks: tuple[int, ...] = ()
+    host_blocks: tuple[int, ...] = ()
+    window_slot: int | None = None
+    replay_start: int = 0
     approximate: bool = False
+
+    @property
+    def replay_tokens(self) -> int:
+        """Tokens before the end of the hit that are run again."""
+        return self.num_tokens - self.replay_start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +81,13 @@ class Allocation:
         slot: State slot.
         slot_generation: How often the slot was given out before.
         num_tokens: Tokens for which there is room.
-        blocks: Blocks held, in order, opaque to the caller.
+        blocks: Blocks held, in order; empty for a cache without blocks.
     """
 
     slot: int
     slot_generation: int
     num_tokens: int
-    blocks: tuple[Any, ...] = ()
+    blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

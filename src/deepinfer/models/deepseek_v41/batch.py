@@ -26,6 +26,8 @@ class Segment:
             tokens right behind it.
         pool_start: Lowest position from which pool rows and index keys are written; above `start` only where
             a cached prefix already holds them.
+        full_start: Lowest position that runs every layer; tokens before it stop behind the last layer that owns a
+            pool. Window rows of the layers above are read from here on only.
     """
 
     slot: int
@@ -33,6 +35,7 @@ class Segment:
     num_tokens: int
     window_start: int = 0
     pool_start: int = 0
+    full_start: int = 0
 
     @property
     def end(self) -> int:
