@@ -15,6 +15,13 @@ BAD = {
     "prefill_chunk_tokens": [0, -1, True, 2.5],
     "max_model_len": [0, -5, True, 1.0],
     "block_size": [0, 65_537, False],
+    "num_blocks": [0, -1, True, 2.5],
+    "prefix_cache": [1, None, "yes"],
+    "replay": ["exac", "", None, True],
+    "decoder_replay": [0, None, "no"],
+    "host_cache_bytes": [-1, 2**51, None, True],
+    "num_window_slots": [-1, None, True],
+    "target_step_s": [0, -1.0, float("nan"), True, "1"],
     "async_depth": [-1, 2, True],
     "rounding": ["ful", "", None, 1],
     "device": ["", None, 0, 1, True],
@@ -74,3 +81,9 @@ def test_torch_dtypes_and_devices_are_taken_by_name() -> None:
 
     config = EngineConfig(dtype=Named("torch.bfloat16"), device=Named("cuda:1"))  # type: ignore[arg-type]
     assert (config.dtype, config.device) == ("bfloat16", "cuda:1")
+
+
+def test_deterministic_engines_replay_exactly() -> None:
+    assert EngineConfig().replay_form == "bounded"
+    assert EngineConfig(deterministic=True).replay_form == "exact"
+    assert EngineConfig(deterministic=True, replay="off").replay_form == "off"

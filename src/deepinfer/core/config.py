@@ -10,14 +10,17 @@ from typing import Any
 from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
 
-__all__ = ["DTYPES", "ROUNDING_LEVELS", "EngineConfig"]
+__all__ = ["DTYPES", "REPLAY_FORMS", "ROUNDING_LEVELS", "EngineConfig"]
 
 ROUNDING_LEVELS = ("none", "cache", "full")
 """How much of the published number formats a forward pass simulates."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 """Names accepted for the dtype of weights that are not quantised."""
+REPLAY_FORMS = ("bounded", "exact", "off")
+"""How much of a cached prefix is run again to rebuild the window rows before its end."""
 
 _INT_MAX = 2**31 - 1
+_BYTES_MAX = 2**50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,21 @@ class EngineConfig:
         prefill_chunk_tokens: Most prompt tokens that one request runs in one step.
         max_model_len: Most tokens of prompt plus output; None takes the model's own limit.
         block_size: Tokens in one cache block.
-        async_depth: Steps planned ahead of the results: 0, or 1 to plan while the device runs.
+        num_blocks: Cache blocks in all; None takes what half of the free memory holds, at most enough for
+            `max_num_seqs` requests of `max_model_len` tokens.
+        prefix_cache: Reuse the cache entries of prompts that begin alike.
+        replay: What a request runs again after such a hit, to rebuild the window rows before its end. "bounded": one
+            window, which gives other numbers than a full run (`Output.approximate_prefix`). "exact": as many
+            windows as there are layers to rebuild, with the numbers of a full run; taken only where it pays. "off":
+            a hit needs window rows kept in host memory. Deterministic engines use "exact" for "bounded".
+        decoder_replay: Run the layers above the last one that owns a pool for the last window of a prompt only; it
+            is what the architecture is made for. False runs every layer for every token.
+        host_cache_bytes: Bytes of host memory for blocks that the device had to give up; 0 for none.
+        num_window_slots: Places in host memory for the window rows at the end of a prefix; 0 for none.
+        async_depth: Steps planned ahead of the results: 0, or 1 to plan while the device runs. The tokens are the
+            same.
+        target_step_s: Seconds that a step with prompts should take at most, by a cost model that is fitted as steps
+            are run; None bounds prompts by tokens alone.
         rounding: "none", "cache" or "full": how much of the published number formats is simulated.
         device: Device of weights and cache, such as "cpu", "cuda" or "cuda:1"; "auto" takes what is there.
         dtype: Dtype of weights that are not quantised; "auto" is float32 on a CPU and bfloat16 elsewhere;
@@ -57,7 +74,14 @@ class EngineConfig:
     prefill_chunk_tokens: int = 512
     max_model_len: int | None = None
     block_size: int = 128
+    num_blocks: int | None = None
+    prefix_cache: bool = True
+    replay: str = "bounded"
+    decoder_replay: bool = True
+    host_cache_bytes: int = 0
+    num_window_slots: int = 0
     async_depth: int = 0
+    target_step_s: float | None = None
     rounding: str = "full"
     device: str = "auto"
     dtype: str = "auto"
@@ -66,7 +90,11 @@ class EngineConfig:
     def __post_init__(self) -> None:
         """Checks every field and stores it in its plain type."""
         new: dict[str, Any] = {
-            "deterministic": checks.check_bool("deterministic", self.deterministic, ConfigError),
+            name: checks.check_bool(name, getattr(self, name), ConfigError)
+            for name in ("deterministic", "prefix_cache", "decoder_replay")
+        }
+        new |= {
+            "replay": checks.check_choice("replay", self.replay, REPLAY_FORMS, ConfigError),
             "rounding": checks.check_choice(
                 "rounding", self.rounding, ROUNDING_LEVELS, ConfigError
             ),
@@ -80,13 +108,23 @@ class EngineConfig:
             ("max_num_batched_tokens", 1, _INT_MAX),
             ("prefill_chunk_tokens", 1, _INT_MAX),
             ("block_size", 1, 65_536),
+            ("host_cache_bytes", 0, _BYTES_MAX),
+            ("num_window_slots", 0, 1_000_000),
             ("async_depth", 0, 1),
         ):
             new[name] = checks.check_int(name, getattr(self, name), low, high, ConfigError)
-        for name, low, high in (("max_model_len", 1, _INT_MAX), ("seed", 0, 2**64 - 1)):
+        for name, low, high in (
+            ("max_model_len", 1, _INT_MAX),
+            ("num_blocks", 1, _INT_MAX),
+            ("seed", 0, 2**64 - 1),
+        ):
             value = getattr(self, name)
             new[name] = (
                 None if value is None else checks.check_int(name, value, low, high, ConfigError)
+            )
+        if self.target_step_s is not None:
+            new["target_step_s"] = checks.check_float(
+                "target_step_s", self.target_step_s, 1e-6, 3_600.0, ConfigError
             )
         for name, value in new.items():
             object.__setattr__(self, name, value)
@@ -98,6 +136,11 @@ class EngineConfig:
                 ConfigError,
                 "Every running request needs one token of each step.",
             )
+
+    @property
+    def replay_form(self) -> str:
+        """`replay`, with "exact" for "bounded" when deterministic."""
+        return "exact" if self.deterministic and self.replay == "bounded" else self.replay
 
     def replace(self, **changes: Any) -> EngineConfig:
         """A copy with some fields changed.
