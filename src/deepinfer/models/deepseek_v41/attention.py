@@ -18,7 +18,7 @@ from deepinfer.models.deepseek_v41.norm import Linear, RMSNorm
 from deepinfer.models.deepseek_v41.rope import Rotation, apply_rope_
 from deepinfer.models.deepseek_v41.rounding import Rounding
 
-__all__ = ["Attention", "AttentionPass", "sink_attention", "sink_softmax"]
+__all__ = ["Attention", "AttentionPass", "attend_rows", "sink_attention", "sink_softmax"]
 
 
 class AttentionPass(Protocol):
@@ -53,8 +53,42 @@ def sink_softmax(logits: Tensor, sink: Tensor) -> Tensor:
     return torch.softmax(torch.cat((logits, column), -1), -1)[..., :-1]
 
 
+def attend_rows(
+    queries: Tensor,
+    kv: Tensor,
+    index: Tensor,
+    bias: Tensor | None,
+    sink: Tensor,
+    scale: float,
+    *,
+    deterministic: bool = False,
+) -> Tensor:
+    """Attention of tokens to rows that are picked from a table by index.
+
+    Args:
+        queries: Shape [tokens, heads, head_dim].
+        kv: All rows, keys and values at once, shape [table, head_dim].
+        index: Rows of each token, shape [tokens, rows], int64.
+        bias: Added to the logits, `-inf` masks a row; shape [tokens, 1, rows], fp32, or None.
+        sink: Sink logit of each head, shape [heads], fp32.
+        scale: Factor on q . k.
+        deterministic: Whether a token's bits must be free of the other tokens.
+
+    Returns:
+        Shape [tokens, heads, head_dim], in the dtype of `queries`.
+    """
+    keys = kv.index_select(0, index.reshape(-1)).view(*index.shape, -1)
+    return sink_attention(queries, keys, bias, sink, scale, deterministic=deterministic)
+
+
 def sink_attention(
-    queries: Tensor, keys: Tensor, bias: Tensor | None, sink: Tensor, scale: float
+    queries: Tensor,
+    keys: Tensor,
+    bias: Tensor | None,
+    sink: Tensor,
+    scale: float,
+    *,
+    deterministic: bool = False,
 ) -> Tensor:
     """Attention in fp32 where each token has its own list of rows, keys and values at once.
 
@@ -64,6 +98,7 @@ def sink_attention(
         bias: Added to the logits, `-inf` masks a row; shape [tokens, 1, rows], fp32, or None.
         sink: Sink logit of each head, shape [heads], fp32.
         scale: Factor on q . k.
+        deterministic: Whether a token's bits must be free of the other tokens.
 
     Returns:
         Shape [tokens, heads, head_dim], in the dtype of `queries`.

@@ -60,6 +60,10 @@ class MarkovHead(nn.Module):
         self.embed = Linear(rank, vocab, device=device, dtype=dtype)
         self.head = Linear(rank, vocab, device=device, dtype=dtype)
 
+    def bias(self, prev_ids: Tensor) -> Tensor:
+        """Bias of every next token after the tokens `prev_ids`, shape [rows]; shape [rows, vocab], fp32."""
+        return self.head(F.embedding(prev_ids, self.embed.weight)).float()
+
 
 class ConfidenceHead(nn.Module):
     """Probability that a draft survives, given that those before it did.
@@ -116,15 +120,17 @@ class _BlockPass:
         slots: np.ndarray,
         anchors: np.ndarray,
         block: int,
+        deterministic: bool,
     ) -> None:
         window, ring = cache.config.sliding_window, cache.ring_size
         self.engram_rows: dict[int, Tensor] = {}
         self._cache = cache
         self._rotation = rotation
         self._block = block
+        self._deterministic = deterministic
         first = np.array([cache.draft_spans[slot][0] for slot in slots.tolist()])
         first = np.maximum(first, anchors - window)[:, None]
-        width = int((anchors[:, None] - first).max())
+        width = window if deterministic else int((anchors[:, None] - first).max())
         wanted = anchors[:, None] - np.arange(width, 0, -1)
         valid = wanted >= first
         rows = slots[:, None] * ring + np.where(valid, wanted, first) % ring
@@ -159,12 +165,19 @@ class _BlockPass:
             self._bias,
             attention.attn_sink.repeat(self._block),
             attention.softmax_scale,
+            deterministic=self._deterministic,
         )
         return out.view(queries.shape)
 
 
 class DSparkDraft(nn.ModuleList):
-    """The draft model; its stages are the published `mtp.0`, `mtp.1`, ..."""
+    """The draft model; its stages are the published `mtp.0`, `mtp.1`, ...
+
+    Attributes:
+        deterministic: Set by `DeepseekV41.set_deterministic`.
+    """
+
+    deterministic = False
 
     def __init__(
         self,
@@ -284,7 +297,7 @@ class DSparkDraft(nn.ModuleList):
         ids = torch.full((len(at), block), self.config.dspark_noise_token_id, device=device)
         ids[:, 0] = torch.as_tensor(anchor_ids, device=device)
         rotation = self._rotation((at[:, None] + np.arange(block)).reshape(-1), device)
-        run = _BlockPass(cache, rotation, where, at, block)
+        run = _BlockPass(cache, rotation, where, at, block, self.deterministic)
         streams = F.embedding(ids.view(-1), embed.weight).unsqueeze(1)
         streams = streams.repeat(1, self.config.hc_mult, 1)
         pre = initial_pre(streams.shape[0], self.config.hc_mult, device)
@@ -319,7 +332,7 @@ class DSparkDraft(nn.ModuleList):
         markov = self[-1].markov_head
         for logits in out.base_logits.unbind(1):
             before.append(prev)
-            prev = (logits + _markov_bias(markov, prev)).argmax(-1)
+            prev = (logits + markov.bias(prev)).argmax(-1)
             tokens.append(prev)
         return torch.stack(tokens, 1), self.confidence(out.hidden, torch.stack(before, 1))
 
@@ -333,7 +346,7 @@ class DSparkDraft(nn.ModuleList):
         Returns:
             Shape [rows, vocab], fp32.
         """
-        return _markov_bias(self[-1].markov_head, prev_ids)
+        return self[-1].markov_head.bias(prev_ids)
 
     @without_autocast
     def confidence(self, hidden: Tensor, prev_ids: Tensor) -> Tensor:
@@ -357,10 +370,6 @@ class DSparkDraft(nn.ModuleList):
                 self.config, compressed=False, device=device
             )
         return Rotation.at(self._frequencies[device], torch.from_numpy(positions).to(device))
-
-
-def _markov_bias(markov: MarkovHead, prev_ids: Tensor) -> Tensor:
-    return F.linear(F.embedding(prev_ids, markov.embed.weight), markov.head.weight).float()
 
 
 def _host(values: Sequence[int] | Tensor) -> np.ndarray:

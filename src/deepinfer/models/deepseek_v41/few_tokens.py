@@ -28,11 +28,16 @@ __all__ = ["LayerStack"]
 
 
 class LayerStack:
-    """Layers that run one after the other."""
+    """Layers that run one after the other.
+
+    Attributes:
+        deterministic: Take the layers' own road always: how many tokens share a step must not choose the arithmetic.
+    """
 
     def __init__(self, layers: Iterable[nn.Module]) -> None:
         """Takes the modules, which stay the owners of the parameters."""
         self._layers = layers
+        self.deterministic = False
         self._views: _Views | None = None
 
     def __getstate__(self) -> dict[str, object]:
@@ -60,7 +65,7 @@ class LayerStack:
 
     def _views_for(self, streams: Tensor, run: LayerPass) -> _Views | None:
         """The views, when the arrays can do this step; they are made again when a parameter was replaced."""
-        if run.is_image is not None or not small_cpu.fits(streams, small_cpu.MOST_STEP_VALUES):
+        if self.deterministic or run.is_image is not None or not small_cpu.fits(streams, small_cpu.MOST_STEP_VALUES):
             return None
         if self._views is None or not self._views.are_current():
             self._views = _Views(self._layers)

@@ -77,13 +77,16 @@ class Indexer(nn.Module):
         ).float() * self.scale
 
 
-def index_scores(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+def index_scores(
+    queries: Tensor, weights: Tensor, keys: Tensor, *, deterministic: bool = False
+) -> Tensor:
     """Score of every key for every query: the weighted sum over heads of the positive part of q . k, in fp32.
 
     Args:
         queries: Shape [groups, tokens, heads, index_head_dim].
         weights: Shape [groups, tokens, heads], fp32.
         keys: Shape [groups, rows, index_head_dim].
+        deterministic: Whether the bits of a score must be free of the other queries and keys.
 
     Returns:
         Scores, shape [groups, tokens, rows], fp32.

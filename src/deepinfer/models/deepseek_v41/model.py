@@ -14,6 +14,7 @@ from deepinfer.models.deepseek_v41.autocast import without_autocast
 from deepinfer.models.deepseek_v41.batch import ForwardBatch, ForwardOutput
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
+from deepinfer.models.deepseek_v41.deterministic import set_deterministic
 from deepinfer.models.deepseek_v41.draft import DSparkDraft
 from deepinfer.models.deepseek_v41.engram import EngramHash
 from deepinfer.models.deepseek_v41.few_tokens import LayerStack
@@ -38,7 +39,10 @@ class DeepseekV41(nn.Module):
     Attributes:
         config: The configuration.
         rounding: "none", "cache" or "full".
+        deterministic: Whether a row's bits are free of its batch; see `set_deterministic`.
     """
+
+    deterministic = False
 
     def __init__(
         self,
@@ -81,6 +85,25 @@ class DeepseekV41(nn.Module):
     def draft(self) -> DSparkDraft | None:
         """The DSpark draft, or None when the configuration has no stages."""
         return getattr(self, "mtp", None)
+
+    def set_deterministic(self, enabled: bool = True) -> DeepseekV41:
+        """Turns bitwise reproducible arithmetic on or off.
+
+        While it is on, the rows that `forward`, `compute_logits` and the draft give for a token depend on nothing
+        but the tokens before it: not on the batch, its other rows, chunk sizes or slots. On one device, with one
+        build of torch and one number of CPU threads.
+
+        Args:
+            enabled: Whether to turn it on.
+
+        Returns:
+            The model itself.
+
+        Raises:
+            UnsupportedHardware: The device's products of matrices depend on what shares a call with a row.
+        """
+        set_deterministic(self, enabled)
+        return self
 
     def set_engram_token_map(self, token_map: Sequence[int] | Tensor) -> None:
         """Sets the Engram folding of token ids, shape [vocab]; nothing happens without Engram layers.
@@ -162,7 +185,13 @@ class DeepseekV41(nn.Module):
         if is_image is not None:
             for segment in batch.segments:
                 cache.has_images[segment.slot] = True
-        run = StepPass(batch, cache, self._frequencies_on(ids.device), is_image)
+        run = StepPass(
+            batch,
+            cache,
+            self._frequencies_on(ids.device),
+            is_image,
+            deterministic=self.deterministic,
+        )
         if self.engram_hash is not None:
             run.engram_rows = self.engram_hash.rows(run.history(self.engram_hash.ngram))
         hidden = self._run_layers(embedded, run)

@@ -29,9 +29,15 @@ class RowSelection:
     """
 
     def __init__(
-        self, segments: Sequence[Segment], positions: np.ndarray, cache: SlotCache
+        self,
+        segments: Sequence[Segment],
+        positions: np.ndarray,
+        cache: SlotCache,
+        *,
+        deterministic: bool = False,
     ) -> None:
         self._cache = cache
+        self._deterministic = deterministic
         self._config = cache.config
         self._slots = np.repeat([s.slot for s in segments], [s.num_tokens for s in segments])
         self._groups = _group(segments, positions)
@@ -98,7 +104,10 @@ class RowSelection:
             keys = keys[group.slots, : group.most]
         shape = group.visible.shape
         scores = index_scores(
-            queries.view(*shape, *queries.shape[1:]), weights.view(*shape, -1), keys
+            queries.view(*shape, *queries.shape[1:]),
+            weights.view(*shape, -1),
+            keys,
+            deterministic=self._deterministic,
         )
         if not group.all_see_most:
             hidden = np.arange(group.most) >= group.visible[..., None]
@@ -126,13 +135,15 @@ class RowSelection:
     def _set(self, source: int, picks: list[tuple[Tensor, Tensor | None]]) -> None:
         """Turns each group's picks into cache rows and a bias over the whole batch."""
         width = max(rows.shape[-1] for rows, _ in picks)
+        if self._deterministic:
+            width = self._config.index_topk
         self.index = self.bias = None
         if width == 0:
             return
         cache = self._cache
         base = cache.pool_offsets[source] + self._slots * cache.pool_rows[source]
         index = torch.from_numpy(base[:, None]).to(cache.device)
-        if len(picks) == 1:
+        if len(picks) == 1 and picks[0][0].shape[-1] == width:
             rows, valid = picks[0]
             rows = rows.view(-1, width).to(cache.device)
             if valid is not None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.models.deepseek_v41.attention import Attention, sink_attention
+from deepinfer.models.deepseek_v41.attention import Attention, attend_rows
 from deepinfer.models.deepseek_v41.batch import ForwardBatch
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.compressor import Compressor
@@ -39,6 +39,8 @@ class StepPass:
         cache: SlotCache,
         frequencies: tuple[Tensor, Tensor],
         is_image: Tensor | None = None,
+        *,
+        deterministic: bool = False,
     ) -> None:
         """Prepares the step and writes the token history.
 
@@ -52,6 +54,7 @@ class StepPass:
         self.engram_rows: dict[int, Tensor] = {}
         self.features: list[Tensor] | None = [] if cache.config.num_nextn_predict_layers else None
         self._cache = cache
+        self._deterministic = deterministic
         self._segments = batch.segments
         self._positions = positions = batch.host_positions()
         self._slots = slots = batch.host_slots()
@@ -61,7 +64,7 @@ class StepPass:
         self._ring_index = self._tensor(slots * ring + positions % ring)
         self._window_index, self._window_bias = self._window_rows(batch)
         self._writer = PoolWriter(batch.segments, positions, cache, frequencies[True])
-        self._selection = RowSelection(batch.segments, positions, cache)
+        self._selection = RowSelection(batch.segments, positions, cache, deterministic=deterministic)
         self._joint_bias: Tensor | None = None
         history_index = self._tensor(slots * cache.max_tokens + positions)
         cache.tokens.view(-1).index_copy_(0, history_index, batch.input_ids)
@@ -126,8 +129,9 @@ class StepPass:
     def _attend(
         self, attention: Attention, queries: Tensor, index: Tensor, bias: Tensor | None
     ) -> Tensor:
-        keys = self._cache.kv.index_select(0, index.reshape(-1)).view(*index.shape, -1)
-        return sink_attention(queries, keys, bias, attention.attn_sink, attention.softmax_scale)
+        sink, scale = attention.attn_sink, attention.softmax_scale
+        kv, fixed = self._cache.kv, self._deterministic
+        return attend_rows(queries, kv, index, bias, sink, scale, deterministic=fixed)
 
     def _window_rows(self, batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
         """Rows of every token's window within a layer's rings, and a bias that masks where there are fewer."""
@@ -137,7 +141,8 @@ class StepPass:
             starts = batch.per_token([s.window_start for s in batch.segments])
             lowest = np.maximum(lowest, starts[:, None])
         widths = positions - lowest + 1
-        width = int(widths.max())
+        # A fixed width, so that neither batch mates nor chunks decide where a row stands.
+        width = self._cache.config.sliding_window if self._deterministic else int(widths.max())
         wanted = positions - np.arange(width - 1, -1, -1)
         if int(widths.min()) == width:
             return self._tensor(self._slots[:, None] * ring + wanted % ring), None
