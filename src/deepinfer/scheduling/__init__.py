@@ -1,6 +1,7 @@
 """What each step runs: continuous batching with chunked prefill, as data in and data out.
 
-`Scheduler` plans steps for any runner. It needs the standard library alone.
+`Scheduler` plans steps for any runner, and `StepCostModel` says how long one takes. They need the standard library
+alone; fitting a cost model needs NumPy.
 """
 
 from __future__ import annotations
@@ -10,6 +11,13 @@ from typing import TYPE_CHECKING
 from deepinfer.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from deepinfer.scheduling.cost_fit import fit_step_cost as fit_step_cost
+    from deepinfer.scheduling.cost_model import PrefillCostModel as PrefillCostModel
+    from deepinfer.scheduling.cost_model import StepCostModel as StepCostModel
+    from deepinfer.scheduling.cost_report import BucketError as BucketError
+    from deepinfer.scheduling.cost_report import FitRejection as FitRejection
+    from deepinfer.scheduling.cost_report import FitReport as FitReport
+    from deepinfer.scheduling.cost_report import StepCoefficients as StepCoefficients
     from deepinfer.scheduling.ledger import Flight as Flight
     from deepinfer.scheduling.ledger import Progress as Progress
     from deepinfer.scheduling.ledger import Sequence as Sequence
@@ -19,8 +27,21 @@ if TYPE_CHECKING:
     from deepinfer.scheduling.policies import ORDER_POLICIES as ORDER_POLICIES
     from deepinfer.scheduling.policies import OrderPolicy as OrderPolicy
     from deepinfer.scheduling.scheduler import Scheduler as Scheduler
+    from deepinfer.scheduling.step_work import Chunk as Chunk
+    from deepinfer.scheduling.step_work import StepSample as StepSample
+    from deepinfer.scheduling.step_work import StepWork as StepWork
 
 _EXPORTS = {
+    "Chunk": "deepinfer.scheduling.step_work",
+    "StepSample": "deepinfer.scheduling.step_work",
+    "StepWork": "deepinfer.scheduling.step_work",
+    "BucketError": "deepinfer.scheduling.cost_report",
+    "FitRejection": "deepinfer.scheduling.cost_report",
+    "FitReport": "deepinfer.scheduling.cost_report",
+    "StepCoefficients": "deepinfer.scheduling.cost_report",
+    "PrefillCostModel": "deepinfer.scheduling.cost_model",
+    "StepCostModel": "deepinfer.scheduling.cost_model",
+    "fit_step_cost": "deepinfer.scheduling.cost_fit",
     "Flight": "deepinfer.scheduling.ledger",
     "ORDER_POLICIES": "deepinfer.scheduling.policies",
     "OrderPolicy": "deepinfer.scheduling.policies",
@@ -33,6 +54,16 @@ _EXPORTS = {
 }
 
 __all__ = [
+    "Chunk",
+    "StepSample",
+    "StepWork",
+    "BucketError",
+    "FitRejection",
+    "FitReport",
+    "StepCoefficients",
+    "PrefillCostModel",
+    "StepCostModel",
+    "fit_step_cost",
     "ORDER_POLICIES",
     "Flight",
     "OrderPolicy",

@@ -12,6 +12,15 @@ if TYPE_CHECKING:
     from deepinfer.testing.toy_model import ToyDraft as ToyDraft
     from deepinfer.testing.toy_model import ToyModel as ToyModel
     from deepinfer.testing.toy_tokenizer import ToyTokenizer as ToyTokenizer
+    from deepinfer.testing.traces import TraceRecord as TraceRecord
+    from deepinfer.testing.traces import TraceSummary as TraceSummary
+    from deepinfer.testing.traces import generate_chat_trace as generate_chat_trace
+    from deepinfer.testing.traces import load_azure_csv as load_azure_csv
+    from deepinfer.testing.traces import load_lengths_csv as load_lengths_csv
+    from deepinfer.testing.traces import load_mooncake_jsonl as load_mooncake_jsonl
+    from deepinfer.testing.traces import prompt_tokens as prompt_tokens
+    from deepinfer.testing.traces import summarize_trace as summarize_trace
+    from deepinfer.testing.traces import to_requests as to_requests
 
 _EXPORTS = {
     "ToyCache": "deepinfer.testing.toy_model",
@@ -19,6 +28,15 @@ _EXPORTS = {
     "ToyDraft": "deepinfer.testing.toy_model",
     "ToyModel": "deepinfer.testing.toy_model",
     "ToyTokenizer": "deepinfer.testing.toy_tokenizer",
+    "TraceRecord": "deepinfer.testing.traces",
+    "TraceSummary": "deepinfer.testing.traces",
+    "generate_chat_trace": "deepinfer.testing.traces",
+    "load_azure_csv": "deepinfer.testing.traces",
+    "load_lengths_csv": "deepinfer.testing.traces",
+    "load_mooncake_jsonl": "deepinfer.testing.traces",
+    "prompt_tokens": "deepinfer.testing.traces",
+    "summarize_trace": "deepinfer.testing.traces",
+    "to_requests": "deepinfer.testing.traces",
 }
 
 __all__ = [*sorted(_EXPORTS)]
