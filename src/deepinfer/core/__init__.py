@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from deepinfer.core.plan import CopyKind as CopyKind
     from deepinfer.core.plan import LoadSnapshot as LoadSnapshot
     from deepinfer.core.plan import PlanRow as PlanRow
+    from deepinfer.core.plan import PlanRows as PlanRows
     from deepinfer.core.plan import RowResult as RowResult
+    from deepinfer.core.plan import RowResults as RowResults
     from deepinfer.core.plan import RowRole as RowRole
     from deepinfer.core.plan import StepPlan as StepPlan
     from deepinfer.core.plan import StepResult as StepResult
@@ -52,9 +54,11 @@ _EXPORTS = {
     "Output": "deepinfer.core.types",
     "OutputDelta": "deepinfer.core.types",
     "PlanRow": "deepinfer.core.plan",
+    "PlanRows": "deepinfer.core.plan",
     "Registry": "deepinfer.core.registry",
     "Request": "deepinfer.core.types",
     "RowResult": "deepinfer.core.plan",
+    "RowResults": "deepinfer.core.plan",
     "RowRole": "deepinfer.core.plan",
     "SamplingParams": "deepinfer.core.params",
     "StepPlan": "deepinfer.core.plan",
@@ -80,9 +84,11 @@ __all__ = [
     "Output",
     "OutputDelta",
     "PlanRow",
+    "PlanRows",
     "Registry",
     "Request",
     "RowResult",
+    "RowResults",
     "RowRole",
     "SamplingParams",
     "StepPlan",

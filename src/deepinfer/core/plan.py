@@ -2,97 +2,38 @@
 
 Plans and results are frozen and hold plain values only, so they can be logged, compared, sent to another
 process and replayed. Results are matched by identity (request id, slot generation, epoch, step), never by
-order of arrival.
+order of arrival. Their rows are stored as columns (`PlanRows`, `RowResults`) and read as values.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deepinfer.core.types import TokenLogprob
+from deepinfer.core.result_columns import RowResults as RowResults
+from deepinfer.core.row_columns import ROLES as ROLES
+from deepinfer.core.row_columns import PlanRows as PlanRows
+from deepinfer.core.rows import PlanRow as PlanRow
+from deepinfer.core.rows import RowResult as RowResult
+from deepinfer.core.rows import RowRole as RowRole
 
 __all__ = [
+    "ROLES",
     "BlockUpdate",
     "CacheCopy",
     "CopyKind",
     "LoadSnapshot",
     "PlanRow",
+    "PlanRows",
     "RowResult",
+    "RowResults",
     "RowRole",
     "StepPlan",
     "StepResult",
 ]
-
-
-class RowRole(enum.StrEnum):
-    """What a row of a plan does; given, never inferred from a shape."""
-
-    REPLAY = "replay"
-    """Prompt tokens run again to rebuild window state; nothing is sampled or published."""
-    PREFILL = "prefill"
-    """A chunk of prompt that is not the last one; nothing is sampled."""
-    LAST_PREFILL = "last_prefill"
-    """The chunk that ends the prompt; one token is sampled."""
-    DECODE = "decode"
-    """One token in, one token sampled."""
-    VERIFY = "verify"
-    """One token and `num_drafts` drafts in, from one to `num_drafts + 1` tokens out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRow:
-    """A run of consecutive positions of one request.
-
-    Attributes:
-        rid: Id of the request.
-        slot: Cache and state slot, from 0.
-        slot_generation: How often the slot was given out before; tells a late result from a current one.
-        epoch: How often the request was preempted or reset; results of an older epoch are not counted.
-        first_position: Position of the row's first token, from 0.
-        num_tokens: Tokens that the row runs, drafts included, at least 1.
-        num_drafts: How many of them are drafts, at the end of the row.
-        role: What the row does.
-        token_ids: The row's input ids when the host knows them, in full or as a leading part; the rest is
-            on the device (the token sampled last, the drafts).
-        is_late: Whether sampling waits for host state of the token before (a grammar mask).
-        num_open: Drafts of this request still in flight when the plan was made. Any of them may be rejected, so
-            the true first position may be lower by up to as many; the runner knows it.
-        window_start: Lowest position whose window rows may be read: where a replay began, else 0.
-        pool_start: Lowest position whose pool rows and index keys are written: the length of the adopted
-            prefix, else 0.
-        full_start: Lowest position that runs every layer; rows before it stop behind the last layer that owns a
-            pool, and have neither logits nor draft features.
-    """
-
-    rid: str
-    slot: int
-    slot_generation: int = 0
-    epoch: int = 0
-    first_position: int
-    num_tokens: int
-    num_drafts: int = 0
-    role: RowRole
-    token_ids: tuple[int, ...] = ()
-    is_late: bool = False
-    num_open: int = 0
-    window_start: int = 0
-    pool_start: int = 0
-    full_start: int = 0
-
-    @property
-    def end_position(self) -> int:
-        """Position after the row's last token."""
-        return self.first_position + self.num_tokens
-
-    @property
-    def num_logits(self) -> int:
-        """Rows of logits that sampling needs: 0, 1, or the drafts plus 1; they are the row's last."""
-        if self.role in (RowRole.REPLAY, RowRole.PREFILL):
-            return 0
-        return self.num_drafts + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +89,8 @@ class StepPlan:
 
     Attributes:
         step: Step id, rising by one.
-        rows: The rows, in batch order; a slot occurs at most once, or as REPLAY followed by another role.
+        rows: The rows, in batch order; a slot occurs at most once, or as REPLAY followed by another role. Any
+            sequence of `PlanRow` is taken, and kept as `PlanRows`.
         preempted: Ids of requests that lose their slot when this plan is launched.
         block_updates: New block table entries; filled in when the plan is launched.
         copies: Cache copies to make first; filled in when the plan is launched.
@@ -157,26 +99,66 @@ class StepPlan:
     """
 
     step: int
-    rows: tuple[PlanRow, ...]
+    rows: PlanRows
     preempted: tuple[str, ...] = ()
     block_updates: tuple[BlockUpdate, ...] = ()
     copies: tuple[CacheCopy, ...] = ()
     released_slots: tuple[int, ...] = ()
     predicted_s: float | None = None
 
+    def __post_init__(self) -> None:
+        """Takes rows in any form."""
+        if not isinstance(self.rows, PlanRows):
+            object.__setattr__(self, "rows", PlanRows.of(self.rows))
+
     @property
     def num_tokens(self) -> int:
         """Tokens that the step runs."""
-        return sum(row.num_tokens for row in self.rows)
+        return int(self.rows.num_tokens.sum())
 
     @property
     def num_logits(self) -> int:
         """Rows of logits that the step needs."""
-        return sum(row.num_logits for row in self.rows)
+        return int(self.rows.num_logits.sum())
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain values, ready for JSON."""
-        return dataclasses.asdict(self)
+        """The plan as plain values, ready for JSON; `from_dict` takes it back."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for name in ("rows", "block_updates", "copies"):
+            values[name] = [dataclasses.asdict(value) for value in values[name]]
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> StepPlan:
+        """The plan that `to_dict` wrote, also after a passage through JSON.
+
+        Args:
+            values: The fields.
+
+        Returns:
+            The plan.
+
+        Raises:
+            TypeError: A field is unknown or missing.
+        """
+        given = dict(values)
+        rows = [
+            {**row, "role": RowRole(row["role"]), "token_ids": tuple(row["token_ids"])}
+            for row in given.pop("rows")
+        ]
+        updates = [
+            {**update, "blocks": tuple(update["blocks"])}
+            for update in given.pop("block_updates", ())
+        ]
+        copies = [{**copy, "kind": CopyKind(copy["kind"])} for copy in given.pop("copies", ())]
+        for name in ("preempted", "released_slots"):
+            given[name] = tuple(given.get(name, ()))
+        return cls(
+            rows=PlanRows.of(PlanRow(**row) for row in rows),
+            block_updates=tuple(BlockUpdate(**update) for update in updates),
+            copies=tuple(CacheCopy(**copy) for copy in copies),
+            **given,
+        )
 
     def __repr__(self) -> str:
         rows = ", ".join(
@@ -186,54 +168,27 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowResult:
-    """What one row produced.
-
-    Attributes:
-        rid: Id of the request.
-        slot: Slot of the row.
-        slot_generation: Slot generation of the row.
-        epoch: Epoch of the row.
-        token_ids: New tokens, accepted drafts first; empty for rows that sample nothing.
-        num_drafts: Drafts that were verified.
-        num_accepted: Drafts that were accepted.
-        logprobs: One entry a new token when asked for, else empty.
-        prompt_logprobs: One entry a prompt token of the row when asked for, else empty.
-        draft_token_ids: Drafts proposed for the next step, or empty.
-        draft_confidences: One probability a proposed draft that it and all before it are accepted, or empty.
-        error: Why this row failed, or None.
-    """
-
-    rid: str
-    slot: int
-    slot_generation: int = 0
-    epoch: int = 0
-    token_ids: tuple[int, ...] = ()
-    num_drafts: int = 0
-    num_accepted: int = 0
-    logprobs: tuple[TokenLogprob, ...] = ()
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    draft_token_ids: tuple[int, ...] = ()
-    draft_confidences: tuple[float, ...] = ()
-    error: Exception | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What one step produced; applied in step order.
 
     Attributes:
         step: Step id of the plan.
-        rows: One result a row of the plan, in the same order.
+        rows: One result a row of the plan, in the same order. Any sequence of `RowResult` is taken, and kept as
+            `RowResults`.
         duration_s: Seconds from launch to the last token, or None when not measured.
         failed_loads: Ids of requests whose `CacheCopy` loads failed; their rows count for nothing, and they are
             run again without what was to be loaded.
     """
 
     step: int
-    rows: tuple[RowResult, ...]
+    rows: RowResults
     duration_s: float | None = None
     failed_loads: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Takes rows in any form."""
+        if not isinstance(self.rows, RowResults):
+            object.__setattr__(self, "rows", RowResults.of(self.rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -345,7 +345,7 @@ class Scheduler:
         else:
             sequence.settled = row.end_position - row.num_drafts + result.num_accepted
             count, reason, stop_token_id = sequence.append(result.token_ids)
-            self.cache.settle(sequence.request, sequence.settled, step)
+            self.cache.settle(sequence.request, sequence.token_ids, sequence.settled, step)
         if reason is not None:
             self._drop(sequence)
         return Progress(
