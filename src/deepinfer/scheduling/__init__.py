@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING
 from deepinfer.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from deepinfer.scheduling.chunk_planner import TimedChunks as TimedChunks
+    from deepinfer.scheduling.chunking import ChunkPolicy as ChunkPolicy
+    from deepinfer.scheduling.chunking import FixedChunks as FixedChunks
+    from deepinfer.scheduling.chunking import shape_chunk as shape_chunk
     from deepinfer.scheduling.cost_fit import fit_step_cost as fit_step_cost
     from deepinfer.scheduling.cost_model import PrefillCostModel as PrefillCostModel
     from deepinfer.scheduling.cost_model import StepCostModel as StepCostModel
@@ -32,6 +36,10 @@ if TYPE_CHECKING:
     from deepinfer.scheduling.step_work import StepWork as StepWork
 
 _EXPORTS = {
+    "shape_chunk": "deepinfer.scheduling.chunking",
+    "FixedChunks": "deepinfer.scheduling.chunking",
+    "ChunkPolicy": "deepinfer.scheduling.chunking",
+    "TimedChunks": "deepinfer.scheduling.chunk_planner",
     "Chunk": "deepinfer.scheduling.step_work",
     "StepSample": "deepinfer.scheduling.step_work",
     "StepWork": "deepinfer.scheduling.step_work",
@@ -54,6 +62,10 @@ _EXPORTS = {
 }
 
 __all__ = [
+    "shape_chunk",
+    "FixedChunks",
+    "ChunkPolicy",
+    "TimedChunks",
     "Chunk",
     "StepSample",
     "StepWork",

@@ -123,7 +123,7 @@ def _solve(
         anchor = prior_weight * np.eye(int(known.sum()))
         scaled = np.vstack([scaled, anchor])
         target = np.concatenate([target, prior_weight * (before * size)[known]])
-    upper = np.linalg.qr(np.column_stack([scaled, target]), mode="r")
+    upper = np.asarray(np.linalg.qr(np.column_stack([scaled, target]), mode="r"))
     result[known] = _nonnegative(upper[:, :-1], upper[:, -1]) / size[known]
     return result
 

@@ -24,26 +24,20 @@ _Chunks = Iterable[Chunk | tuple[int, int]]
 class PrefillCostModel(Protocol):
     """Predicts the duration of steps; what a planner of chunks asks."""
 
-    def predict(self, chunks: _Chunks, decode: Sequence[int] = (), *, num_drafts: int = 0) -> float:
-        """Seconds of a step with these chunks and decoding rows."""
+    @property
+    def is_fitted(self) -> bool:
+        """Whether it knows anything yet."""
         ...
 
-    def largest(
-        self,
-        prefix: int,
-        seconds: float,
-        cap: int,
-        others: _Chunks = (),
-        decode: Sequence[int] = (),
-        *,
-        num_drafts: int = 0,
-    ) -> int:
+    def seconds(self, work: StepWork) -> float:
+        """Seconds of a step."""
+        ...
+
+    def largest_beside(self, work: StepWork, prefix: int, seconds: float, cap: int) -> int:
         """Most tokens, up to `cap`, of a chunk behind `prefix` with which the step takes `seconds` at most."""
         ...
 
-    def observe(
-        self, chunks: _Chunks, seconds: float, decode: Sequence[int] = (), *, num_drafts: int = 0
-    ) -> None:
+    def observe_work(self, work: StepWork, seconds: float) -> None:
         """Learns from a step that was timed."""
         ...
 
@@ -97,6 +91,7 @@ class StepCostModel:
         for name, value in asdict(coefficients).items():
             checks.check_float(name, value, 0.0, 1e9, ConfigError)
         self.coefficients = coefficients
+        self._is_fitted = any(asdict(coefficients).values())
         self.fingerprint = fingerprint
         self.version = checks.check_int("version", version, 0, 2**31 - 1, ConfigError)
         self.window = checks.check_int("window", window, 1, 1_000_000, ConfigError)
@@ -134,6 +129,11 @@ class StepCostModel:
                 limit=f"a residual of at most {model.max_residual_share:.1%} of the mean",
             )
         return model
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether any coefficient is above 0."""
+        return self._is_fitted
 
     @property
     def num_samples(self) -> int:
@@ -219,8 +219,8 @@ class StepCostModel:
         left = seconds - self.seconds(work) - k.prefix_token_s * prefix
         linear = k.token_s + 2.0 * k.pair_s * prefix
         # The root in the form that stays exact when the quadratic term is tiny.
-        root = 2.0 * left / (linear + math.sqrt(linear * linear + 4.0 * k.pair_s * left))
-        low = min(max(int(root), 1), cap - 1)
+        slope = linear + math.sqrt(linear * linear + 4.0 * k.pair_s * left)
+        low = int(min(max(2.0 * left / slope, 1.0), cap - 1.0)) if slope else 1
         if self._with(work, prefix, low) <= seconds < self._with(work, prefix, low + 1):
             return low
         return self._bisect(work, prefix, seconds, cap)
@@ -271,11 +271,7 @@ class StepCostModel:
 
         if samples is None:
             self._num_new = 0
-            prior = (
-                self.coefficients
-                if self.version or any(asdict(self.coefficients).values())
-                else None
-            )
+            prior = self.coefficients if self.is_fitted else None
             samples = [sample for _, kept in sorted(self._samples.items()) for sample in kept]
         else:
             prior = None
@@ -283,6 +279,7 @@ class StepCostModel:
         self.report = report
         if report.is_accepted and report.coefficients is not None:
             self.coefficients = report.coefficients
+            self._is_fitted = True
             self.version += 1
         return report
 
@@ -372,12 +369,7 @@ class StepCostModel:
         return cls.from_dict(values, fingerprint=fingerprint, **options)
 
     def _with(self, work: StepWork, prefix: int, tokens: int) -> float:
-        pairs = work.pairs + tokens * (2 * prefix + tokens)
-        return self.seconds(
-            work._replace(
-                prefix_tokens=work.prefix_tokens + prefix, tokens=work.tokens + tokens, pairs=pairs
-            )
-        )
+        return self.seconds(work.plus(prefix, tokens))
 
     def _bisect(self, work: StepWork, prefix: int, seconds: float, cap: int) -> int:
         fits, too_large = 1, cap

@@ -82,6 +82,27 @@ class StepWork(NamedTuple):
                 longest = max(longest, prefix)
         return cls(prefixes, tokens + num_drafts, pairs, ended, len(decode), sum(decode), longest)
 
+    def plus(self, prefix: int, tokens: int, *, ends_prompt: bool = False) -> StepWork:
+        """The sums with one chunk more.
+
+        Args:
+            prefix: Tokens before the chunk.
+            tokens: Tokens of the chunk, at least 1.
+            ends_prompt: Whether it is the last of its prompt.
+
+        Returns:
+            New sums.
+        """
+        return StepWork(
+            self.prefix_tokens + prefix,
+            self.tokens + tokens,
+            self.pairs + tokens * (2 * prefix + tokens),
+            self.ended_prompts + ends_prompt,
+            self.decode_rows,
+            self.decode_context,
+            max(self.max_prefix, prefix),
+        )
+
     @classmethod
     def of_plan(cls, plan: StepPlan) -> StepWork:
         """Adds up a plan; a row that replays counts as a chunk."""
