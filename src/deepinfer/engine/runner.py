@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from deepinfer.core.errors import InvariantBroken
 from deepinfer.core.params import SamplingParams
-from deepinfer.core.plan import PlanRow, RowResult, RowRole, StepPlan, StepResult
-from deepinfer.core.protocols import DraftView, ModelInfo, Sampled, Sampler, SampleRows
+from deepinfer.core.plan import CacheCopy, RowResult, RowRole, StepPlan, StepResult
+from deepinfer.core.protocols import DraftView, ModelInfo, Sampler
 from deepinfer.core.types import Request, TokenLogprob
+from deepinfer.engine.future_tokens import FutureTokens
+from deepinfer.engine.host_tier import HostTier
 from deepinfer.engine.parts import EngineDrafter
-from deepinfer.models.deepseek_v41.batch import ForwardBatch
+from deepinfer.engine.step_batch import (
+    build_batch,
+    check_ids,
+    kept_places,
+    mask_rows,
+    num_accepted,
+    row_errors,
+    sample_rows,
+)
+from deepinfer.engine.step_state import RunningRow, RunningStep, SlotStates
 from deepinfer.sampling import prompt_logprobs as compute_prompt_logprobs
 
 __all__ = ["ModelRunner"]
@@ -24,34 +35,12 @@ __all__ = ["ModelRunner"]
 _PROMPT_LOGITS_ROWS = 512
 
 
-@dataclass(slots=True)
-class _SlotState:
-    """Whose state a slot holds, and every token that it was given."""
-
-    rid: str
-    slot_generation: int
-    epoch: int
-    token_ids: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Step:
-    """A step between `forward` and `collect`."""
-
-    step: int
-    plan: StepPlan
-    requests: Mapping[str, Request]
-    drafts: list[tuple[int, ...]]
-    batch: ForwardBatch
-    features: Tensor | None
-    logits: Tensor | None
-    prompt_logprobs: dict[int, tuple[TokenLogprob, ...]]
-    started_s: float
-    sampled: Sampled | None = None
-
-
 class ModelRunner:
-    """Runs plans on one device, one step at a time.
+    """Runs plans on one device, in order.
+
+    `forward` of a step may be called before `collect` of the step before it, but after its `sample`: the token that
+    was sampled last for each slot waits on the device. What depends on how many drafts were accepted (the true
+    position of a row, the drafter's context) is settled when the next step needs it, or in `collect`.
 
     A row with drafts is verified in the same forward pass as everything else: the model sees the last token
     and the drafts, the sampler chooses a token after each of them, and drafts are kept up to the first that
@@ -69,9 +58,14 @@ class ModelRunner:
         may_draft: Which requests can get drafts; only these feed the drafter.
         ungenerated_ids: Token ids that are never chosen, such as the image placeholder, which has no embedding.
         device: Where token ids are sent.
+        cache: The model's cache; None makes one of contiguous slots.
+        host_tier: Host memory for cache content, or None.
+        check_ids: Check every id before it is run, and that no sampled token is run twice; None does so on a CPU,
+            where nothing waits for it.
 
     Attributes:
         cache: The model's cache.
+        host_tier: Host memory for cache content, or None.
     """
 
     def __init__(
@@ -87,24 +81,35 @@ class ModelRunner:
         may_draft: Callable[[SamplingParams], bool] | None = None,
         ungenerated_ids: Sequence[int] = (),
         device: torch.device | str = "cpu",
+        cache: Any = None,
+        host_tier: HostTier | None = None,
+        check_ids: bool | None = None,
     ) -> None:
         self.info = info
-        self.cache = model.new_cache(num_slots, max_model_len, max_step_tokens)
+        if cache is None:
+            cache = model.new_cache(num_slots, max_model_len, max_step_tokens)
+        self.cache = cache
+        self.host_tier = host_tier
         self._model = model
         self._sampler = sampler
         self._drafter = drafter
         self._may_draft = may_draft or (lambda params: True)
         self._device = torch.device(device)
+        self._check_ids = self._device.type == "cpu" if check_ids is None else check_ids
         ids = torch.tensor(list(ungenerated_ids), dtype=torch.int64, device=self._device)
         self._ungenerated_ids = ids if len(ids) else None
         self._never = frozenset(ungenerated_ids)
-        self._slots: list[_SlotState | None] = [None] * num_slots
+        self._states = SlotStates(num_slots, cache)
+        self._future = FutureTokens(
+            num_slots, info.vocab_size, device=self._device, check=self._check_ids
+        )
+        self._last: RunningStep | None = None
         if drafter is not None and hasattr(drafter, "bind"):
             drafter.bind(self.cache)
 
     @torch.inference_mode()
-    def forward(self, plan: StepPlan, requests: Mapping[str, Request]) -> _Step:
-        """Runs the model on a plan, drafts first where the plan wants them.
+    def forward(self, plan: StepPlan, requests: Mapping[str, Request]) -> RunningStep:
+        """Runs the model on a plan, cache copies first and drafts where the plan wants them.
 
         Args:
             plan: What to run.
@@ -117,54 +122,63 @@ class ModelRunner:
             InvariantBroken: A row does not continue what its slot holds.
             Exception: Whatever the model or the drafter raises.
         """
-        started_s = time.perf_counter()
-        states = [self._state(row) for row in plan.rows]
-        drafts = self._propose(plan, states)
-        segments = [
-            (row.slot, row.first_position, (*row.token_ids, *draft) if draft else row.token_ids)
-            for row, draft in zip(plan.rows, drafts, strict=True)
-        ]
-        device = None if self._device.type == "cpu" else self._device
-        batch = ForwardBatch.from_segments(segments, device=device)
-        output = self._model.forward(batch, self.cache)
-        logits = self._logits(plan, batch, output.hidden)
-        prompt_entries = self._prompt_logprobs(plan, requests, batch, output.hidden)
-        return _Step(
-            step=plan.step,
-            plan=plan,
-            requests=requests,
-            drafts=drafts,
-            batch=batch,
-            features=output.features if self._drafter is not None else None,
-            logits=logits,
-            prompt_logprobs=prompt_entries,
-            started_s=started_s,
-        )
+        began = time.perf_counter()
+        step = RunningStep(plan.step, plan, requests, [])
+        if self._device.type == "cuda":
+            step.started = torch.cuda.Event(enable_timing=True)
+            step.started.record()
+        before, self._last = self._last, step
+        if before is not None and self._needs_settled(plan):
+            self._settle(before)
+        self._prepare_cache(step)
+        self._enter_rows(step)
+        self._propose(step)
+        if step.rows:
+            self._run_model(step)
+        step.busy_s += time.perf_counter() - began
+        return step
 
     @torch.inference_mode()
-    def sample(self, handle: _Step, masks: Tensor | None = None) -> _Step:
+    def sample(self, handle: RunningStep, masks: Tensor | None = None) -> RunningStep:
         """Chooses tokens for the rows of a step.
 
         Args:
             handle: What `forward` returned.
-            masks: Allowed tokens, shape [logits rows, ceil(vocab / 32)], int32, or None.
+            masks: Allowed tokens, shape [logits rows of the plan, ceil(vocab / 32)], int32, or None.
 
         Returns:
             The step, for `collect`.
         """
         if handle.logits is None:
             return handle
-        rows = self._sample_rows(handle)
+        began = time.perf_counter()
+        rows = sample_rows(handle, with_outputs=bool(getattr(self._sampler, "processors", True)))
         if masks is None:
-            handle.sampled = self._sampler(handle.logits, rows)
+            sampled = self._sampler(handle.logits, rows)
         else:
-            masks = masks.to(handle.logits.device, non_blocking=True)
-            handle.sampled = self._sampler(handle.logits, rows, masks)  # type: ignore[call-arg]
+            masks = mask_rows(handle, masks).to(handle.logits.device, non_blocking=True)
+            sampled = self._sampler(handle.logits, rows, masks)  # type: ignore[call-arg]
         handle.logits = None
+        handle.copy_to_host(sampled)
+        slots: list[int] = []
+        places: list[int] = []
+        at = 0
+        for running in handle.rows:
+            count = running.num_logits
+            if count == 1:  # the last token of a row with drafts is known once they were compared
+                slots.append(running.row.slot)
+                places.append(at)
+            at += count
+        if slots:
+            tokens = sampled.token_ids
+            if len(places) < len(tokens):
+                tokens = tokens[torch.tensor(places, device=tokens.device)]
+            self._future.put(slots, tokens)
+        handle.busy_s += time.perf_counter() - began
         return handle
 
     @torch.inference_mode()
-    def collect(self, handle: _Step) -> StepResult:
+    def collect(self, handle: RunningStep) -> StepResult:
         """Waits for the tokens, takes rejected drafts back and feeds the drafter.
 
         Args:
@@ -173,44 +187,49 @@ class ModelRunner:
         Returns:
             The result, one entry a row of the plan.
         """
+        began = time.perf_counter()
+        self._settle(handle)
         sampled = handle.sampled
-        chosen = sampled.token_ids.tolist() if sampled is not None else []
         logprobs = sampled.logprobs if sampled is not None else ()
-        errors = getattr(sampled, "errors", ())
-        results, kept, at = [], [], 0
-        for index, row in enumerate(handle.plan.rows):
-            draft = handle.drafts[index]
-            count = len(draft) + 1 if row.num_logits else 0
-            tokens = chosen[at : at + count]
-            num_accepted = _num_accepted(draft, tokens)
-            used = num_accepted + 1 if count else 0
-            settled = row.end_position - row.num_drafts + num_accepted
-            if draft:
-                self._keep(row, draft[:num_accepted], settled)
-            kept.append(settled - row.first_position)
+        errors = row_errors(handle)
+        by_index: dict[int, RowResult] = {}
+        at = 0
+        for running, tokens in zip(handle.rows, handle.tokens, strict=True):
+            used = len(tokens)
             row_logprobs: tuple[TokenLogprob, ...] = ()
             if logprobs and used and logprobs[at] is not None:
                 row_logprobs = tuple(logprobs[at : at + used])  # type: ignore[arg-type]
-            results.append(
-                RowResult(
-                    rid=row.rid,
-                    slot=row.slot,
-                    slot_generation=row.slot_generation,
-                    epoch=row.epoch,
-                    token_ids=tuple(tokens[:used]),
-                    num_drafts=len(draft),
-                    num_accepted=num_accepted,
-                    logprobs=row_logprobs,
-                    prompt_logprobs=handle.prompt_logprobs.get(index, ()),
-                    error=next(filter(None, errors[at : at + used]), None) if errors else None,
-                )
+            row = running.row
+            by_index[running.index] = RowResult(
+                rid=row.rid,
+                slot=row.slot,
+                slot_generation=row.slot_generation,
+                epoch=row.epoch,
+                token_ids=tuple(tokens),
+                num_drafts=len(running.draft),
+                num_accepted=max(0, used - 1),
+                logprobs=row_logprobs,
+                prompt_logprobs=handle.prompt_logprobs.get(running.index, ()),
+                error=next(filter(None, errors[at : at + used]), None) if errors else None,
             )
-            at += count
-        self._observe(handle, kept)
+            at += running.num_logits
+        if len(by_index) < len(handle.plan.rows):
+            for index, row in enumerate(handle.plan.rows):
+                if index not in by_index:
+                    by_index[index] = RowResult(
+                        rid=row.rid,
+                        slot=row.slot,
+                        slot_generation=row.slot_generation,
+                        epoch=row.epoch,
+                    )
+        if self._last is handle:
+            self._last = None
+        handle.busy_s += time.perf_counter() - began
         return StepResult(
             step=handle.step,
-            rows=tuple(results),
-            duration_s=time.perf_counter() - handle.started_s,
+            rows=tuple(by_index[index] for index in range(len(by_index))),
+            duration_s=handle.duration_s,
+            failed_loads=handle.failed_loads,
         )
 
     def release_slot(self, slot: int) -> None:
@@ -219,75 +238,110 @@ class ModelRunner:
         Args:
             slot: Its number.
         """
-        self._slots[slot] = None
+        self._states.clear_slot(slot)
+
+    def forget(self, rid: str) -> None:
+        """Forgets the tokens of a request, which has ended.
+
+        Args:
+            rid: Its id.
+        """
+        self._states.forget(rid)
 
     def close(self) -> None:
         """Drops model and cache; calling it twice is harmless."""
         if self._drafter is not None and hasattr(self._drafter, "unbind"):
             self._drafter.unbind(self.cache)
+        if self.host_tier is not None:
+            self.host_tier.close()
+        self._states.clear()
+        self._states._cache = None
         self._model = self._sampler = self._drafter = self.cache = None  # type: ignore[assignment]
-        self._slots = []
+        self._future = self._last = self.host_tier = None  # type: ignore[assignment]
 
-    def _state(self, row: PlanRow) -> _SlotState:
-        state = self._slots[row.slot]
-        if state is None or (state.rid, state.slot_generation, state.epoch) != (
-            row.rid,
-            row.slot_generation,
-            row.epoch,
-        ):
-            self.cache.reset(row.slot)
-            state = _SlotState(row.rid, row.slot_generation, row.epoch)
-            self._slots[row.slot] = state
-        ids = state.token_ids
-        if row.first_position > len(ids):
+    def _needs_settled(self, plan: StepPlan) -> bool:
+        """Whether a plan cannot run before the host knows how the drafts of the step before it fared."""
+        return any(row.num_open or row.role is RowRole.VERIFY for row in plan.rows)
+
+    def _prepare_cache(self, step: RunningStep) -> None:
+        """New block table entries, then copies, in the order of the plan."""
+        plan = step.plan
+        if plan.block_updates:
+            self.cache.apply_updates(plan.block_updates)
+        if not plan.copies:
+            return
+        if self.host_tier is None:
             raise InvariantBroken(
-                f"slot {row.slot} was given {len(ids)} tokens of {row.rid!r}, and a row starts at "
-                f"{row.first_position}."
+                f"step {plan.step} copies cache content, and this runner has no host memory for it."
             )
-        ids[row.first_position :] = row.token_ids
-        return state
 
-    def _keep(self, row: PlanRow, accepted: tuple[int, ...], settled: int) -> None:
-        """Notes the drafts that stay and takes the cache rows of the others back."""
-        state = self._slots[row.slot]
-        if state is not None:
-            state.token_ids += accepted
-        self.cache.truncate(row.slot, settled)
+        def before_load(copy: CacheCopy) -> None:  # what a slot holds is saved before this
+            row = next(row for row in plan.rows if row.slot == copy.device)
+            self._states.enter(row, step.requests[row.rid])
 
-    def _propose(self, plan: StepPlan, states: list[_SlotState]) -> list[tuple[int, ...]]:
-        drafts: list[tuple[int, ...]] = [()] * len(plan.rows)
-        wanted = [i for i, row in enumerate(plan.rows) if row.role is RowRole.VERIFY]
+        step.failed_loads = self.host_tier.run(plan.copies, self.cache, before_load)
+
+    def _enter_rows(self, step: RunningStep) -> None:
+        for index, row in enumerate(step.plan.rows):
+            state = self._states.enter(row, step.requests[row.rid])
+            if row.rid in step.failed_loads:
+                state.is_void = True
+            if state.is_void:  # until the scheduler hears of it, rows keep coming
+                continue
+            start = row.first_position
+            if row.num_open:
+                start = len(state.token_ids) - 1
+                if not row.first_position - row.num_open <= start <= row.first_position:
+                    raise InvariantBroken(
+                        f"{row.rid!r} continues at {start}, and its row says {row.first_position} with "
+                        f"{row.num_open} drafts open."
+                    )
+            num_tokens = row.num_tokens - row.num_drafts
+            step.rows.append(
+                RunningRow(index, row, state, start, row.token_ids, num_tokens=num_tokens)
+            )
+
+    def _propose(self, step: RunningStep) -> None:
+        wanted = [r for r in step.rows if r.row.role is RowRole.VERIFY and r.row.num_drafts]
         if not wanted or self._drafter is None:
-            return drafts
-        rows = [plan.rows[i] for i in wanted]
+            return
         view = DraftView(
-            rids=tuple(row.rid for row in rows),
-            slots=tuple(row.slot for row in rows),
-            anchor_ids=tuple(row.token_ids[-1] for row in rows),
-            positions=tuple(row.first_position for row in rows),
-            token_ids=tuple(states[i].token_ids for i in wanted),
+            rids=tuple(r.row.rid for r in wanted),
+            slots=tuple(r.row.slot for r in wanted),
+            anchor_ids=tuple(r.state.token_ids[-1] for r in wanted),
+            positions=tuple(r.start for r in wanted),
+            token_ids=tuple(r.state.token_ids for r in wanted),
         )
-        proposed = self._drafter.propose(view, max(row.num_drafts for row in rows))
-        for i, row, tokens in zip(wanted, rows, proposed.token_ids, strict=True):
-            cut = tuple(tokens[: row.num_drafts])
-            drafts[i] = cut[
-                : next((k for k, t in enumerate(cut) if not self._can_be_chosen(t)), None)
-            ]
-        return drafts
+        proposed = self._drafter.propose(view, max(r.row.num_drafts for r in wanted))
+        for running, tokens in zip(wanted, proposed.token_ids, strict=True):
+            cut = tuple(tokens[: running.row.num_drafts])
+            refused = next((k for k, t in enumerate(cut) if not self._can_be_chosen(t)), None)
+            running.draft = cut[:refused]
+            running.num_tokens += len(running.draft)
 
     def _can_be_chosen(self, token: int) -> bool:
         return 0 <= token < self.info.vocab_size and token not in self._never
 
-    def _logits(self, plan: StepPlan, batch: ForwardBatch, hidden: Tensor) -> Tensor | None:
+    def _run_model(self, step: RunningStep) -> None:
+        step.batch = batch = build_batch(step, self._future, self._device)
+        if self._check_ids:
+            check_ids(batch, self.info.vocab_size, step.step)
+        output = self._model.forward(batch, self.cache)
+        kept = getattr(output, "kept", None)
+        if kept is not None:
+            step.kept = np.asarray(kept.cpu() if isinstance(kept, Tensor) else kept)
+        step.features = output.features if self._drafter is not None else None
+        step.logits = self._logits(step, output.hidden)
+        step.prompt_logprobs = self._prompt_logprobs(step, output.hidden)
+
+    def _logits(self, step: RunningStep, hidden: Tensor) -> Tensor | None:
         wanted: list[int] = []
-        end = 0
-        for row, segment in zip(plan.rows, batch.segments, strict=True):
-            end += segment.num_tokens
-            if row.num_logits:
-                num_logits = segment.num_tokens - len(row.token_ids) + 1
-                wanted.extend(range(end - num_logits, end))
+        for running in step.rows:
+            end = running.offset + running.num_tokens
+            wanted.extend(range(end - running.num_logits, end))
         if not wanted:
             return None
+        wanted = kept_places(step, wanted)
         if len(wanted) < hidden.shape[0]:
             hidden = hidden[torch.tensor(wanted, device=hidden.device)]
         logits: Tensor = self._model.compute_logits(hidden)
@@ -296,91 +350,82 @@ class ModelRunner:
         return logits
 
     def _prompt_logprobs(
-        self,
-        plan: StepPlan,
-        requests: Mapping[str, Request],
-        batch: ForwardBatch,
-        hidden: Tensor,
+        self, step: RunningStep, hidden: Tensor
     ) -> dict[int, tuple[TokenLogprob, ...]]:
         """Entries of the prompt tokens after each token of a row, by row of the plan."""
         out: dict[int, tuple[TokenLogprob, ...]] = {}
-        end = 0
-        for index, (row, segment) in enumerate(zip(plan.rows, batch.segments, strict=True)):
-            begin, end = end, end + segment.num_tokens
-            request = requests[row.rid]
+        for running in step.rows:
+            request = step.requests[running.row.rid]
             num_top = request.params.prompt_logprobs
-            last = min(row.end_position, request.num_prompt_tokens - 1)
-            if num_top is None or row.first_position >= last:
+            last = min(running.end, request.num_prompt_tokens - 1)
+            if num_top is None or running.start >= last or running.row.role is RowRole.REPLAY:
                 continue
             entries: list[TokenLogprob] = []
-            for start in range(row.first_position, last, _PROMPT_LOGITS_ROWS):
+            for start in range(running.start, last, _PROMPT_LOGITS_ROWS):
                 stop = min(start + _PROMPT_LOGITS_ROWS, last)
-                offset = begin - row.first_position
-                logits = self._model.compute_logits(hidden[offset + start : offset + stop])
+                first = running.offset + start - running.start
+                places = kept_places(step, list(range(first, first + stop - start)))
+                logits = self._model.compute_logits(hidden[places[0] : places[-1] + 1])
                 following = request.prompt_token_ids[start + 1 : stop + 1]
                 entries += compute_prompt_logprobs(logits, following, num_top)
-            out[index] = tuple(entries)
+            out[running.index] = tuple(entries)
         return out
 
-    def _sample_rows(self, step: _Step) -> SampleRows:
-        requests: list[Request] = []
-        positions: list[int] = []
-        plan_rows: list[PlanRow] = []
-        outputs: list[Sequence[int]] = []
-        has_processors = bool(getattr(self._sampler, "processors", True))
-        for row, draft in zip(step.plan.rows, step.drafts, strict=True):
-            if not row.num_logits:
-                continue
-            request = step.requests[row.rid]
-            count = len(draft) + 1
-            first = row.end_position - row.num_drafts
-            requests += [request] * count
-            positions += range(first, first + count)
-            plan_rows += [row] * count
-            if has_processors or request.params.has_penalties:
-                state = self._slots[row.slot]
-                output = state.token_ids[request.num_prompt_tokens :] if state is not None else []
-                outputs += [(*output, *draft[:index]) for index in range(count)]
-            else:
-                outputs += [()] * count
-        return SampleRows(
-            requests=tuple(requests),
-            positions=tuple(positions),
-            seeds=tuple(request.params.seed or 0 for request in requests),
-            output_token_ids=tuple(outputs),
-            plan_rows=tuple(plan_rows),
-        )
+    def _settle(self, step: RunningStep) -> None:
+        """Compares drafts with choices, takes the cache rows of rejected ones back, feeds the drafter; once."""
+        if step.error is not None:
+            raise step.error
+        if step.is_settled or (step.sampled is None and any(r.num_logits for r in step.rows)):
+            return
+        try:
+            chosen = step.wait()
+            at = 0
+            for running in step.rows:
+                count = running.num_logits
+                tokens = chosen[at : at + count]
+                at += count
+                if count:
+                    tokens = tokens[: num_accepted(running.draft, tokens) + 1]
+                    self._keep(running, tokens)
+                step.tokens.append(tokens)
+            self._observe(step)
+            step.is_settled = True
+        except Exception as error:
+            step.error = error
+            raise
 
-    def _observe(self, step: _Step, kept: list[int]) -> None:
+    def _keep(self, running: RunningRow, tokens: list[int]) -> None:
+        state = running.state
+        del state.token_ids[running.end :]
+        state.token_ids += [max(token, 0) for token in tokens]  # a failed row's is negative
+        if running.draft and self._states.holds(state):
+            self.cache.truncate(state.slot, running.end + len(tokens) - 1)
+            last = torch.tensor(tokens[-1:], dtype=torch.int64)
+            self._future.put([state.slot], last.to(self._device))
+
+    def _observe(self, step: RunningStep) -> None:
         """Gives the drafter the features of rows that stay."""
         drafter = self._drafter
         if drafter is None or step.features is None or not hasattr(drafter, "observe"):
             return
-        rows: list[int] = []
+        places: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
-        begin = 0
         window = self.info.window or self.info.max_model_len
-        for row, segment, count in zip(step.plan.rows, step.batch.segments, kept, strict=True):
-            if self._may_draft(step.requests[row.rid].params):
-                skip = max(0, count - window)
-                rows += range(begin + skip, begin + count)
-                positions += range(row.first_position + skip, row.first_position + count)
-                slots += [row.slot] * (count - skip)
-            begin += segment.num_tokens
-        if not rows:
+        for running, tokens in zip(step.rows, step.tokens, strict=True):
+            if not self._may_draft(step.requests[running.row.rid].params):
+                continue
+            if not self._states.holds(running.state):
+                continue
+            count = running.end - running.start + max(0, len(tokens) - 1)
+            skip = max(0, count - window, running.row.full_start - running.start)
+            places += range(running.offset + skip, running.offset + count)
+            positions += range(running.start + skip, running.start + count)
+            slots += [running.row.slot] * max(0, count - skip)
+        if not places:
             return
+        places = kept_places(step, places)
         features = step.features
-        if len(rows) < features.shape[0]:
-            features = features[torch.tensor(rows, device=features.device)]
+        if len(places) < features.shape[0]:
+            features = features[torch.tensor(places, device=features.device)]
         drafter.observe(features, positions, slots)
-
-
-def _num_accepted(draft: tuple[int, ...], tokens: Sequence[int]) -> int:
-    """Length of the longest beginning of `draft` that the choices confirm."""
-    count = 0
-    for proposed, chosen in zip(draft, tokens, strict=False):
-        if proposed != chosen:
-            break
-        count += 1
-    return count

@@ -1,0 +1,210 @@
+"""A running step to the model's batch, the sampler's rows, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepinfer.core.errors import InvariantBroken
+from deepinfer.core.plan import PlanRow
+from deepinfer.core.protocols import SampleRows
+from deepinfer.core.types import Request
+from deepinfer.engine.future_tokens import FutureTokens
+from deepinfer.engine.step_state import RunningRow, RunningStep
+from deepinfer.models.deepseek_v41.batch import ForwardBatch, Segment
+
+__all__ = [
+    "build_batch",
+    "check_ids",
+    "kept_places",
+    "mask_rows",
+    "num_accepted",
+    "row_errors",
+    "sample_rows",
+]
+
+
+def build_batch(step: RunningStep, future: FutureTokens, device: torch.device) -> ForwardBatch:
+    """What the model runs; ids that the host does not know are filled in on the device.
+
+    Args:
+        step: The step; the offsets of its rows are set.
+        future: Tokens sampled by the step before.
+        device: Where the ids are sent.
+
+    Returns:
+        The batch.
+
+    Raises:
+        InvariantBroken: A row brings too few or too many ids, or a token is missing.
+    """
+    ids: list[int] = []
+    segments: list[Segment] = []
+    unknown: list[RunningRow] = []
+    for running in step.rows:
+        row = running.row
+        running.offset = len(ids)
+        ids += running.known
+        if len(running.known) + len(running.draft) < running.num_tokens:
+            unknown.append(running)
+            ids.append(0)
+        ids += running.draft
+        segments.append(
+            Segment(
+                row.slot,
+                running.start,
+                running.num_tokens,
+                row.window_start,
+                row.pool_start,
+                row.full_start,
+            )
+        )
+        if len(ids) != running.offset + running.num_tokens:
+            raise InvariantBroken(
+                f"{row} brings {len(running.known)} ids for {running.num_tokens} tokens."
+            )
+    host_ids = np.array(ids, dtype=np.int64)
+    tensor = torch.from_numpy(host_ids).to(device, non_blocking=True)
+    if unknown:
+        places = torch.tensor([r.offset + len(r.known) for r in unknown])
+        tokens = future.take([r.row.slot for r in unknown])
+        tensor[places.to(device)] = tokens  # on a CPU this fills in `host_ids` as well
+    is_known = device.type == "cpu" or not unknown
+    return ForwardBatch(tensor, tuple(segments), None, host_ids if is_known else None)
+
+
+def check_ids(batch: ForwardBatch, vocab_size: int, step: int) -> None:
+    """Refuses ids outside the vocabulary, such as a placeholder that was never filled in.
+
+    Args:
+        batch: The batch.
+        vocab_size: Ids are below it.
+        step: Id of the step, for the message.
+
+    Raises:
+        InvariantBroken: There is such an id.
+    """
+    ids = batch.input_ids if batch.host_ids is None else batch.host_ids
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocab_size:
+        raise InvariantBroken(
+            f"step {step} would run the ids {low} to {high}; the vocabulary has {vocab_size}."
+        )
+
+
+def kept_places(step: RunningStep, places: list[int]) -> list[int]:
+    """Where tokens of the batch are in what the model returned.
+
+    Args:
+        step: The step.
+        places: Places in the batch, ascending.
+
+    Returns:
+        Places in the output.
+
+    Raises:
+        InvariantBroken: One of the tokens did not run every layer.
+    """
+    if step.kept is None or not places:
+        return places
+    at = np.searchsorted(step.kept, places)
+    if int(at[-1]) >= len(step.kept) or not np.array_equal(step.kept[at], places):
+        raise InvariantBroken(f"step {step.step} needs tokens that did not run every layer.")
+    return list(at.tolist())
+
+
+def sample_rows(step: RunningStep, *, with_outputs: bool) -> SampleRows:
+    """What the sampler needs to know of the rows of logits.
+
+    Args:
+        step: The step; the tokens of the step before it are known by now.
+        with_outputs: Give every row its output so far, not only rows with penalties.
+
+    Returns:
+        The rows.
+    """
+    requests: list[Request] = []
+    positions: list[int] = []
+    plan_rows: list[PlanRow] = []
+    outputs: list[Sequence[int]] = []
+    for running in step.rows:
+        count = running.num_logits
+        if not count:
+            continue
+        request = step.requests[running.row.rid]
+        requests += [request] * count
+        positions += range(running.end, running.end + count)
+        plan_rows += [running.row] * count
+        if with_outputs or request.params.has_penalties:
+            output = running.state.token_ids[request.num_prompt_tokens :]
+            outputs += [(*output, *running.draft[:index]) for index in range(count)]
+        else:
+            outputs += [()] * count
+    return SampleRows(
+        requests=tuple(requests),
+        positions=tuple(positions),
+        seeds=tuple(request.params.seed or 0 for request in requests),
+        output_token_ids=tuple(outputs),
+        plan_rows=tuple(plan_rows),
+    )
+
+
+def mask_rows(step: RunningStep, masks: Tensor) -> Tensor:
+    """The mask rows of the logits that are there; a plan may have asked for more drafts than came.
+
+    Args:
+        step: The step.
+        masks: Shape [logits rows of the plan, words], int32.
+
+    Returns:
+        Shape [logits rows of the step, words], int32.
+    """
+    offsets = [0]
+    for row in step.plan.rows:
+        offsets.append(offsets[-1] + row.num_logits)
+    wanted = [
+        place
+        for running in step.rows
+        for place in range(offsets[running.index], offsets[running.index] + running.num_logits)
+    ]
+    return masks if len(wanted) == len(masks) else masks[torch.tensor(wanted)]
+
+
+def row_errors(step: RunningStep) -> Sequence[Exception | None]:
+    """Errors of single rows of logits, without waiting for what was launched behind the step.
+
+    Args:
+        step: A step whose tokens are on the host.
+
+    Returns:
+        One entry a row of logits, or none when all are good.
+    """
+    sampled, highest = step.sampled, step.host_highest
+    if (
+        highest is not None
+        and not getattr(sampled, "row_errors", ())
+        and bool(highest.isfinite().all())
+    ):
+        return ()
+    return getattr(sampled, "errors", ())
+
+
+def num_accepted(draft: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many drafts are kept.
+
+    Args:
+        draft: Drafts, in order.
+        tokens: The choice before each of them, and the one behind the last.
+
+    Returns:
+        Length of the longest beginning of `draft` that the choices confirm.
+    """
+    count = 0
+    for proposed, chosen in zip(draft, tokens, strict=False):
+        if proposed != chosen:
+            break
+        count += 1
+    return count

@@ -1,0 +1,247 @@
+"""What a runner keeps of slots, and of steps between launch and result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepinfer.core.errors import InvariantBroken
+from deepinfer.core.plan import PlanRow, StepPlan
+from deepinfer.core.protocols import Sampled
+from deepinfer.core.types import Request, TokenLogprob
+from deepinfer.models.deepseek_v41.batch import ForwardBatch
+
+__all__ = ["RunningRow", "RunningStep", "SlotState", "SlotStates"]
+
+
+@dataclass(slots=True)
+class SlotState:
+    """Whose state a slot holds.
+
+    Attributes:
+        slot: The slot.
+        rid: Id of the request.
+        slot_generation: Generation of the slot.
+        epoch: Epoch of the request.
+        token_ids: Every token of the request that the host knows, shared by all states of the request.
+        is_void: Whether what it was to hold could not be loaded.
+    """
+
+    slot: int
+    rid: str
+    slot_generation: int
+    epoch: int
+    token_ids: list[int]
+    is_void: bool = False
+
+    def is_of(self, row: PlanRow) -> bool:
+        """Whether a row continues this state."""
+        return (self.rid, self.slot_generation, self.epoch) == (
+            row.rid,
+            row.slot_generation,
+            row.epoch,
+        )
+
+
+@dataclass(slots=True)
+class RunningRow:
+    """One row of a plan as it is run.
+
+    Attributes:
+        index: Its place in the plan.
+        row: The plan's row.
+        state: State of its slot.
+        start: Its true first position.
+        known: Input ids that the host knows, at the beginning of the row.
+        draft: Drafts that are run after them.
+        num_tokens: Tokens that are run.
+        offset: Place of its first token in the batch.
+    """
+
+    index: int
+    row: PlanRow
+    state: SlotState
+    start: int
+    known: tuple[int, ...]
+    draft: tuple[int, ...] = ()
+    num_tokens: int = 0
+    offset: int = 0
+
+    @property
+    def end(self) -> int:
+        """Position behind the last token that is no draft."""
+        return self.start + self.num_tokens - len(self.draft)
+
+    @property
+    def num_logits(self) -> int:
+        """Rows of logits; at most those of the plan's row, since a drafter may propose less."""
+        return len(self.draft) + 1 if self.row.num_logits else 0
+
+
+@dataclass(slots=True)
+class RunningStep:
+    """A step between `forward` and `collect`.
+
+    Attributes:
+        step: Its id.
+        plan: The plan.
+        requests: The requests of its rows by id.
+        rows: The rows that are run: not those whose cache content could not be loaded.
+        batch: What the model ran, or None for a step without rows.
+        features: Draft features, or None.
+        kept: Places in the batch of the tokens that ran every layer, ascending, or None for all.
+        logits: Logits until they are sampled from, or None.
+        prompt_logprobs: Entries by place in the plan.
+        failed_loads: Requests whose cache content could not be loaded.
+        busy_s: Seconds that the host spent in the calls for this step.
+        sampled: What was chosen.
+        host_tokens: The chosen tokens on the host.
+        highest: The highest logits on the host, for errors.
+        started: Event before the step, on CUDA.
+        done: Event behind the copies to the host, on CUDA.
+        tokens: Chosen tokens of each row once they were looked at.
+        is_settled: Whether rejected drafts were taken back and the drafter was fed.
+        error: What went wrong in that.
+    """
+
+    step: int
+    plan: StepPlan
+    requests: Mapping[str, Request]
+    rows: list[RunningRow]
+    batch: ForwardBatch | None = None
+    features: Tensor | None = None
+    kept: np.ndarray | None = None
+    logits: Tensor | None = None
+    prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)
+    failed_loads: tuple[str, ...] = ()
+    busy_s: float = 0.0
+    sampled: Sampled | None = None
+    host_tokens: Tensor | None = None
+    host_highest: Tensor | None = None
+    started: Any = None
+    done: Any = None
+    tokens: list[list[int]] = field(default_factory=list)
+    is_settled: bool = False
+    error: Exception | None = None
+
+    def copy_to_host(self, sampled: Sampled) -> None:
+        """Starts the copies that `wait` waits for.
+
+        Args:
+            sampled: What was chosen.
+        """
+        self.sampled = sampled
+        tokens, highest = sampled.token_ids, getattr(sampled, "highest", None)
+        if tokens.device.type != "cuda":
+            self.host_tokens, self.host_highest = tokens, highest
+            return
+        self.host_tokens = _pinned_copy(tokens)
+        self.host_highest = None if highest is None else _pinned_copy(highest)
+        self.done = torch.cuda.Event(enable_timing=True)
+        self.done.record()
+
+    def wait(self) -> list[int]:
+        """Waits for the chosen tokens, and for nothing behind them.
+
+        Returns:
+            One token a row of logits.
+        """
+        if self.done is not None:
+            self.done.synchronize()
+        return self.host_tokens.tolist() if self.host_tokens is not None else []
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds that the step took: on the device where that is known, else in the calls for it."""
+        if self.started is not None and self.done is not None:
+            return float(self.started.elapsed_time(self.done)) / 1e3
+        return self.busy_s
+
+
+def _pinned_copy(tensor: Tensor) -> Tensor:
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
+class SlotStates:
+    """The states of all slots, and the tokens of every request that has not ended.
+
+    Args:
+        num_slots: Slots.
+        cache: The model's cache; a slot that is taken over is emptied in it.
+    """
+
+    def __init__(self, num_slots: int, cache: Any) -> None:
+        self._states: list[SlotState | None] = [None] * num_slots
+        self._tokens: dict[str, list[int]] = {}
+        self._cache = cache
+
+    def __getitem__(self, slot: int) -> SlotState | None:
+        return self._states[slot]
+
+    def holds(self, state: SlotState) -> bool:
+        """Whether a state is still that of its slot."""
+        return self._states[state.slot] is state
+
+    def enter(self, row: PlanRow, request: Request) -> SlotState:
+        """The state that a row continues, a new one if its slot was another's or its request starts again.
+
+        Args:
+            row: The row.
+            request: Its request.
+
+        Returns:
+            The state, with the row's known ids noted.
+
+        Raises:
+            InvariantBroken: The row does not continue what is known of its request.
+        """
+        state = self._states[row.slot]
+        if state is None or not state.is_of(row):
+            state = self._start(row, request)
+        ids = state.token_ids
+        if row.token_ids:
+            if row.first_position > len(ids):
+                raise InvariantBroken(
+                    f"slot {row.slot} was given {len(ids)} tokens of {row.rid!r}, and a row starts at "
+                    f"{row.first_position}."
+                )
+            ids[row.first_position :] = row.token_ids
+        return state
+
+    def _start(self, row: PlanRow, request: Request) -> SlotState:
+        self._cache.reset(row.slot)
+        prompt, prefix = request.prompt_token_ids, row.pool_start
+        ids = self._tokens.setdefault(row.rid, [])
+        both = min(len(ids), len(prompt))
+        if tuple(ids[:both]) != prompt[:both]:  # of an earlier request with this id
+            ids = self._tokens[row.rid] = []
+        if len(ids) < prefix:
+            ids += prompt[len(ids) : prefix]
+        state = SlotState(row.slot, row.rid, row.slot_generation, row.epoch, ids)
+        self._states[row.slot] = state
+        if prefix:
+            if len(ids) < prefix:
+                raise InvariantBroken(
+                    f"{row.rid!r} starts behind a prefix of {prefix} tokens, and {len(ids)} are known."
+                )
+            self._cache.adopt_prefix(row.slot, torch.tensor(ids[:prefix], dtype=torch.int64))
+        return state
+
+    def clear_slot(self, slot: int) -> None:
+        """Forgets whose state a slot holds."""
+        self._states[slot] = None
+
+    def forget(self, rid: str) -> None:
+        """Forgets the tokens of a request that ended."""
+        self._tokens.pop(rid, None)
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._states = []
+        self._tokens.clear()
