@@ -10,6 +10,8 @@ from deepinfer.viz.acceptance import plot_acceptance as plot_acceptance
 from deepinfer.viz.attention import plot_attention_mass as plot_attention_mass
 from deepinfer.viz.attention import plot_selected_rows as plot_selected_rows
 from deepinfer.viz.experts import plot_expert_load as plot_expert_load
+from deepinfer.viz.gantt import TimedStep as TimedStep
+from deepinfer.viz.gantt import plot_gantt as plot_gantt
 from deepinfer.viz.matrix import plot_matrix as plot_matrix
 from deepinfer.viz.plans import plot_plans as plot_plans
 from deepinfer.viz.spans import Span as Span
@@ -20,9 +22,11 @@ from deepinfer.viz.style import use_style as use_style
 __all__ = [
     "COLORS",
     "Span",
+    "TimedStep",
     "plot_acceptance",
     "plot_attention_mass",
     "plot_expert_load",
+    "plot_gantt",
     "plot_matrix",
     "plot_plans",
     "plot_selected_rows",
