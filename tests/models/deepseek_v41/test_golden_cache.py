@@ -105,6 +105,7 @@ def test_a_broken_neighbour_changes_nothing(golden_model, golden_ids, run_chunks
     for tensor in tensors_of(cache):
         if tensor.is_floating_point():
             tensor.fill_(torch.nan)
+    cache.kv[cache.rows.null_row] = 0
     cache._high_water = [96] * 3
     cache.reset(1)
     logits, _ = run_chunks(golden_model, golden_ids, [4], cache, slot=1)

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.core.errors import InvalidRequest
+from deepinfer.core.errors import InvalidRequest, InvariantBroken
 
-__all__ = ["ForwardBatch", "ForwardOutput", "Segment"]
+__all__ = ["ForwardBatch", "ForwardOutput", "Segment", "positions_of", "repeat_over"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,7 @@ class ForwardBatch:
 
     def host_positions(self) -> np.ndarray:
         """Position of every token, shape [tokens], int64."""
-        if len(self.segments) == 1:
-            return np.arange(self.segments[0].start, self.segments[0].end)
-        return np.concatenate([np.arange(s.start, s.end) for s in self.segments])
+        return positions_of(self.segments)
 
     def host_slots(self) -> np.ndarray:
         """Slot of every token, shape [tokens], int64."""
@@ -126,7 +124,19 @@ class ForwardBatch:
 
     def per_token(self, values: Sequence[int]) -> np.ndarray:
         """Repeats one value a segment over the segment's tokens, shape [tokens], int64."""
-        return np.repeat(np.array(values, dtype=np.int64), [s.num_tokens for s in self.segments])
+        return repeat_over(self.segments, values)
+
+
+def positions_of(segments: Sequence[Segment]) -> np.ndarray:
+    """Position of every token of some segments, shape [tokens], int64."""
+    if len(segments) == 1:
+        return np.arange(segments[0].start, segments[0].end)
+    return np.concatenate([np.arange(s.start, s.end) for s in segments])
+
+
+def repeat_over(segments: Sequence[Segment], values: Sequence[int]) -> np.ndarray:
+    """Repeats one value a segment over the segment's tokens, shape [tokens], int64."""
+    return np.repeat(np.array(values, dtype=np.int64), [s.num_tokens for s in segments])
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +144,39 @@ class ForwardOutput:
     """What one step gives.
 
     Attributes:
-        hidden: Collapsed streams before the final norm, shape [tokens, hidden]; `compute_logits` takes rows of it.
-        features: Mean streams that entered the draft's target layers, side by side, shape [tokens, targets *
+        hidden: Collapsed streams before the final norm, shape [kept tokens, hidden]; `compute_logits` takes rows of
+            it.
+        features: Mean streams that entered the draft's target layers, side by side, shape [kept tokens, targets *
             hidden]; None without a draft.
+        kept: Batch rows that `hidden` and `features` cover, ascending, shape [kept tokens], int64, on the host; None
+            for all of them. The others stopped behind the last KV source, see `Segment.full_start`.
     """
 
     hidden: Tensor
     features: Tensor | None
+    kept: np.ndarray | None = None
+
+    def rows_of(self, batch_rows: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Where batch rows are in `hidden` and `features`.
+
+        Args:
+            batch_rows: Rows of the batch, shape [rows].
+
+        Returns:
+            Shape [rows], int64.
+
+        Raises:
+            InvariantBroken: One of them did not run every layer.
+        """
+        wanted = np.asarray(batch_rows, dtype=np.int64)
+        if self.kept is None:
+            return wanted
+        found = np.searchsorted(self.kept, wanted)
+        known = found < len(self.kept)
+        known[known] = self.kept[found[known]] == wanted[known]
+        if not known.all():
+            raise InvariantBroken(
+                f"Batch row {wanted[~known][0]} stopped behind the last KV source and has no hidden row; lower the "
+                "full_start of its segment."
+            )
+        return found

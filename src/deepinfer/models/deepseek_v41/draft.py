@@ -112,6 +112,7 @@ class _BlockPass:
 
     is_image = None
     features = None
+    narrow_layer = None
 
     def __init__(
         self,
@@ -144,6 +145,9 @@ class _BlockPass:
     def rotation(self, compressed: bool) -> Rotation:
         return self._rotation
 
+    def narrow(self) -> Tensor | None:
+        return None
+
     def extend_pool(
         self, attention: Attention, compressor: Compressor, indexer: Indexer, y: Tensor
     ) -> None:
@@ -153,10 +157,9 @@ class _BlockPass:
         raise InvariantBroken("A draft stage has no pool.")
 
     def attend(self, attention: Attention, queries: Tensor, kv: Tensor) -> Tensor:
-        requests, width = self._context_index.shape
+        requests = self._context_index.shape[0]
         dim = kv.shape[-1]
-        ring = self._cache.rings[attention.layer_id]
-        context = ring.index_select(0, self._context_index.view(-1)).view(requests, width, dim)
+        context = self._cache.rows.read_windows(attention.layer_id, self._context_index)
         keys = torch.cat((context, kv.view(requests, self._block, dim)), 1)
         # Every query of a block sees the same rows, so block positions act as further heads.
         out = sink_attention(
@@ -253,7 +256,7 @@ class DSparkDraft(nn.ModuleList):
         rows = rows.to(features.device)
         for stage in self:
             kv = stage.attn.window_rows(x, phases)
-            cache.rings[stage.layer_id].index_copy_(0, rows, kv)
+            cache.rows.write_windows(stage.layer_id, rows, kv)
         for slot, high in ends.items():
             low = int(at[where == slot].min())
             first, end = cache.draft_spans[slot]

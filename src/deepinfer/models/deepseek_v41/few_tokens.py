@@ -61,11 +61,15 @@ class LayerStack:
                 return views.run(streams, pre, run)
             for layer in self._layers:
                 streams, pre = layer(streams, pre, run)
+                if not len(streams):
+                    break
         return streams, pre
 
     def _views_for(self, streams: Tensor, run: LayerPass) -> _Views | None:
         """The views, when the arrays can do this step; they are made again when a parameter was replaced."""
-        if self.deterministic or run.is_image is not None or not small_cpu.fits(streams, small_cpu.MOST_STEP_VALUES):
+        if self.deterministic or run.is_image is not None or run.narrow_layer is not None:
+            return None
+        if not small_cpu.fits(streams, small_cpu.MOST_STEP_VALUES):
             return None
         if self._views is None or not self._views.are_current():
             self._views = _Views(self._layers)

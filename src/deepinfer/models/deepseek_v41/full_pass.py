@@ -34,6 +34,8 @@ class FullPass:
         candidates: Pool rows that later index sources may select, bool, shape [tokens, rows], or None.
     """
 
+    narrow_layer = None
+
     def __init__(
         self,
         config: DeepseekV41Config,
@@ -59,6 +61,10 @@ class FullPass:
     def rotation(self, compressed: bool) -> Rotation:
         """Rotations of all positions."""
         return self._rotations[compressed]
+
+    def narrow(self) -> Tensor | None:
+        """Keeps all rows."""
+        return None
 
     def extend_pool(
         self, attention: Attention, compressor: Compressor, indexer: Indexer, y: Tensor

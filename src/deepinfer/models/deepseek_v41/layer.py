@@ -7,12 +7,17 @@ from typing import Protocol, TypedDict
 import torch
 from torch import Tensor, nn
 
+from deepinfer.core.errors import InvariantBroken
 from deepinfer.models.deepseek_v41.attention import Attention, AttentionPass
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.engram import Engram
-from deepinfer.models.deepseek_v41.hyper_connection import enter_sublayer, leave_sublayer
+from deepinfer.models.deepseek_v41.hyper_connection import (
+    collapse,
+    enter_sublayer,
+    leave_sublayer,
+)
 from deepinfer.models.deepseek_v41.moe import MoE
-from deepinfer.models.deepseek_v41.norm import RMSNorm
+from deepinfer.models.deepseek_v41.norm import RMSNorm, rms_norm
 from deepinfer.models.deepseek_v41.rounding import Rounding
 
 __all__ = ["Layer", "LayerPass", "MixOptions"]
@@ -32,6 +37,13 @@ class LayerPass(AttentionPass, Protocol):
     @property
     def features(self) -> list[Tensor] | None:
         """Where target layers of the draft put their mean input streams, or None."""
+
+    @property
+    def narrow_layer(self) -> int | None:
+        """The layer behind whose pool rows drop out, or None."""
+
+    def narrow(self) -> Tensor | None:
+        """Drops rows; returns those that are left, shape [kept], int64, or None for all."""
 
 
 class MixOptions(TypedDict):
@@ -115,6 +127,10 @@ class Layer(nn.Module):
             streams = self.engram(streams, run.engram_rows[self.layer_id], run.is_image)
         if self.feeds_draft and run.features is not None:
             run.features.append(streams.float().mean(1).to(streams.dtype))
+        if run.narrow_layer == self.layer_id:
+            streams, pre = self._narrow(streams, pre, run)
+            if not len(streams):
+                return streams, pre
         mixes, y = enter_sublayer(
             streams, pre, self.hc_attn_fn, self.hc_attn_base, self.hc_attn_scale,
             self.attn_norm.weight, **self.mix_options,
@@ -125,3 +141,13 @@ class Layer(nn.Module):
             self.ffn_norm.weight, **self.mix_options,
         )  # fmt: skip
         return leave_sublayer(streams, self.ffn(y, run.is_image), ffn_mixes), ffn_mixes.pre
+
+    def _narrow(self, streams: Tensor, pre: Tensor, run: LayerPass) -> tuple[Tensor, Tensor]:
+        """Extends the pool by all rows, then keeps those that run the rest of the layers."""
+        attention = self.attn
+        if attention.compressor is None or attention.indexer is None:
+            raise InvariantBroken(f"Layer {self.layer_id} owns no pool; rows cannot drop out here.")
+        y = rms_norm(collapse(streams, pre), self.attn_norm.weight, self.attn_norm.eps)
+        run.extend_pool(attention, attention.compressor, attention.indexer, y)
+        kept = run.narrow()
+        return (streams, pre) if kept is None else (streams[kept], pre[kept])

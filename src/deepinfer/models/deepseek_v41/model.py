@@ -143,16 +143,31 @@ class DeepseekV41(nn.Module):
         return self.compute_logits(self._run_layers(embedded, run))
 
     def new_cache(
-        self, num_slots: int, max_tokens: int, max_step_tokens: int = 512, *, max_rollback: int = 16
+        self,
+        num_slots: int,
+        max_tokens: int,
+        max_step_tokens: int = 512,
+        *,
+        num_blocks: int | None = None,
+        block_size: int = 128,
+        max_rollback: int = 16,
     ) -> SlotCache:
         """Allocates a cache on the model's device, in its dtype; see `SlotCache`.
+
+        Args:
+            num_slots: Requests that can hold state at once.
+            max_tokens: Tokens that one slot holds.
+            max_step_tokens: Tokens that one request may run in one step.
+            num_blocks: Blocks of the pools, which `apply_updates` gives to slots; None for one block a slot.
+            block_size: Tokens in one block.
+            max_rollback: Tokens that `truncate` can take back.
 
         Raises:
             ConfigError: A size is out of range.
         """
         weight = self.embed.weight
         return SlotCache(
-            self.config, num_slots, max_tokens, max_step_tokens,
+            self.config, num_slots, max_tokens, max_step_tokens, num_blocks=num_blocks, block_size=block_size,
             max_rollback=max_rollback, device=weight.device, dtype=weight.dtype,
         )  # fmt: skip
 
@@ -166,7 +181,7 @@ class DeepseekV41(nn.Module):
             cache: The cache that they read and extend.
 
         Returns:
-            Hidden rows of all tokens, and features for the draft.
+            Hidden rows of all tokens that ran every layer, and features for the draft.
 
         Raises:
             InvalidRequest: An id outside the vocabulary, or images that do not fit the ids.
@@ -196,7 +211,11 @@ class DeepseekV41(nn.Module):
             run.engram_rows = self.engram_hash.rows(run.history(self.engram_hash.ngram))
         hidden = self._run_layers(embedded, run)
         cache.commit(batch.segments)
-        return ForwardOutput(hidden, torch.cat(run.features, -1) if run.features else None)
+        features = None
+        if run.features is not None:
+            width = len(self.config.dspark_target_layer_ids) * hidden.shape[1]
+            features = torch.cat(run.features, -1) if len(hidden) else hidden.new_empty(0, width)
+        return ForwardOutput(hidden, features, run.kept)
 
     @without_autocast
     def compute_logits(self, hidden: Tensor) -> Tensor:

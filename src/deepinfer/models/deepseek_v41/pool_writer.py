@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.models.deepseek_v41.batch import Segment
+from deepinfer.models.deepseek_v41.block_table import flat_index
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.compressor import Compressor
 from deepinfer.models.deepseek_v41.indexer import Indexer
@@ -24,18 +25,14 @@ class _Completed:
     """Rows that a step completes at one ratio.
 
     Attributes:
-        count: Number of rows.
-        slots: Slot of each row, shape [rows].
-        rows: Row within the slot's pool, shape [rows].
+        index: Where each row lies in a pool of this ratio, shape [rows].
         last: Batch row of the last token of each, shape [rows]; None when it is every token of the batch.
         first: Row of the first token within the batch followed by `outside`, shape [rows]; None for ratio 1.
         outside: Tail rows of first tokens that came in an earlier step.
         phases: Rotations of the rows' positions, shape [rows, rope_dim / 2], complex64; None without rows.
     """
 
-    count: int
-    slots: np.ndarray
-    rows: np.ndarray
+    index: Tensor
     last: Tensor | None
     first: Tensor | None
     outside: Tensor | None
@@ -86,12 +83,9 @@ class PoolWriter:
             latents = compressor.latents(second, None, y.dtype)
         else:
             latents = compressor.latents(first, second, y.dtype)
-        index = torch.from_numpy(done.slots * cache.pool_rows[source] + done.rows).to(y.device)
-        keys, pool = cache.index_keys[source], cache.pools[source]
-        new_keys = indexer.keys(latents, done.phases)
-        keys.view(-1, keys.shape[-1]).index_copy_(0, index, new_keys)
-        new_rows = rounding.pool(apply_rope_(latents, done.phases))
-        pool.view(-1, pool.shape[-1]).index_copy_(0, index, new_rows)
+        keys = indexer.keys(latents, done.phases)
+        rows = rounding.pool(apply_rope_(latents, done.phases))
+        cache.rows.write_pool(source, done.index, rows, keys)
 
     def _complete(self, ratio: int) -> _Completed:
         positions, slots = self._positions, self._slots
@@ -115,10 +109,12 @@ class PoolWriter:
                 outside = self._tensor(kept)
             first = self._tensor(before)
         everything = ratio == 1 and len(last) == len(positions)
+        table = self._cache.table
+        index = flat_index(
+            table.host, slots[last], positions[last] // ratio, table.block_size // ratio
+        )
         done = _Completed(
-            len(last),
-            slots[last],
-            positions[last] // ratio,
+            self._tensor(index),
             None if everything else self._tensor(last),
             first,
             outside,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.models.deepseek_v41.batch import Segment
+from deepinfer.models.deepseek_v41.batch import Segment, repeat_over
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.indexer import (
     Indexer,
@@ -24,7 +24,8 @@ class RowSelection:
     """The selection of the newest index source.
 
     Attributes:
-        index: Rows of `SlotCache.kv`, shape [tokens, rows], int64; None while no row is visible to any token.
+        index: Pool rows, as `SlotCache.pool_index` counts them, shape [tokens, rows], int64; None while no row is
+            visible to any token.
         bias: 0 for real picks and -inf for padding, shape [tokens, 1, rows], fp32; None without padding.
     """
 
@@ -39,7 +40,7 @@ class RowSelection:
         self._cache = cache
         self._deterministic = deterministic
         self._config = cache.config
-        self._slots = np.repeat([s.slot for s in segments], [s.num_tokens for s in segments])
+        self._slots = repeat_over(segments, [s.slot for s in segments])
         self._groups = _group(segments, positions)
         self._taken_all_of: int | None = None
         self.index: Tensor | None = None
@@ -93,15 +94,11 @@ class RowSelection:
 
     def _scores(self, group: _Group, source: int, queries: Tensor, weights: Tensor) -> Tensor:
         """Scores of a group, shape [segments, tokens, rows], -inf where a row is not visible."""
-        keys = self._cache.index_keys[source]
+        keys = self._cache.visible_keys(source, group.slots, group.most)
         device = keys.device
         if len(self._groups) > 1:
             tokens = torch.from_numpy(group.tokens).to(device)
             queries, weights = queries[tokens], weights[tokens]
-        if group.slots.step is not None:
-            keys = keys[torch.from_numpy(group.slot_ids).to(device), : group.most]
-        else:
-            keys = keys[group.slots, : group.most]
         shape = group.visible.shape
         scores = index_scores(
             queries.view(*shape, *queries.shape[1:]),
@@ -140,29 +137,30 @@ class RowSelection:
         self.index = self.bias = None
         if width == 0:
             return
-        cache = self._cache
-        base = cache.pool_offsets[source] + self._slots * cache.pool_rows[source]
-        index = torch.from_numpy(base[:, None]).to(cache.device)
+        cache, device = self._cache, self._cache.device
         if len(picks) == 1 and picks[0][0].shape[-1] == width:
             rows, valid = picks[0]
-            rows = rows.view(-1, width).to(cache.device)
+            self.index = cache.pool_index(source, self._slots, rows.flatten(0, 1))
             if valid is not None:
-                valid = valid.view(-1, width).to(cache.device)
-                rows = rows.masked_fill(~valid, 0)
+                valid = valid.flatten(0, 1).to(device)
+                self.index.masked_fill_(~valid, cache.rows.null_row)
                 self.bias = bias_of(valid)
-            self.index = rows + index
             return
-        index = index.repeat(1, width)
-        allowed = torch.zeros(index.shape, dtype=torch.bool, device=cache.device)
+        shape = len(self._slots), width
+        self.index = torch.full(shape, cache.rows.null_row, dtype=torch.int64, device=device)
+        allowed = torch.zeros(shape, dtype=torch.bool, device=device)
         for group, (rows, valid) in zip(self._groups, picks, strict=True):
-            tokens = torch.from_numpy(group.tokens).to(cache.device)
-            k, rows = rows.shape[-1], rows.to(cache.device)
-            ok = torch.ones_like(rows, dtype=torch.bool)
-            if valid is not None:
-                ok = valid.to(cache.device)
-            index[tokens, :k] += rows.masked_fill(~ok, 0).flatten(0, 1)
-            allowed[tokens, :k] = ok.flatten(0, 1)
-        self.index, self.bias = index, bias_of(allowed)
+            k = rows.shape[-1]
+            found = cache.pool_index(source, self._slots[group.tokens], rows.flatten(0, 1))
+            tokens = torch.from_numpy(group.tokens).to(device)
+            if valid is None:
+                allowed[tokens, :k] = True
+            else:
+                valid = valid.flatten(0, 1).to(device)
+                allowed[tokens, :k] = valid
+                found.masked_fill_(~valid, cache.rows.null_row)
+            self.index[tokens, :k] = found
+        self.bias = bias_of(allowed)
 
 
 class _Group:
@@ -170,8 +168,7 @@ class _Group:
 
     Attributes:
         tokens: Batch rows, shape [segments * num_tokens].
-        slot_ids: Slot of each segment.
-        slots: The same as a slice; its step is set when they are not consecutive and it must not be used.
+        slots: Slot of each segment, shape [segments], int64.
         visible: Pool rows that each token sees at the current ratio, shape [segments, num_tokens].
         most: The largest of them.
         all_see_most: Whether they are all equal.
@@ -180,10 +177,7 @@ class _Group:
 
     def __init__(self, tokens: np.ndarray, slot_ids: list[int], end_positions: np.ndarray) -> None:
         self.tokens = tokens
-        self.slot_ids = np.array(slot_ids)
-        first, count = slot_ids[0], len(slot_ids)
-        together = slot_ids == list(range(first, first + count))
-        self.slots = slice(first, first + count, None if together else 1)
+        self.slots = np.array(slot_ids, dtype=np.int64)
         self.visible = self._end_positions = end_positions
         self._ratio = 1
         self._measure()

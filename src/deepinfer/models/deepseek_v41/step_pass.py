@@ -6,12 +6,15 @@ arithmetic that depends on positions alone is done once a step, on the host, and
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.models.deepseek_v41.attention import Attention, attend_rows
-from deepinfer.models.deepseek_v41.batch import ForwardBatch
+from deepinfer.models.deepseek_v41.attention import Attention
+from deepinfer.models.deepseek_v41.batch import ForwardBatch, Segment, positions_of, repeat_over
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.compressor import Compressor
 from deepinfer.models.deepseek_v41.indexer import Indexer
@@ -31,6 +34,8 @@ class StepPass:
         is_image: True for image tokens, shape [tokens], or None.
         engram_rows: Table rows by layer id, each of shape [tokens, columns].
         features: Mean streams that entered the draft's target layers, or None without a draft.
+        narrow_layer: The layer in which rows drop out or windows begin later, or None when there is none.
+        kept: Batch rows that are left behind that layer, ascending, or None for all.
     """
 
     def __init__(
@@ -49,35 +54,35 @@ class StepPass:
             cache: The cache; its `begin` has accepted the segments.
             frequencies: Radians per position of layers without and with a pool, each of shape [rope_dim / 2].
             is_image: True for image tokens, shape [tokens], or None when there is none.
+            deterministic: Whether a row's bits must be free of the batch: widths are fixed.
         """
         self.is_image = is_image
         self.engram_rows: dict[int, Tensor] = {}
         self.features: list[Tensor] | None = [] if cache.config.num_nextn_predict_layers else None
+        self.kept: np.ndarray | None = None
         self._cache = cache
-        self._deterministic = deterministic
         self._segments = batch.segments
-        self._positions = positions = batch.host_positions()
-        self._slots = slots = batch.host_slots()
-        at = self._tensor(positions)
-        self._rotations = [Rotation.at(f, at) for f in frequencies]
-        ring = cache.ring_size
-        self._ring_index = self._tensor(slots * ring + positions % ring)
-        self._window_index, self._window_bias = self._window_rows(batch)
-        self._writer = PoolWriter(batch.segments, positions, cache, frequencies[True])
-        self._selection = RowSelection(batch.segments, positions, cache, deterministic=deterministic)
+        self._frequencies = frequencies
+        self._deterministic = deterministic
+        self._set_rows(batch.segments, [s.window_start for s in batch.segments])
+        self._writer = PoolWriter(batch.segments, self._rows.positions, cache, frequencies[True])
         self._joint_bias: Tensor | None = None
-        history_index = self._tensor(slots * cache.max_tokens + positions)
-        cache.tokens.view(-1).index_copy_(0, history_index, batch.input_ids)
+        self._has_narrowed = False
+        self._floors = cache.full_floors(batch.segments)
+        self.narrow_layer = cache.narrowing.first_layer if self._is_narrow() else None
+        history_index = self._rows.slots * cache.max_tokens + self._rows.positions
+        cache.tokens.view(-1).index_copy_(0, self._tensor(history_index), batch.input_ids)
 
     def history(self, ngram: int) -> Tensor:
         """Id of each token and of those before it, newest first, shape [tokens, ngram], int64.
 
         Negative before the start, and on images.
         """
-        cache, wanted = self._cache, self._positions[:, None] - np.arange(ngram)
-        index = self._slots[:, None] * cache.max_tokens + np.maximum(wanted, 0)
+        cache, rows = self._cache, self._rows
+        wanted = rows.positions[:, None] - np.arange(ngram)
+        index = rows.slots[:, None] * cache.max_tokens + np.maximum(wanted, 0)
         found = cache.tokens.view(-1)[self._tensor(index)]
-        if self._positions.min() < ngram - 1:
+        if rows.positions.min() < ngram - 1:
             found = found.masked_fill(self._tensor(wanted < 0), -1)
         if any(cache.has_images[s.slot] for s in self._segments):
             found = found.masked_fill(found == cache.config.image_token_id, -1)
@@ -85,70 +90,144 @@ class StepPass:
 
     def rotation(self, compressed: bool) -> Rotation:
         """Rotations of the tokens' positions."""
-        return self._rotations[compressed]
+        return self._rows.rotations[compressed]
 
     def extend_pool(
         self, attention: Attention, compressor: Compressor, indexer: Indexer, y: Tensor
     ) -> None:
         """Writes the pool rows and index keys that the tokens complete; `y` has shape [tokens, hidden]."""
-        self._writer.write(attention.layer_id, compressor, indexer, attention.rounding, y)
+        # The layer that drops rows is the last one with a pool, and has extended it before.
+        if not self._has_narrowed:
+            self._writer.write(attention.layer_id, compressor, indexer, attention.rounding, y)
+
+    def narrow(self) -> Tensor | None:
+        """Drops the rows before their segment's `full_start`, and lets the windows of the others begin there.
+
+        Returns:
+            The rows that are left, shape [kept], int64, or None for all of them.
+        """
+        self.narrow_layer, self._has_narrowed = None, True
+        segments, floors, kept, at = [], [], [], 0
+        for s, floor in zip(self._segments, self._floors, strict=True):
+            start = min(max(s.start, s.full_start), s.end)
+            kept.append(np.arange(at + start - s.start, at + s.num_tokens))
+            at += s.num_tokens
+            if start < s.end:
+                segments.append(dataclasses.replace(s, start=start, num_tokens=s.end - start))
+                floors.append(floor)
+        if segments:
+            self._set_rows(segments, floors)
+        all_kept = np.concatenate(kept)
+        if len(all_kept) == at:
+            return None
+        self.kept = all_kept
+        index = self._tensor(all_kept)
+        if self.is_image is not None:
+            self.is_image = self.is_image[index]
+        if self.features:
+            self.features = [rows[index] for rows in self.features]
+        return index
 
     def select(self, attention: Attention, indexer: Indexer, bottleneck: Tensor, y: Tensor) -> None:
         """Chooses the pool rows that this layer and the layers that reuse it attend to."""
-        phases = self._rotations[True].per_head
+        rows, device = self._rows, self._cache.device
+        phases = rows.rotations[True].per_head
         self._selection.select(attention.layer_id, indexer, bottleneck, y, phases)
-        window, pool = self._window_bias, self._selection.bias
+        window, pool = rows.window_bias, self._selection.bias
         self._joint_bias = None
         if self._selection.index is not None and not (window is None and pool is None):
-            tokens, width = self._window_index.shape
+            tokens, width = rows.window_index.shape
             if window is None:
-                window = torch.zeros(
-                    tokens, 1, width, dtype=torch.float32, device=self._cache.device
-                )
+                window = torch.zeros(tokens, 1, width, dtype=torch.float32, device=device)
             if pool is None:
                 width = self._selection.index.shape[1]
-                pool = torch.zeros(tokens, 1, width, dtype=torch.float32, device=self._cache.device)
+                pool = torch.zeros(tokens, 1, width, dtype=torch.float32, device=device)
             self._joint_bias = torch.cat((window, pool), -1)
 
     def attend(self, attention: Attention, queries: Tensor, kv: Tensor) -> Tensor:
         """Writes the window rows, then attends to window and pool rows; shape [tokens, heads, head_dim]."""
-        cache, layer = self._cache, attention.layer_id
-        cache.rings[layer].index_copy_(0, self._ring_index, kv)
-        index, bias = self._window_index + layer * cache.rings[layer].shape[0], self._window_bias
+        layer, rows = attention.layer_id, self._rows
+        self._cache.rows.write_windows(layer, rows.ring_index, kv)
+        bias, pool = rows.window_bias, None
         if attention.ratio and self._selection.index is not None:
-            index, bias = torch.cat((index, self._selection.index), 1), self._joint_bias
+            pool, bias = self._selection.index, self._joint_bias
         if len(queries) <= _TOKEN_BLOCK:
-            return self._attend(attention, queries, index, bias)
+            return self._attend(attention, queries, rows.window_index, pool, bias)
         out = []
         for start in range(0, len(queries), _TOKEN_BLOCK):
             part = slice(start, start + _TOKEN_BLOCK)
-            part_bias = None if bias is None else bias[part]
-            out.append(self._attend(attention, queries[part], index[part], part_bias))
+            pool_part, bias_part = (None if t is None else t[part] for t in (pool, bias))
+            index = rows.window_index[part]
+            out.append(self._attend(attention, queries[part], index, pool_part, bias_part))
         return torch.cat(out)
 
     def _attend(
-        self, attention: Attention, queries: Tensor, index: Tensor, bias: Tensor | None
+        self,
+        attention: Attention,
+        queries: Tensor,
+        windows: Tensor,
+        pool: Tensor | None,
+        bias: Tensor | None,
     ) -> Tensor:
-        sink, scale = attention.attn_sink, attention.softmax_scale
-        kv, fixed = self._cache.kv, self._deterministic
-        return attend_rows(queries, kv, index, bias, sink, scale, deterministic=fixed)
+        return self._cache.rows.attend(
+            attention.layer_id, queries, windows, pool, bias, attention.attn_sink,
+            attention.softmax_scale, deterministic=self._deterministic,
+        )  # fmt: skip
 
-    def _window_rows(self, batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
-        """Rows of every token's window within a layer's rings, and a bias that masks where there are fewer."""
-        positions, ring = self._positions[:, None], self._cache.ring_size
-        lowest = np.maximum(positions - self._cache.config.sliding_window + 1, 0)
-        if any(s.window_start for s in batch.segments):
-            starts = batch.per_token([s.window_start for s in batch.segments])
-            lowest = np.maximum(lowest, starts[:, None])
-        widths = positions - lowest + 1
-        # A fixed width, so that neither batch mates nor chunks decide where a row stands.
-        width = self._cache.config.sliding_window if self._deterministic else int(widths.max())
-        wanted = positions - np.arange(width - 1, -1, -1)
-        if int(widths.min()) == width:
-            return self._tensor(self._slots[:, None] * ring + wanted % ring), None
-        valid = wanted >= lowest
-        rows = self._slots[:, None] * ring + np.where(valid, wanted, positions) % ring
-        return self._tensor(rows), bias_of(self._tensor(valid))
+    def _set_rows(self, segments: Sequence[Segment], floors: Sequence[int]) -> None:
+        cache, fixed = self._cache, self._deterministic
+        self._rows = _Rows(segments, floors, cache, self._frequencies, fixed)
+        self._selection = RowSelection(segments, self._rows.positions, cache, deterministic=fixed)
+
+    def _is_narrow(self) -> bool:
+        """Whether a row drops out, or sees a shorter window in the layers above."""
+        window = self._cache.config.sliding_window
+        return any(
+            max(s.full_start, floor) > max(s.window_start, s.start - window + 1, 0)
+            for s, floor in zip(self._segments, self._floors, strict=True)
+        )
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._cache.device)
+
+
+class _Rows:
+    """What follows from the positions of the rows that run a layer.
+
+    Attributes:
+        positions: Shape [tokens], int64.
+        slots: Shape [tokens], int64.
+        rotations: Of layers without and with a pool.
+        ring_index: Where each row's window row lies in a layer's rings, shape [tokens].
+        window_index: Rows of each token's window within a layer's rings, shape [tokens, window].
+        window_bias: -inf where there are fewer, shape [tokens, 1, window], fp32, or None.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        floors: Sequence[int],
+        cache: SlotCache,
+        frequencies: tuple[Tensor, Tensor],
+        deterministic: bool,
+    ) -> None:
+        self.positions = positions = positions_of(segments)
+        self.slots = slots = repeat_over(segments, [s.slot for s in segments])
+        ring, device = cache.ring_size, cache.device
+        at = torch.from_numpy(positions).to(device)
+        self.rotations = [Rotation.at(f, at) for f in frequencies]
+        self.ring_index = torch.from_numpy(slots * ring + positions % ring).to(device)
+        lowest = np.maximum(positions - cache.config.sliding_window + 1, 0)
+        if any(floors):
+            lowest = np.maximum(lowest, repeat_over(segments, floors))
+        widths = positions - lowest + 1
+        # A fixed width, so that neither batch mates nor chunks decide where a row stands.
+        width = cache.config.sliding_window if deterministic else int(widths.max())
+        wanted = positions[:, None] - np.arange(width - 1, -1, -1)
+        self.window_bias: Tensor | None = None
+        if int(widths.min()) < width:
+            valid = wanted >= lowest[:, None]
+            wanted = np.where(valid, wanted, positions[:, None])
+            self.window_bias = bias_of(torch.from_numpy(valid).to(device))
+        index = slots[:, None] * ring + wanted % ring
+        self.window_index = torch.from_numpy(index).to(device)
