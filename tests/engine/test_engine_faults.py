@@ -412,7 +412,7 @@ def test_several_threads_share_an_engine(make_engine) -> None:
 
 
 def test_options_that_are_not_built_are_refused() -> None:
-    for option in ({"deterministic": True}, {"async_depth": 1}):
+    for option in ({"deterministic": True},):
         with pytest.raises(ConfigError, match="not built into this version"):
             Engine(model=ToyModel(), config=option)
 

@@ -212,12 +212,15 @@ def test_numbers_add_up(make_engine, drafting_model) -> None:
     assert stats.requests_running == stats.requests_waiting == 0
     assert stats.kv_size_bytes > 0
     assert stats.step_seconds > 0 < stats.overhead_seconds
-    assert stats.time_to_first_token_seconds is not None
+    assert stats.time_to_first_token.count == stats.queue.count == stats.end_to_end.count == 3
+    assert stats.inter_token.p50_s is not None
+    assert stats.inter_token.p99_s >= stats.inter_token.p50_s
+    assert stats.step.count == stats.steps
     assert json.loads(json.dumps(stats.to_dict()))["steps"] == stats.steps
     engine.add_request("abc", GREEDY)
     engine.step()
     assert engine.load.num_running == engine.stats().requests_running == 1
-    assert engine.stats().kv_used_ratio == pytest.approx(4 / (3 * 512))
+    assert engine.stats().kv_used_ratio == engine.stats().cache.used_ratio > 0
 
 
 def test_events(make_engine) -> None:

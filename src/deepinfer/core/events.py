@@ -88,8 +88,10 @@ class StepFinished(Event):
     Attributes:
         step: Its id.
         step_seconds: From launch to the last token.
-        plan_seconds: Time spent planning it.
+        plan_seconds: Other time of the host: planning, books, text.
+        predicted_seconds: What the scheduler predicted for it, or None.
         prefill_tokens: Prompt tokens run.
+        replayed_tokens: Tokens run again to rebuild window rows after a prefix hit.
         decode_tokens: Other tokens run, drafts included.
         generated_tokens: Tokens that became output.
         draft_tokens_verified: Drafts checked.
@@ -102,7 +104,9 @@ class StepFinished(Event):
     step: int
     step_seconds: float
     plan_seconds: float = 0.0
+    predicted_seconds: float | None = None
     prefill_tokens: int = 0
+    replayed_tokens: int = 0
     decode_tokens: int = 0
     generated_tokens: int = 0
     draft_tokens_verified: int = 0

@@ -181,7 +181,7 @@ def assemble(
             seed=config.seed,
             image_token_id=getattr(getattr(model, "config", None), "image_token_id", None),
         ),
-        loop=EngineLoop(scheduler, runner, masks, recorder, clock, tokenizer),
+        loop=EngineLoop(scheduler, runner, masks, recorder, clock, tokenizer, config.async_depth),
         device=device_of(model),
     )
 
@@ -275,10 +275,7 @@ def refuse_unbuilt(config: EngineConfig) -> None:
     Raises:
         ConfigError: Such an option is set.
     """
-    for name, is_asked, instead in (
-        ("deterministic", config.deterministic, "False"),
-        ("async_depth", config.async_depth > 0, "0"),
-    ):
+    for name, is_asked, instead in (("deterministic", config.deterministic, "False"),):
         if is_asked:
             value = getattr(config, name)
             raise ConfigError(

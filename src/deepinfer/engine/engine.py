@@ -312,8 +312,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counters since the start, and how busy the engine is."""
         with self._lock:
-            cache = getattr(self._parts.runner, "cache", None)
-            return self._loop.recorder.stats(self.load, getattr(cache, "size_bytes", 0))
+            return self._loop.recorder.stats(self.load, self._parts.runner, self._parts.cache)
 
     def check(self) -> None:
         """Walks the books of every part.

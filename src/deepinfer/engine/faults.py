@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -10,7 +11,7 @@ from deepinfer.core.errors import InvariantBroken
 from deepinfer.core.plan import RowResult, StepPlan, StepResult
 from deepinfer.engine.parts import EngineScheduler
 
-__all__ = ["InterruptGuard", "check_books", "failed_result"]
+__all__ = ["InterruptGuard", "check_books", "failed_result", "with_row_errors"]
 
 
 class InterruptGuard:
@@ -36,7 +37,7 @@ class InterruptGuard:
             self.is_suspect = True
 
 
-def failed_result(plan: StepPlan, error: Exception) -> StepResult:
+def failed_result(plan: StepPlan, error: Exception | None) -> StepResult:
     """The result of a step that failed.
 
     Args:
@@ -57,6 +58,20 @@ def failed_result(plan: StepPlan, error: Exception) -> StepResult:
         for row in plan.rows
     )
     return StepResult(step=plan.step, rows=rows)
+
+
+def with_row_errors(result: StepResult, errors: Mapping[str, Exception]) -> StepResult:
+    """A result in which some requests failed.
+
+    Args:
+        result: What the runner brought.
+        errors: Why, by request id.
+
+    Returns:
+        The result with these errors.
+    """
+    rows = (dataclasses.replace(row, error=errors.get(row.rid, row.error)) for row in result.rows)
+    return dataclasses.replace(result, rows=tuple(rows))
 
 
 def check_books(

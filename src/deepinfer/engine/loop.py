@@ -17,13 +17,13 @@ from deepinfer.core.errors import (
     RequestError,
     Unschedulable,
 )
-from deepinfer.core.plan import StepPlan, StepResult
 from deepinfer.core.protocols import Tokenizer
 from deepinfer.core.types import FinishReason, Request
 from deepinfer.engine.constraints import GrammarMasks
-from deepinfer.engine.faults import InterruptGuard, check_books, failed_result
+from deepinfer.engine.faults import InterruptGuard, check_books
 from deepinfer.engine.outputs import OutputBuilder, Sink
 from deepinfer.engine.parts import EngineRunner, EngineScheduler
+from deepinfer.engine.pipeline import Flight, StepPipeline
 from deepinfer.engine.stats import StatsRecorder
 from deepinfer.scheduling import Progress
 
@@ -45,6 +45,7 @@ class EngineLoop:
         recorder: Counts.
         clock: Time of events.
         tokenizer: Makes text, or None.
+        async_depth: Steps planned ahead of the results, 0 or 1.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class EngineLoop:
         recorder: StatsRecorder,
         clock: Clock,
         tokenizer: Tokenizer | None,
+        async_depth: int = 0,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
@@ -69,6 +71,10 @@ class EngineLoop:
         self._cause: BaseException | None = None
         self._is_stepping = False
         self._guard = InterruptGuard()
+        self._unscheduled: set[str] = set()
+        self._pipeline = StepPipeline(
+            scheduler, runner, masks, clock, async_depth, on_applied=self._applied
+        )
 
     @property
     def num_live(self) -> int:
@@ -134,6 +140,7 @@ class EngineLoop:
             for builder in builders:
                 self._live[builder.rid] = builder
                 self._requests[builder.rid] = builder.request
+                self._unscheduled.add(builder.rid)
                 self.recorder.added(builder, now)
         return builders
 
@@ -151,6 +158,7 @@ class EngineLoop:
             builders = [self._live[sample] for sample in self._samples.get(rid, ())]
             for builder in builders:
                 self._end(builder, FinishReason.ABORT)
+            self._drain_if_idle()
         return builders
 
     def abort_later(self, rid: str) -> None:
@@ -188,39 +196,50 @@ class EngineLoop:
 
     def _run_step(self) -> bool:
         self.reap()
-        started = time.perf_counter()
-        plan = self.scheduler.plan(self.clock.now())
-        if plan is None:
-            self._fail_stalled()
-            return False
-        is_applying = False
         try:
-            self.scheduler.launch(plan)
-            result, is_failed = self._run(plan)
-            is_applying = True
-            now = self.clock.now()
-            progress = self.scheduler.apply(result)
-            for entry in progress:
-                self._deliver(entry, now)
+            if not self._pipeline.advance(self._requests):
+                self._fail_stalled()
+                return False
         except Exception as error:
             self.die(error)
             self.raise_if_dead()
         except BaseException:
             with contextlib.suppress(Exception):  # what is left of broken books is healed later
-                self._interrupted(plan, is_applying)
+                self._interrupted()
             raise
-        load = self.scheduler.snapshot() if self.recorder.has_sink else None
-        total = time.perf_counter() - started
-        self.recorder.step(
-            plan,
-            progress,
-            load,
-            now=now,
-            step_seconds=result.duration_s or 0.0,
-            total_seconds=total,
-            failed=is_failed,
-        )
+        finally:
+            self._is_stepping = False
+        self._drain_if_idle()
         return True
+
+    def _drain_if_idle(self) -> None:
+        """Steps in flight that run nothing but what has ended hold slots and blocks."""
+        if self._live or self._is_stepping or not self._pipeline.flights:
+            return
+        self._is_stepping = True
+        try:
+            self._pipeline.drain()
+        except Exception as error:
+            self.die(error)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._interrupted()
+            raise
+        finally:
+            self._is_stepping = False
+
+    def _applied(self, flight: Flight, progress: list[Progress], began: float) -> None:
+        now = self.clock.now()
+        if self._unscheduled:
+            for rid in self._unscheduled & flight.requests.keys():
+                self._unscheduled.discard(rid)
+                self._live[rid].first_scheduled_s = flight.launched_s
+                self.recorder.scheduled(self._live[rid], flight.launched_s)
+        for entry in progress:
+            self._deliver(entry, now)
+        load = self.scheduler.snapshot() if self.recorder.has_sink else None
+        flight.spans["apply"] = (began, time.perf_counter())
+        self.recorder.step(flight, progress, load, now=now)
 
     def die(self, cause: BaseException) -> None:
         """Ends the loop and every request in it.
@@ -231,6 +250,7 @@ class EngineLoop:
         if self._cause is not None:
             return
         self._cause = cause
+        self._pipeline.clear()
         for builder in list(self._live.values()):
             error = EngineDead(
                 f"the engine stopped while {builder.parent_rid!r} was running: {cause}"
@@ -243,6 +263,7 @@ class EngineLoop:
         """Aborts every request; nothing is taken any more."""
         for rid in list(self._samples):
             self.abort(rid)
+        self._pipeline.clear()
         self._cause = self._cause or EngineDead("close() was called")
 
     def raise_if_dead(self) -> None:
@@ -266,27 +287,6 @@ class EngineLoop:
             self.scheduler, self._live, self._requests, self._samples, num_masks=len(self._masks)
         )
 
-    def _run(self, plan: StepPlan) -> tuple[StepResult, bool]:
-        """The plan's result; a failure becomes an error of each row."""
-        now = self.clock.now()
-        requests = {
-            row.rid: self._requests[row.rid] for row in plan.rows
-        }  # an abort may come inside
-        for row in plan.rows:
-            if row.first_position == 0 and self._live[row.rid].first_scheduled_s is None:
-                self._live[row.rid].first_scheduled_s = now
-        try:
-            handle = self.runner.forward(plan, requests)
-            masks, errors = self._masks.masks(plan, requests)
-            result = self.runner.collect(self.runner.sample(handle, masks))
-        except Exception as error:
-            _LOG.warning("step %d failed and ends its requests", plan.step, exc_info=error)
-            return failed_result(plan, error), True
-        if errors:
-            rows = (dataclasses.replace(row, error=errors.get(row.rid)) for row in result.rows)
-            result = dataclasses.replace(result, rows=tuple(rows))
-        return result, False
-
     def _deliver(self, progress: Progress, now: float) -> None:
         builder = self._live.get(progress.request.rid)
         if builder is None:
@@ -294,12 +294,15 @@ class EngineLoop:
         try:
             if len(self._masks):
                 progress = self._constrain(progress)
+            last_s = builder.last_token_s
             delta = builder.push(progress, now)
         except Exception as error:
             self._end(builder, FinishReason.ERROR, error)
             return
         if delta is None:
             return
+        if delta.token_ids:
+            self.recorder.token(builder, last_s, len(delta.token_ids), now)
         if delta.finished:
             self.scheduler.abort(builder.rid)  # at a stop string it does not know of the end
             self._forget(builder)
@@ -334,6 +337,10 @@ class EngineLoop:
         del self._live[builder.rid]
         del self._requests[builder.rid]
         self._masks.remove(builder.rid)
+        self._unscheduled.discard(builder.rid)
+        forget = getattr(self.runner, "forget", None)
+        if forget is not None:
+            forget(builder.rid)
         samples = self._samples[builder.parent_rid]
         samples.remove(builder.rid)
         if not samples:
@@ -368,6 +375,8 @@ class EngineLoop:
             for book in (self._live, self._requests, self._samples):
                 book.clear()
             self._masks.clear()
+            self._unscheduled.clear()
+            self._pipeline.clear()
             reset = getattr(self.scheduler, "reset", None)
             if reset is None:
                 self.die(broken)
@@ -381,14 +390,14 @@ class EngineLoop:
                 self._emit_end(builder, FinishReason.ERROR, error)
         self._guard.is_suspect = False
 
-    def _interrupted(self, plan: StepPlan, is_applying: bool) -> None:
+    def _interrupted(self) -> None:
         """Ctrl-C in a step: its requests are run again, or end if their books were being written."""
-        self.scheduler.cancel(plan.step)
-        if not is_applying:
+        applying = self._pipeline.cancel()
+        if applying is None:
             return
         error = DeepInferError("the step was interrupted while its result was being applied")
-        for row in plan.rows:
-            builder = self._live.get(row.rid)
+        for rid in applying.requests:
+            builder = self._live.get(rid)
             if builder is not None:
                 self._end(builder, FinishReason.ERROR, error)
 

@@ -6,20 +6,29 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from deepinfer.core.events import NullSink, RequestAdded, RequestFinished, StepFinished
-from deepinfer.core.plan import LoadSnapshot, RowRole, StepPlan
+from deepinfer.core.events import (
+    Event,
+    NullSink,
+    RequestAdded,
+    RequestFinished,
+    RequestPreempted,
+    StepFinished,
+)
+from deepinfer.core.plan import LoadSnapshot, RowRole
 from deepinfer.core.protocols import StatsSink
 from deepinfer.core.types import FinishReason
+from deepinfer.engine.latency import Latency, LatencyWindow
 from deepinfer.engine.outputs import OutputBuilder
+from deepinfer.engine.pipeline import Flight
 from deepinfer.scheduling import Progress
 
 __all__ = ["EngineStats", "StatsRecorder"]
 
 _LOG = logging.getLogger("deepinfer.engine")
-_PREFILL = (RowRole.PREFILL, RowRole.LAST_PREFILL, RowRole.REPLAY)
+_PREFILL = (RowRole.PREFILL, RowRole.LAST_PREFILL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,60 +40,69 @@ class EngineStats:
         requests_waiting: Requests that wait for one.
         requests_added: Requests taken.
         requests_finished: Requests ended, by reason: "stop", "length", "abort", "error".
+        preemptions: How often a running request lost its slot to another.
         steps: Steps run.
         failed_steps: Steps that raised.
-        prefill_tokens: Prompt tokens run.
+        void_rows: Rows that were run for a request that had ended meanwhile; only with `async_depth` 1.
+        prefill_tokens: Prompt tokens run; after a preemption, also the output so far that is run again.
+        replayed_tokens: Tokens run again to rebuild window rows after a prefix hit.
         decode_tokens: Other tokens run, drafts included.
         generated_tokens: Tokens that became output.
         draft_tokens_verified: Drafts checked.
         draft_tokens_accepted: Drafts that became output.
         step_seconds: Time in the model and the sampler.
-        overhead_seconds: Other time in steps: planning, books, text.
-        time_to_first_token_seconds: Mean over finished requests, or None.
-        inter_token_seconds: Mean over finished requests, or None.
-        queue_seconds: Mean time from arrival to the first step over finished requests, or None.
-        kv_used_ratio: Held share of the cache's tokens, from 0 to 1.
+        overhead_seconds: Other time of the host in steps: planning, books, text.
+        predicted_seconds: Predicted time of the steps for which the scheduler predicted one.
+        predicted_measured_seconds: Time that these steps took.
+        graph_steps: Steps that replayed a captured graph.
+        time_to_first_token: From arrival to the first token.
+        inter_token: Between deltas of one output, over the tokens of the later one.
+        queue: From arrival to the launch of the first step.
+        end_to_end: From arrival to the end, of requests that ended by themselves.
+        step: Duration of a step.
+        kv_used_ratio: Share of the cache that cannot be given out now, from 0 to 1.
         kv_size_bytes: Bytes of the cache, or 0 when unknown.
+        host_size_bytes: Bytes of host memory for cache content.
+        host_copies: Copies made between cache and host memory.
+        host_copies_failed: Copies that failed.
+        cache: The cache manager's own numbers (`deepinfer.cache.CacheStats`): blocks, quarantine, hits by tier; None
+            when it has none.
     """
 
-    requests_running: int
-    requests_waiting: int
-    requests_added: int
-    requests_finished: dict[str, int]
-    steps: int
-    failed_steps: int
-    prefill_tokens: int
-    decode_tokens: int
-    generated_tokens: int
-    draft_tokens_verified: int
-    draft_tokens_accepted: int
-    step_seconds: float
-    overhead_seconds: float
-    time_to_first_token_seconds: float | None
-    inter_token_seconds: float | None
-    queue_seconds: float | None
-    kv_used_ratio: float
-    kv_size_bytes: int
+    requests_running: int = 0
+    requests_waiting: int = 0
+    requests_added: int = 0
+    requests_finished: dict[str, int] = field(default_factory=dict)
+    preemptions: int = 0
+    steps: int = 0
+    failed_steps: int = 0
+    void_rows: int = 0
+    prefill_tokens: int = 0
+    replayed_tokens: int = 0
+    decode_tokens: int = 0
+    generated_tokens: int = 0
+    draft_tokens_verified: int = 0
+    draft_tokens_accepted: int = 0
+    step_seconds: float = 0.0
+    overhead_seconds: float = 0.0
+    predicted_seconds: float = 0.0
+    predicted_measured_seconds: float = 0.0
+    graph_steps: int = 0
+    time_to_first_token: Latency = field(default_factory=Latency)
+    inter_token: Latency = field(default_factory=Latency)
+    queue: Latency = field(default_factory=Latency)
+    end_to_end: Latency = field(default_factory=Latency)
+    step: Latency = field(default_factory=Latency)
+    kv_used_ratio: float = 0.0
+    kv_size_bytes: int = 0
+    host_size_bytes: int = 0
+    host_copies: int = 0
+    host_copies_failed: int = 0
+    cache: Any = None
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers as plain values."""
         return dataclasses.asdict(self)
-
-
-class _Mean:
-    __slots__ = ("count", "total")
-
-    def __init__(self) -> None:
-        self.total, self.count = 0.0, 0
-
-    def add(self, value: float | None) -> None:
-        if value is not None:
-            self.total += value
-            self.count += 1
-
-    @property
-    def value(self) -> float | None:
-        return self.total / self.count if self.count else None
 
 
 class StatsRecorder:
@@ -99,83 +117,121 @@ class StatsRecorder:
         self._has_sink = sink is not None
         self._finished: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
-        self._step_seconds = self._overhead_seconds = 0.0
-        self._ttft, self._itl, self._queue = _Mean(), _Mean(), _Mean()
+        self._seconds: Counter[str] = Counter()
+        names = ("time_to_first_token", "inter_token", "queue", "end_to_end", "step")
+        self._latencies = {name: LatencyWindow() for name in names}
 
     def added(self, builder: OutputBuilder, now: float) -> None:
         """Counts a request that was taken."""
-        self._counts["added"] += 1
+        self._counts["requests_added"] += 1
         if self._has_sink:
             request = builder.request
             self._tell(
                 RequestAdded(time_s=now, rid=request.rid, prompt_tokens=request.num_prompt_tokens)
             )
 
+    def scheduled(self, builder: OutputBuilder, now: float) -> None:
+        """Counts the launch of a request's first step."""
+        self._latencies["queue"].add(now - builder.request.arrival_s)
+
+    def token(self, builder: OutputBuilder, last_s: float | None, count: int, now: float) -> None:
+        """Counts new tokens of an output.
+
+        Args:
+            builder: The output.
+            last_s: When its last tokens came, or None for the first.
+            count: How many came, at least 1.
+            now: Time in seconds.
+        """
+        if last_s is None:
+            self._latencies["time_to_first_token"].add(now - builder.request.arrival_s)
+        else:
+            self._latencies["inter_token"].add((now - last_s) / count)
+
     def finished(self, builder: OutputBuilder, now: float) -> None:
         """Counts a request that ended."""
         reason = builder.finish_reason or FinishReason.ERROR
+        self._finished[str(reason)] += 1
         arrival = builder.request.arrival_s
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._latencies["end_to_end"].add(now - arrival)
+        if not self._has_sink:
+            return
         first, last = builder.first_token_s, builder.last_token_s
         started = builder.first_scheduled_s
-        queue = started - arrival if started is not None else None
-        ttft = first - arrival if first is not None else None
         itl = None
         if first is not None and last is not None and builder.num_tokens > 1:
             itl = (last - first) / (builder.num_tokens - 1)
-        self._finished[str(reason)] += 1
-        self._queue.add(queue)
-        self._ttft.add(ttft)
-        self._itl.add(itl)
-        if self._has_sink:
-            self._tell(
-                RequestFinished(
-                    time_s=now,
-                    rid=builder.rid,
-                    finish_reason=reason,
-                    usage=builder.usage,
-                    queue_seconds=queue or 0.0,
-                    time_to_first_token_seconds=ttft,
-                    inter_token_seconds=itl,
-                )
+        self._tell(
+            RequestFinished(
+                time_s=now,
+                rid=builder.rid,
+                finish_reason=reason,
+                usage=builder.usage,
+                queue_seconds=started - arrival if started is not None else 0.0,
+                time_to_first_token_seconds=first - arrival if first is not None else None,
+                inter_token_seconds=itl,
             )
+        )
+
+    def preempted(self, rid: str, lost_tokens: int, now: float) -> None:
+        """Counts a request that lost its slot."""
+        self._counts["preemptions"] += 1
+        if self._has_sink:
+            self._tell(RequestPreempted(time_s=now, rid=rid, lost_tokens=lost_tokens))
 
     def step(
         self,
-        plan: StepPlan,
+        flight: Flight,
         progress: Iterable[Progress],
         load: LoadSnapshot | None,
         *,
         now: float,
-        step_seconds: float,
-        total_seconds: float,
-        failed: bool,
     ) -> None:
         """Counts a step that was applied."""
-        prefill = sum(row.num_tokens for row in plan.rows if row.role in _PREFILL)
-        decode = plan.num_tokens - prefill
-        generated = verified = accepted = 0
+        plan, result = flight.plan, flight.result
+        prefill = replayed = generated = verified = accepted = num_progress = 0
+        for row in plan.rows:
+            if row.role in _PREFILL:
+                prefill += row.num_tokens
+            elif row.role is RowRole.REPLAY:
+                replayed += row.num_tokens
+        decode = plan.num_tokens - prefill - replayed
         for entry in progress:
+            num_progress += 1
             generated += len(entry.token_ids)
             verified += entry.result.num_drafts
             accepted += entry.result.num_accepted
+        failed = flight.error is not None
+        duration = (result.duration_s if result is not None else None) or 0.0
+        overhead = max(0.0, flight.wall_s - flight.runner_s)
         counts = self._counts
         counts["steps"] += 1
-        counts["failed"] += failed
-        counts["prefill"] += prefill
-        counts["decode"] += decode
-        counts["generated"] += generated
-        counts["verified"] += verified
-        counts["accepted"] += accepted
-        self._step_seconds += step_seconds
-        self._overhead_seconds += max(0.0, total_seconds - step_seconds)
+        counts["failed_steps"] += failed
+        counts["void_rows"] += max(0, len(plan.rows) - num_progress)
+        counts["prefill_tokens"] += prefill
+        counts["replayed_tokens"] += replayed
+        counts["decode_tokens"] += decode
+        counts["generated_tokens"] += generated
+        counts["draft_tokens_verified"] += verified
+        counts["draft_tokens_accepted"] += accepted
+        self._seconds["step_seconds"] += duration
+        self._seconds["overhead_seconds"] += overhead
+        if plan.predicted_s is not None and not failed:
+            self._seconds["predicted_seconds"] += plan.predicted_s
+            self._seconds["predicted_measured_seconds"] += duration
+        if not failed:
+            self._latencies["step"].add(duration)
         if self._has_sink and load is not None:
             self._tell(
                 StepFinished(
                     time_s=now,
                     step=plan.step,
-                    step_seconds=step_seconds,
-                    plan_seconds=max(0.0, total_seconds - step_seconds),
+                    step_seconds=duration,
+                    plan_seconds=overhead,
+                    predicted_seconds=plan.predicted_s,
                     prefill_tokens=prefill,
+                    replayed_tokens=replayed,
                     decode_tokens=decode,
                     generated_tokens=generated,
                     draft_tokens_verified=verified,
@@ -191,39 +247,35 @@ class StatsRecorder:
         """Whether anybody listens."""
         return self._has_sink
 
-    def stats(self, load: LoadSnapshot, kv_size_bytes: int) -> EngineStats:
+    def stats(self, load: LoadSnapshot, runner: Any = None, cache: Any = None) -> EngineStats:
         """The numbers so far.
 
         Args:
             load: How busy the scheduler is.
-            kv_size_bytes: Bytes of the cache.
+            runner: Its `cache` and `host_tier` are looked at, or None.
+            cache: A cache manager with `stats()`, or None.
 
         Returns:
             The numbers.
         """
-        counts = self._counts
+        tier = getattr(runner, "host_tier", None)
+        found = cache.stats() if hasattr(cache, "stats") else None
         return EngineStats(
             requests_running=load.num_running,
             requests_waiting=load.num_waiting,
-            requests_added=counts["added"],
             requests_finished=dict(self._finished),
-            steps=counts["steps"],
-            failed_steps=counts["failed"],
-            prefill_tokens=counts["prefill"],
-            decode_tokens=counts["decode"],
-            generated_tokens=counts["generated"],
-            draft_tokens_verified=counts["verified"],
-            draft_tokens_accepted=counts["accepted"],
-            step_seconds=self._step_seconds,
-            overhead_seconds=self._overhead_seconds,
-            time_to_first_token_seconds=self._ttft.value,
-            inter_token_seconds=self._itl.value,
-            queue_seconds=self._queue.value,
-            kv_used_ratio=load.used_ratio,
-            kv_size_bytes=kv_size_bytes,
+            kv_used_ratio=load.used_ratio if found is None else found.used_ratio,
+            kv_size_bytes=getattr(getattr(runner, "cache", None), "size_bytes", 0),
+            host_size_bytes=getattr(tier, "size_bytes", 0),
+            host_copies=getattr(tier, "num_copies", 0),
+            host_copies_failed=getattr(tier, "num_failed", 0),
+            cache=found,
+            **self._counts,
+            **self._seconds,
+            **{name: window.summary() for name, window in self._latencies.items()},
         )
 
-    def _tell(self, event: RequestAdded | RequestFinished | StepFinished) -> None:
+    def _tell(self, event: Event) -> None:
         try:
             self._sink.record(event)
         except Exception:
