@@ -6,7 +6,9 @@ from deepinfer.models.deepseek_v41.batch import ForwardBatch, ForwardOutput, Seg
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config, VisionConfig
 from deepinfer.models.deepseek_v41.draft import DraftOutput, DSparkDraft
+from deepinfer.models.deepseek_v41.full_pass import Truncation
 from deepinfer.models.deepseek_v41.model import DeepseekV41
+from deepinfer.models.deepseek_v41.narrowing import Narrowing, narrowing_of
 
 __all__ = [
     "DSparkDraft",
@@ -15,7 +17,10 @@ __all__ = [
     "DraftOutput",
     "ForwardBatch",
     "ForwardOutput",
+    "Narrowing",
     "Segment",
     "SlotCache",
+    "Truncation",
     "VisionConfig",
+    "narrowing_of",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -14,11 +16,27 @@ from deepinfer.models.deepseek_v41.indexer import (
     index_scores,
     select_rows,
 )
+from deepinfer.models.deepseek_v41.narrowing import narrowing_of
 from deepinfer.models.deepseek_v41.rope import Rotation, apply_rope_, rope_frequencies
 
-__all__ = ["FullPass"]
+__all__ = ["FullPass", "Truncation"]
 
 _QUERY_BLOCK = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncation:
+    """What rows of a prompt do without: the twin of the same fields of `Segment`, with masks.
+
+    Attributes:
+        window_start: Rows from here on read no window row before it.
+        pool_start: Pool rows and index keys that end before it are those of a full run.
+        full_start: From the last KV source on, rows from here on read no window row before it.
+    """
+
+    window_start: int = 0
+    pool_start: int = 0
+    full_start: int = 0
 
 
 class FullPass:
@@ -32,6 +50,7 @@ class FullPass:
         index_keys: Their index keys, shape [rows, index_head_dim].
         selected: Pool rows that each query attends to, bool, shape [tokens, rows].
         candidates: Pool rows that later index sources may select, bool, shape [tokens, rows], or None.
+        pools: Pool rows and index keys of every KV source so far.
     """
 
     narrow_layer = None
@@ -44,8 +63,26 @@ class FullPass:
         *,
         is_image: Tensor | None = None,
         engram_rows: dict[int, Tensor] | None = None,
+        truncation: Truncation | None = None,
+        cached_pools: dict[int, tuple[Tensor, Tensor]] | None = None,
     ) -> None:
+        """Prepares the pass.
+
+        Args:
+            config: The configuration.
+            num_tokens: Tokens of the sequence.
+            device: Where it runs.
+            is_image: True for image tokens, shape [tokens], or None.
+            engram_rows: Table rows by layer id, each of shape [tokens, columns].
+            truncation: What rows do without, or None. Rows before its `window_start` and `full_start` are then run,
+                but nothing that comes after them reads them.
+            cached_pools: The `pools` of a full run, for `truncation.pool_start`.
+        """
         self.config = config
+        self.pools: dict[int, tuple[Tensor, Tensor]] = {}
+        self._truncation = truncation or Truncation()
+        self._cached_pools = cached_pools or {}
+        self._narrow_layer = narrowing_of(config).first_layer
         self.is_image = is_image
         self.engram_rows = engram_rows or {}
         self.features: list[Tensor] = []
@@ -78,6 +115,12 @@ class FullPass:
         phases = self._rotations[True].per_token[: groups * ratio : ratio]
         self.index_keys = indexer.keys(latents, phases)
         self.pool = attention.rounding.pool(apply_rope_(latents, phases))
+        kept = self._truncation.pool_start // ratio
+        if kept:
+            pool, keys = self._cached_pools[attention.layer_id]
+            self.pool = torch.cat((pool[:kept], self.pool[kept:]))
+            self.index_keys = torch.cat((keys[:kept], self.index_keys[kept:]))
+        self.pools[attention.layer_id] = self.pool, self.index_keys
 
     def select(self, attention: Attention, indexer: Indexer, bottleneck: Tensor, y: Tensor) -> None:
         """Scores the pool and keeps each query's best visible rows; the candidate source also keeps blocks."""
@@ -110,6 +153,8 @@ class FullPass:
             first = max(start - window + 1, 0)
             age = at.unsqueeze(-1) - self.positions[first:end]
             keys, allowed = kv[first:end], (age >= 0) & (age < window)
+            for floor in self._floors(attention.layer_id):
+                allowed &= (at.unsqueeze(-1) < floor) | (self.positions[first:end] >= floor)
             if attention.ratio:
                 visible = end // attention.ratio
                 keys = torch.cat((keys, self.pool[:visible]))
@@ -119,3 +164,9 @@ class FullPass:
             logits = logits.masked_fill(~allowed.unsqueeze(1), -torch.inf)
             out.append(torch.einsum("thk,kd->thd", sink_softmax(logits, sink), keys))
         return torch.cat(out).to(queries.dtype)
+
+    def _floors(self, layer: int) -> list[int]:
+        """Positions that the windows of rows from there on do not look behind."""
+        cut = self._truncation
+        is_narrow = self._narrow_layer is not None and layer >= self._narrow_layer
+        return [f for f in (cut.window_start, cut.full_start if is_narrow else 0) if f]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ from deepinfer.models.deepseek_v41.deterministic import set_deterministic
 from deepinfer.models.deepseek_v41.draft import DSparkDraft
 from deepinfer.models.deepseek_v41.engram import EngramHash
 from deepinfer.models.deepseek_v41.few_tokens import LayerStack
-from deepinfer.models.deepseek_v41.full_pass import FullPass
+from deepinfer.models.deepseek_v41.full_pass import FullPass, Truncation
 from deepinfer.models.deepseek_v41.hyper_connection import collapse, initial_pre
 from deepinfer.models.deepseek_v41.layer import Layer
 from deepinfer.models.deepseek_v41.norm import Linear, RMSNorm
@@ -115,13 +116,21 @@ class DeepseekV41(nn.Module):
             self.engram_hash.set_token_map(token_map)
 
     @without_autocast
-    def logits(self, input_ids: Sequence[int] | Tensor, images: Tensor | None = None) -> Tensor:
+    def logits(
+        self,
+        input_ids: Sequence[int] | Tensor,
+        images: Tensor | None = None,
+        *,
+        truncation: Truncation | None = None,
+    ) -> Tensor:
         """Next-token logits of one whole sequence, without a cache.
 
         Args:
             input_ids: Token ids, shape [tokens], any integer dtype.
             images: Embeddings of the positions whose id is `image_token_id`, in order, shape [image_tokens,
                 hidden].
+            truncation: What a prefix hit with a bounded replay, or a prompt that was narrowed, does without; rows
+                before its `window_start` and `full_start` mean nothing then. None for the full computation.
 
         Returns:
             Logits, shape [tokens, vocab], fp32.
@@ -133,14 +142,26 @@ class DeepseekV41(nn.Module):
         """
         ids = self._check_ids(input_ids)
         embedded, is_image = self._embed(ids, ids, images)
-        run = FullPass(
-            self.config,
-            ids.shape[0],
-            ids.device,
-            is_image=is_image,
-            engram_rows=self._sequence_engram_rows(ids, is_image),
+        engram_rows = self._sequence_engram_rows(ids, is_image)
+
+        def run(**options: Any) -> FullPass:
+            return FullPass(
+                self.config,
+                len(ids),
+                ids.device,
+                is_image=is_image,
+                engram_rows=engram_rows,
+                **options,
+            )
+
+        cached: FullPass | None = None
+        if truncation is not None and truncation.pool_start:
+            cached = run()
+            self._run_layers(embedded, cached)
+        pools = None if cached is None else cached.pools
+        return self.compute_logits(
+            self._run_layers(embedded, run(truncation=truncation, cached_pools=pools))
         )
-        return self.compute_logits(self._run_layers(embedded, run))
 
     def new_cache(
         self,
