@@ -17,7 +17,7 @@ def difference(model, golden, golden_ids) -> float:
 def test_transposed_stream_mixing(load_golden, golden, golden_ids, monkeypatch) -> None:
     right = hyper_connection.leave_sublayer
 
-    def wrong(streams, output, mixes):
+    def wrong(streams, output, mixes, **options):
         return right(streams, output, StreamMix(mixes.pre, mixes.post, mixes.mix.mT))
 
     monkeypatch.setattr(layer, "leave_sublayer", wrong)

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from deepinfer.kernels import batch_invariant
 from deepinfer.models.deepseek_v41.compressor import Compressor
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.indexer import Indexer
@@ -77,8 +78,11 @@ def attend_rows(
     Returns:
         Shape [tokens, heads, head_dim], in the dtype of `queries`.
     """
+    if deterministic:
+        valid = _valid(bias, index)
+        return batch_invariant.sparse_attention(queries, kv, index, valid, sink, scale)
     keys = kv.index_select(0, index.reshape(-1)).view(*index.shape, -1)
-    return sink_attention(queries, keys, bias, sink, scale, deterministic=deterministic)
+    return sink_attention(queries, keys, bias, sink, scale)
 
 
 def sink_attention(
@@ -103,12 +107,22 @@ def sink_attention(
     Returns:
         Shape [tokens, heads, head_dim], in the dtype of `queries`.
     """
+    if deterministic:
+        tokens, rows, dim = keys.shape
+        index = torch.arange(tokens * rows, device=keys.device).view(tokens, rows)
+        kv, valid = keys.reshape(-1, dim), _valid(bias, index)
+        return batch_invariant.sparse_attention(queries, kv, index, valid, sink, scale)
     keys = keys.float()
     column = sink.view(1, -1, 1)
     scaled = {"beta": 0, "alpha": scale} if bias is None else {"alpha": scale}
     start = column if bias is None else bias
     logits = torch.baddbmm(start, queries.float(), keys.transpose(1, 2), **scaled)
     return torch.bmm(sink_softmax(logits, sink), keys).to(queries.dtype)
+
+
+def _valid(bias: Tensor | None, index: Tensor) -> Tensor:
+    """Which rows of the lists `index` may be read, by a bias of shape [tokens, 1, rows] or None."""
+    return torch.ones_like(index, dtype=torch.bool) if bias is None else bias.squeeze(1) == 0
 
 
 class Attention(nn.Module):
@@ -127,7 +141,10 @@ class Attention(nn.Module):
         wo_b: Output, weight [hidden, groups * o_lora].
         compressor: Present when the layer owns a pool.
         indexer: Present when the layer selects pool rows.
+        deterministic: Whether a token's bits must be free of the other tokens.
     """
+
+    deterministic = False
 
     def __init__(
         self,
@@ -210,5 +227,8 @@ class Attention(nn.Module):
         """
         grouped = apply_rope_(attended, inverse).view(len(attended), self.num_groups, -1)
         weight = self.wo_a.weight.view(self.num_groups, -1, grouped.shape[-1])
+        if self.deterministic:
+            narrow = batch_invariant.grouped_linear(grouped, weight)
+            return self.wo_b(self.rounding.activation(narrow.flatten(1)))
         narrow = torch.bmm(grouped.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
         return self.wo_b(self.rounding.activation(narrow.flatten(1)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from deepinfer.kernels import batch_invariant
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.norm import Linear, RMSNorm
 
@@ -23,7 +24,10 @@ class Compressor(nn.Module):
         wkv: Values, weight [head_dim, hidden], fp32.
         wgate: Gates, weight [head_dim, hidden], fp32; None for ratio 1.
         norm: Norm of the latent, weight [head_dim].
+        deterministic: Whether a token's bits must be free of the other tokens.
     """
+
+    deterministic = False
 
     def __init__(
         self,
@@ -67,5 +71,6 @@ class Compressor(nn.Module):
         """
         if second is None:
             return self.norm(first.to(dtype))
-        share = torch.sigmoid(first[:, 1] - second[:, 1])
+        sigmoid = batch_invariant.sigmoid if self.deterministic else torch.sigmoid
+        share = sigmoid(first[:, 1] - second[:, 1])
         return self.norm((share * first[:, 0] + (1 - share) * second[:, 0]).to(dtype))

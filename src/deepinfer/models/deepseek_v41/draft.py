@@ -304,7 +304,8 @@ class DSparkDraft(nn.ModuleList):
         streams = F.embedding(ids.view(-1), embed.weight).unsqueeze(1)
         streams = streams.repeat(1, self.config.hc_mult, 1)
         pre = initial_pre(streams.shape[0], self.config.hc_mult, device)
-        hidden = collapse(*self._stack(streams, pre, run))
+        streams, pre = self._stack(streams, pre, run)
+        hidden = collapse(streams, pre, deterministic=self.deterministic)
         logits = head(self[-1].norm(hidden).float())
         return DraftOutput(logits.view(len(at), block, -1), hidden.view(len(at), block, -1))
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepinfer.core.errors import ConfigError
+from deepinfer.kernels import batch_invariant
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.norm import Linear
 from deepinfer.models.deepseek_v41.rounding import Rounding
@@ -158,7 +159,10 @@ class Engram(nn.Module):
         wkv: Keys of every stream, then the value, weight [(streams + 1) * hidden, engram_width].
         q_weight: Gains of the streams in the gate, shape [streams, hidden], fp32.
         k_weight: Gains of the keys in the gate, shape [streams, hidden], fp32.
+        deterministic: Whether a token's bits must be free of the other tokens.
     """
+
+    deterministic = False
 
     def __init__(
         self,
@@ -199,10 +203,17 @@ class Engram(nn.Module):
         kv = projected.float().unflatten(-1, (self.num_streams + 1, -1))
         key, value = kv[:, :-1], kv[:, -1:]
         wide = streams.float()
-        scale = (wide.square().mean(-1) + self.eps) * (key.square().mean(-1) + self.eps)
-        dot = (wide * (self.q_weight.float() * self.k_weight.float()) * key).sum(-1)
+        weighted = wide * (self.q_weight.float() * self.k_weight.float()) * key
+        if self.deterministic:
+            key_square, square = map(batch_invariant.mean_square, (key, wide))
+            square, key_square = square.squeeze(-1), key_square.squeeze(-1)
+            dot, sigmoid = batch_invariant.row_sum(weighted).squeeze(-1), batch_invariant.sigmoid
+        else:
+            square, key_square = wide.square().mean(-1), key.square().mean(-1)
+            dot, sigmoid = weighted.sum(-1), torch.sigmoid
+        scale = (square + self.eps) * (key_square + self.eps)
         dot = dot * torch.rsqrt(scale * wide.shape[-1])
-        gate = torch.sigmoid(dot.sign() * dot.abs().clamp_min(1e-6).sqrt())
+        gate = sigmoid(dot.sign() * dot.abs().clamp_min(1e-6).sqrt())
         if is_image is not None:
             gate = gate.masked_fill(is_image.unsqueeze(-1), 0.0)
         return (wide + gate.unsqueeze(-1) * value).to(streams.dtype)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from deepinfer.kernels import batch_invariant
 from deepinfer.models.deepseek_v41 import small_cpu
 from deepinfer.models.deepseek_v41.norm import rms_norm
 
@@ -71,6 +72,7 @@ def stream_mix(
     iterations: int,
     norm_eps: float,
     eps: float,
+    deterministic: bool = False,
 ) -> StreamMix:
     """Mixing coefficients of one sublayer.
 
@@ -82,18 +84,25 @@ def stream_mix(
         iterations: Sinkhorn iterations.
         norm_eps: Added to the mean square over all streams of a token.
         eps: The `hc_eps` of the configuration.
+        deterministic: Whether a token's bits must be free of the other tokens.
 
     Returns:
         The coefficients.
     """
     n = streams.shape[1]
     flat = streams.flatten(1).float()
-    m = F.linear(flat, fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + norm_eps)
+    if deterministic:
+        products, square = batch_invariant.linear(flat, fn), batch_invariant.mean_square(flat)
+        sigmoid, normalise = batch_invariant.sigmoid, batch_invariant.sinkhorn
+    else:
+        products, square = F.linear(flat, fn), flat.square().mean(-1, keepdim=True)
+        sigmoid, normalise = torch.sigmoid, sinkhorn
+    m = products * torch.rsqrt(square + norm_eps)
     pre, post, mix = m.split([n, n, n * n], -1)
-    pre = torch.sigmoid(pre * scale[0] + base[:n]) + eps
-    post = 2 * torch.sigmoid(post * scale[1] + base[n : 2 * n])
+    pre = sigmoid(pre * scale[0] + base[:n]) + eps
+    post = 2 * sigmoid(post * scale[1] + base[n : 2 * n])
     mix = (mix * scale[2] + base[2 * n :]).unflatten(-1, (n, n))
-    return StreamMix(pre, post, sinkhorn(mix, iterations, eps))
+    return StreamMix(pre, post, normalise(mix, iterations, eps))
 
 
 def initial_pre(num_tokens: int, streams: int, device: torch.device) -> Tensor:
@@ -103,8 +112,10 @@ def initial_pre(num_tokens: int, streams: int, device: torch.device) -> Tensor:
     return pre
 
 
-def collapse(streams: Tensor, pre: Tensor) -> Tensor:
+def collapse(streams: Tensor, pre: Tensor, *, deterministic: bool = False) -> Tensor:
     """The weighted sum of the streams, in fp32 and then in the streams' dtype, shape [tokens, channels]."""
+    if deterministic:
+        return batch_invariant.sum_streams(streams, pre)
     return torch.bmm(pre.unsqueeze(1), streams.float()).squeeze(1).to(streams.dtype)
 
 
@@ -119,6 +130,7 @@ def enter_sublayer(
     iterations: int,
     norm_eps: float,
     eps: float,
+    deterministic: bool = False,
 ) -> tuple[StreamMix, Tensor]:
     """Everything between the streams and a sublayer.
 
@@ -132,15 +144,22 @@ def enter_sublayer(
         iterations: Sinkhorn iterations.
         norm_eps: Added to every mean square.
         eps: The `hc_eps` of the configuration.
+        deterministic: Whether a token's bits must be free of the other tokens.
 
     Returns:
         The sublayer's coefficients, and its normed input, shape [tokens, channels].
     """
-    mixes = stream_mix(streams, fn, base, scale, iterations=iterations, norm_eps=norm_eps, eps=eps)
-    return mixes, rms_norm(collapse(streams, pre), norm_weight, norm_eps)
+    mixes = stream_mix(
+        streams, fn, base, scale,
+        iterations=iterations, norm_eps=norm_eps, eps=eps, deterministic=deterministic,
+    )  # fmt: skip
+    summed = collapse(streams, pre, deterministic=deterministic)
+    return mixes, rms_norm(summed, norm_weight, norm_eps, deterministic=deterministic)
 
 
-def leave_sublayer(streams: Tensor, output: Tensor, mixes: StreamMix) -> Tensor:
+def leave_sublayer(
+    streams: Tensor, output: Tensor, mixes: StreamMix, *, deterministic: bool = False
+) -> Tensor:
     """Streams behind a sublayer, in fp32 and then in the streams' dtype.
 
     Args:
@@ -148,10 +167,13 @@ def leave_sublayer(streams: Tensor, output: Tensor, mixes: StreamMix) -> Tensor:
         output: The sublayer's output, shape [tokens, channels].
         mixes: Its coefficients. Stream j becomes `post[j] * output + sum_i mix[i, j] * streams[i]`: the sum
             runs over the FIRST axis of `mix`.
+        deterministic: Whether a token's bits must be free of the other tokens.
 
     Returns:
         The new streams, same shape and dtype as `streams`.
     """
+    if deterministic:
+        return batch_invariant.mix_streams(streams, output, mixes.post, mixes.mix)
     added = mixes.post.unsqueeze(-1) * output.float().unsqueeze(1)
     moved = torch.baddbmm(added, mixes.mix.transpose(1, 2), streams.float())
     return moved.to(streams.dtype)

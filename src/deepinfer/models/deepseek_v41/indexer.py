@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from deepinfer.core.errors import InvariantBroken
+from deepinfer.kernels import batch_invariant
 from deepinfer.models.deepseek_v41 import small_cpu
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.norm import Linear, RMSNorm
@@ -91,6 +92,8 @@ def index_scores(
     Returns:
         Scores, shape [groups, tokens, rows], fp32.
     """
+    if deterministic:
+        return batch_invariant.index_scores(queries, weights, keys)
     groups, tokens, heads, _ = queries.shape
     dots = torch.bmm(queries.flatten(1, 2).float(), keys.float().transpose(1, 2)).relu_()
     dots = dots.view(groups * tokens, heads, -1)

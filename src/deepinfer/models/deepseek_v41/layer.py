@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from deepinfer.core.errors import InvariantBroken
+from deepinfer.kernels import batch_invariant
 from deepinfer.models.deepseek_v41.attention import Attention, AttentionPass
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.engram import Engram
@@ -17,7 +18,7 @@ from deepinfer.models.deepseek_v41.hyper_connection import (
     leave_sublayer,
 )
 from deepinfer.models.deepseek_v41.moe import MoE
-from deepinfer.models.deepseek_v41.norm import RMSNorm, rms_norm
+from deepinfer.models.deepseek_v41.norm import RMSNorm
 from deepinfer.models.deepseek_v41.rounding import Rounding
 
 __all__ = ["Layer", "LayerPass", "MixOptions"]
@@ -66,7 +67,10 @@ class Layer(nn.Module):
         hc_attn_fn, hc_ffn_fn: Stream mixing projections, shape [streams * (streams + 2), streams * hidden], fp32.
         hc_attn_base, hc_ffn_base: Their biases, shape [streams * (streams + 2)], fp32.
         hc_attn_scale, hc_ffn_scale: Their factors, shape [3], fp32.
+        deterministic: Whether a token's bits must be free of the other tokens.
     """
+
+    deterministic = False
 
     def __init__(
         self,
@@ -123,31 +127,38 @@ class Layer(nn.Module):
         Returns:
             The streams behind the layer, and the weights for the next sublayer.
         """
+        fixed = self.deterministic
         if self.engram is not None:
             streams = self.engram(streams, run.engram_rows[self.layer_id], run.is_image)
         if self.feeds_draft and run.features is not None:
-            run.features.append(streams.float().mean(1).to(streams.dtype))
+            if fixed:
+                mean = batch_invariant.ordered_sum(streams.float(), 1) / streams.shape[1]
+            else:
+                mean = streams.float().mean(1)
+            run.features.append(mean.to(streams.dtype))
         if run.narrow_layer == self.layer_id:
             streams, pre = self._narrow(streams, pre, run)
             if not len(streams):
                 return streams, pre
         mixes, y = enter_sublayer(
             streams, pre, self.hc_attn_fn, self.hc_attn_base, self.hc_attn_scale,
-            self.attn_norm.weight, **self.mix_options,
+            self.attn_norm.weight, deterministic=fixed, **self.mix_options,
         )  # fmt: skip
-        streams = leave_sublayer(streams, self.attn(y, run), mixes)
+        streams = leave_sublayer(streams, self.attn(y, run), mixes, deterministic=fixed)
         ffn_mixes, y = enter_sublayer(
             streams, mixes.pre, self.hc_ffn_fn, self.hc_ffn_base, self.hc_ffn_scale,
-            self.ffn_norm.weight, **self.mix_options,
+            self.ffn_norm.weight, deterministic=fixed, **self.mix_options,
         )  # fmt: skip
-        return leave_sublayer(streams, self.ffn(y, run.is_image), ffn_mixes), ffn_mixes.pre
+        output = self.ffn(y, run.is_image)
+        streams = leave_sublayer(streams, output, ffn_mixes, deterministic=fixed)
+        return streams, ffn_mixes.pre
 
     def _narrow(self, streams: Tensor, pre: Tensor, run: LayerPass) -> tuple[Tensor, Tensor]:
         """Extends the pool by all rows, then keeps those that run the rest of the layers."""
         attention = self.attn
         if attention.compressor is None or attention.indexer is None:
             raise InvariantBroken(f"Layer {self.layer_id} owns no pool; rows cannot drop out here.")
-        y = rms_norm(collapse(streams, pre), self.attn_norm.weight, self.attn_norm.eps)
+        y = self.attn_norm(collapse(streams, pre, deterministic=self.deterministic))
         run.extend_pool(attention, attention.compressor, attention.indexer, y)
         kept = run.narrow()
         return (streams, pre) if kept is None else (streams[kept], pre[kept])

@@ -253,7 +253,8 @@ class DeepseekV41(nn.Module):
     def _run_layers(self, embedded: Tensor, run: FullPass | StepPass) -> Tensor:
         streams = embedded.unsqueeze(1).repeat(1, self.config.hc_mult, 1)
         pre = initial_pre(embedded.shape[0], self.config.hc_mult, embedded.device)
-        return collapse(*self._stack(streams, pre, run))
+        streams, pre = self._stack(streams, pre, run)
+        return collapse(streams, pre, deterministic=self.deterministic)
 
     def _frequencies_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         if device not in self._frequencies:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deepinfer.kernels import batch_invariant
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.norm import Linear
 from deepinfer.models.deepseek_v41.rounding import Rounding
@@ -16,19 +17,23 @@ from deepinfer.models.deepseek_v41.topk import topk_lowest_index
 __all__ = ["Gate", "MoE", "RoutedExperts", "SharedExpert", "clamped_swiglu"]
 
 
-def clamped_swiglu(gate_up: Tensor, limit: float, weights: Tensor) -> Tensor:
+def clamped_swiglu(
+    gate_up: Tensor, limit: float, weights: Tensor, *, deterministic: bool = False
+) -> Tensor:
     """`silu(min(gate, limit)) * clamp(up, -limit, limit)`, times a weight a row, in fp32.
 
     Args:
         gate_up: Gate and up side by side, shape [rows, 2 * channels], any float dtype.
         limit: Clamp of both; the gate has no lower limit.
         weights: Weights of the leading rows, shape [weighted], fp32; the other rows weigh 1.
+        deterministic: Whether a row's bits must be free of the other rows.
 
     Returns:
         Shape [rows, channels], fp32.
     """
     gate, up = gate_up.float().chunk(2, -1)
-    out = F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
+    silu = batch_invariant.silu if deterministic else F.silu
+    out = silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
     rest = weights.new_ones(len(out) - len(weights))
     return out * torch.cat((weights, rest)).unsqueeze(-1)
 
@@ -40,7 +45,10 @@ class Gate(nn.Module):
         weight: Shape [experts, hidden], fp32.
         bias: Added to the scores for the choice of text tokens only, shape [experts], fp32.
         bias_vl: The same for image tokens.
+        deterministic: Whether a token's bits must be free of the other tokens.
     """
+
+    deterministic = False
 
     def __init__(
         self,
@@ -70,14 +78,17 @@ class Gate(nn.Module):
             Weights, shape [tokens, topk], fp32, which sum to the scaling factor, and expert ids, shape
             [tokens, topk], int64, ascending. Equal scores: the lower expert wins.
         """
-        scores = F.linear(y.float(), self.weight)
+        fixed = self.deterministic
+        linear = batch_invariant.linear if fixed else F.linear
+        scores = linear(y.float(), self.weight)
         bias = self.bias
         if is_image is not None:
             bias = torch.where(is_image.unsqueeze(-1), self.bias_vl, bias)
-        scores = F.softplus(scores).sqrt()
+        scores = (batch_invariant.softplus(scores) if fixed else F.softplus(scores)).sqrt()
         experts = topk_lowest_index(scores + bias, self.topk)
         weights = scores.gather(-1, experts)
-        return weights * (self.scaling / (weights.sum(-1, keepdim=True) + 1e-20)), experts
+        total = batch_invariant.ordered_sum(weights, -1) if fixed else weights.sum(-1)
+        return weights * (self.scaling / (total.unsqueeze(-1) + 1e-20)), experts
 
 
 class RoutedExperts(nn.Module):
@@ -128,7 +139,13 @@ class SharedExpert(nn.Module):
 
 
 class MoE(nn.Module):
-    """Router, routed experts and shared expert of one layer."""
+    """Router, routed experts and shared expert of one layer.
+
+    Attributes:
+        deterministic: Whether a token's bits must be free of the other tokens.
+    """
+
+    deterministic = False
 
     def __init__(
         self,
@@ -160,6 +177,8 @@ class MoE(nn.Module):
         """
         weights, experts = self.gate(y, is_image)
         x, shared = self.rounding.activation(y), self.shared_experts
+        if self.deterministic:
+            return self._deterministic(x, weights, experts).to(y.dtype)
         groups = _Groups.of(experts, self.experts.w2.shape[0])
         gate_up = groups.spread(x, self.experts.w13)
         gate_up.append(torch.cat((shared.w1(x), shared.w3(x)), -1))
@@ -168,6 +187,22 @@ class MoE(nn.Module):
         routed = groups.apply(hidden[: experts.numel()], self.experts.w2).float()
         out = groups.sum(routed) + shared.w2(hidden[experts.numel() :]).float()
         return out.to(y.dtype)
+
+    def _deterministic(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        """The same through batch-invariant kernels, for rounded input; shape [tokens, hidden], fp32."""
+        shared, num_experts, topk = self.shared_experts, len(self.experts.w2), experts.shape[1]
+        linear, pairs = batch_invariant.expert_linear, experts.flatten()
+        order = pairs.argsort(stable=True)
+        counts = torch.bincount(pairs, minlength=num_experts)
+        if counts.is_cpu:
+            counts = counts.tolist()
+        routed = linear(x[order // topk], self.experts.w13, counts)
+        both = torch.cat((routed, torch.cat((shared.w1(x), shared.w3(x)), -1)))
+        hidden = clamped_swiglu(both, self.limit, weights.flatten()[order], deterministic=True)
+        hidden = self.rounding.activation(hidden.to(x.dtype))
+        down = linear(hidden[: len(order)], self.experts.w2, counts).float()
+        down = torch.empty_like(down).index_copy_(0, order, down).view(*experts.shape, -1)
+        return batch_invariant.ordered_sum(down, 1) + shared.w2(hidden[len(order) :]).float()
 
 
 @dataclass(frozen=True, slots=True)

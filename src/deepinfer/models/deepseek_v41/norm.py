@@ -6,22 +6,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deepinfer.kernels import batch_invariant
 from deepinfer.models.deepseek_v41 import small_cpu
 
 __all__ = ["Linear", "RMSNorm", "rms_norm"]
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, *, deterministic: bool = False
+) -> Tensor:
     """Root-mean-square norm over the last axis, computed in fp32.
 
     Args:
         x: Values, shape [..., channels], any float dtype.
         weight: Gains, shape [channels], any float dtype.
         eps: Added to the mean square.
+        deterministic: Whether a row's bits must be free of the other rows.
 
     Returns:
         The normed values, same shape and dtype as `x`.
     """
+    if deterministic:
+        return batch_invariant.rms_norm(x, weight, eps)
     if small_cpu.fits(x):
         return torch.from_numpy(small_cpu.rms_norm(x.numpy(), weight.numpy(), eps))
     wide = x.float()
@@ -35,7 +41,10 @@ class RMSNorm(nn.Module):
     Attributes:
         weight: Gains, shape [channels].
         eps: Added to the mean square.
+        deterministic: Whether a row's bits must be free of the other rows.
     """
+
+    deterministic = False
 
     def __init__(
         self,
@@ -51,7 +60,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Norms `x`, shape [..., channels], over its last axis."""
-        return rms_norm(x, self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps, deterministic=self.deterministic)
 
 
 class Linear(nn.Module):
@@ -59,7 +68,10 @@ class Linear(nn.Module):
 
     Attributes:
         weight: The matrix, shape [out_channels, in_channels].
+        deterministic: Whether a row's bits must be free of the other rows.
     """
+
+    deterministic = False
 
     def __init__(
         self,
@@ -77,4 +89,5 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Multiplies `x`, shape [..., in_channels]; the input is promoted to an fp32 weight's dtype."""
         weight = self.weight
-        return F.linear(x if x.dtype == weight.dtype else x.to(weight.dtype), weight)
+        x = x if x.dtype == weight.dtype else x.to(weight.dtype)
+        return batch_invariant.linear(x, weight) if self.deterministic else F.linear(x, weight)
