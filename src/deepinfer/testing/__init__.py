@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from deepinfer.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from deepinfer.testing.toy_model import ToyCache as ToyCache
+    from deepinfer.testing.toy_cache import ToyCache as ToyCache
     from deepinfer.testing.toy_model import ToyConfig as ToyConfig
     from deepinfer.testing.toy_model import ToyDraft as ToyDraft
     from deepinfer.testing.toy_model import ToyModel as ToyModel
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from deepinfer.testing.traces import to_requests as to_requests
 
 _EXPORTS = {
-    "ToyCache": "deepinfer.testing.toy_model",
+    "ToyCache": "deepinfer.testing.toy_cache",
     "ToyConfig": "deepinfer.testing.toy_model",
     "ToyDraft": "deepinfer.testing.toy_model",
     "ToyModel": "deepinfer.testing.toy_model",

@@ -11,16 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError, InvariantBroken
+from deepinfer.testing.toy_cache import MODULUS, ToyCache
 
 __all__ = ["ToyCache", "ToyConfig", "ToyDraft", "ToyModel", "ToyOutput"]
 
-_M = 2**31 - 1
-_EMPTY = -1
+_M = MODULUS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,8 @@ class ToyConfig:
         bos_token_id: Token id put before a prompt.
         dspark_block_size: Drafts that `ToyDraft` proposes; 0 for a model without a draft.
         draft_errors: One in this many drafts is wrong; 0 for a draft that is always right.
+        sliding_window: Width of the attention window in tokens; 0 for a model without windows.
+        narrows: Whether tokens before `Segment.full_start` give no output. The output of the others is the same.
 
     Raises:
         ConfigError: A number is out of range.
@@ -45,6 +48,8 @@ class ToyConfig:
     bos_token_id: int = 0
     dspark_block_size: int = 0
     draft_errors: int = 3
+    sliding_window: int = 0
+    narrows: bool = False
 
     def __post_init__(self) -> None:
         """Checks the sizes."""
@@ -54,6 +59,8 @@ class ToyConfig:
         )
         checks.check_int("dspark_block_size", self.dspark_block_size, 0, 64, ConfigError)
         checks.check_int("draft_errors", self.draft_errors, 0, 2**20, ConfigError)
+        checks.check_int("sliding_window", self.sliding_window, 0, 2**20, ConfigError)
+        checks.check_bool("narrows", self.narrows, ConfigError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,127 +68,14 @@ class ToyOutput:
     """What a forward pass returns.
 
     Attributes:
-        hidden: Shape [tokens, 1], int64.
-        features: Shape [tokens, 1], int64, or None for a model without a draft.
+        hidden: Shape [kept tokens, 1], int64.
+        features: Shape [kept tokens, 1], int64, or None for a model without a draft.
+        kept: Places of the kept tokens in the batch, ascending, or None for all.
     """
 
     hidden: Tensor
     features: Tensor | None = None
-
-
-class ToyCache:
-    """One integer a token and one an even-odd pair of tokens, in slots.
-
-    Attributes:
-        rows: Value of each token, shape [slots, tokens], int64, -1 where nothing was written.
-        pairs: Value of each pair, shape [slots, tokens // 2], int64, -1 where nothing was written.
-        tails: Value of the token that waits for its partner, or -1, one a slot.
-        lengths: Tokens written, one a slot.
-        draft_lengths: Tokens in the draft's context, one a slot.
-    """
-
-    def __init__(self, num_slots: int, max_tokens: int) -> None:
-        self.rows = torch.full((num_slots, max_tokens), _EMPTY, dtype=torch.int64)
-        self.pairs = torch.full((num_slots, max_tokens // 2), _EMPTY, dtype=torch.int64)
-        self.tails = [_EMPTY] * num_slots
-        self.lengths = [0] * num_slots
-        self.draft_lengths = [0] * num_slots
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the tensors."""
-        return 8 * (self.rows.numel() + self.pairs.numel())
-
-    def reset(self, slot: int) -> None:
-        """Empties a slot.
-
-        Args:
-            slot: Its number.
-        """
-        self.rows[slot] = _EMPTY
-        self.pairs[slot] = _EMPTY
-        self.tails[slot] = _EMPTY
-        self.lengths[slot] = 0
-        self.draft_lengths[slot] = 0
-
-    def truncate(self, slot: int, length: int) -> None:
-        """Takes back the rows past a length.
-
-        Args:
-            slot: Number of the slot.
-            length: Tokens to keep.
-
-        Raises:
-            InvariantBroken: The slot holds fewer.
-        """
-        if not 0 <= length <= self.lengths[slot]:
-            raise InvariantBroken(
-                f"slot {slot} holds {self.lengths[slot]} tokens and cannot keep {length}."
-            )
-        self.rows[slot, length:] = _EMPTY
-        self.pairs[slot, length // 2 :] = _EMPTY
-        self.tails[slot] = int(self.rows[slot, length - 1]) if length % 2 else _EMPTY
-        self.lengths[slot] = length
-        self.draft_lengths[slot] = min(self.draft_lengths[slot], length)
-
-    def write(self, slot: int, start: int, values: Tensor) -> None:
-        """Writes consecutive rows and the pairs that they complete.
-
-        Args:
-            slot: Number of the slot.
-            start: First position.
-            values: Shape [tokens], int64.
-
-        Raises:
-            InvariantBroken: The rows do not start where the slot ends.
-        """
-        if start != self.lengths[slot]:
-            raise InvariantBroken(
-                f"slot {slot} holds {self.lengths[slot]} tokens and a segment starts at {start}."
-            )
-        stop = start + len(values)
-        if stop > self.rows.shape[1]:
-            raise InvariantBroken(
-                f"slot {slot} has room for {self.rows.shape[1]} tokens, not for {stop}."
-            )
-        self.rows[slot, start:stop] = values
-        for position, value in enumerate(values.tolist(), start=start):
-            if position % 2:
-                self.pairs[slot, position // 2] = self.tails[slot] * value % _M
-                self.tails[slot] = _EMPTY
-            else:
-                self.tails[slot] = value
-        self.lengths[slot] = stop
-
-    def digests(self, slot: int, start: int, stop: int) -> Tensor:
-        """A number for each position that depends on every row and pair up to it.
-
-        Args:
-            slot: Number of the slot.
-            start: First position.
-            stop: Position after the last.
-
-        Returns:
-            Shape [stop - start], int64, from 0 to 2**31 - 2.
-
-        Raises:
-            InvariantBroken: A row that was never written would be read.
-        """
-        rows, pairs = self.rows[slot, :stop], self.pairs[slot, : stop // 2]
-        if bool((rows == _EMPTY).any()) or bool((pairs == _EMPTY).any()):
-            raise InvariantBroken(f"slot {slot} has unwritten rows before position {stop}.")
-        at = torch.arange(start, stop).unsqueeze(1)
-        total = _weigh(rows, at - torch.arange(stop), 48271)
-        return (total + _weigh(pairs, at - (2 * torch.arange(stop // 2) + 1), 69621)) % _M
-
-
-def _weigh(values: Tensor, distance: Tensor, factor: int) -> Tensor:
-    weights = (distance * factor + 11) % _M
-    return ((values * weights) % _M).masked_fill(distance < 0, 0).sum(1) % _M
-
-
-def _values(token_ids: Tensor, positions: Tensor) -> Tensor:
-    return (token_ids * 1_103_515_245 + positions * 12_345 + 40_503) % _M
+    kept: np.ndarray | None = None
 
 
 class ToyModel:
@@ -211,18 +105,38 @@ class ToyModel:
         """Always the CPU."""
         return torch.device("cpu")
 
-    def new_cache(self, num_slots: int, max_tokens: int, max_step_tokens: int = 512) -> ToyCache:
+    def new_cache(
+        self,
+        num_slots: int,
+        max_tokens: int,
+        max_step_tokens: int = 512,
+        *,
+        num_blocks: int | None = None,
+        block_size: int = 128,
+        max_rollback: int = 16,
+    ) -> ToyCache:
         """An empty cache.
 
         Args:
             num_slots: Number of slots.
             max_tokens: Tokens in one slot.
-            max_step_tokens: Ignored; the toy has no window.
+            max_step_tokens: Tokens that one request may run in one step.
+            num_blocks: Blocks, or None for one a slot.
+            block_size: Tokens in one block.
+            max_rollback: Ignored.
 
         Returns:
             The cache.
         """
-        return ToyCache(num_slots, max_tokens)
+        return ToyCache(
+            num_slots,
+            max_tokens,
+            max_step_tokens,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            window=self.config.sliding_window,
+            narrows=self.config.narrows,
+        )
 
     def forward(self, batch: Any, cache: ToyCache) -> ToyOutput:
         """Runs segments of consecutive positions.
@@ -232,7 +146,7 @@ class ToyModel:
             cache: The cache, written.
 
         Returns:
-            Hidden values, one row a token.
+            Hidden values of the tokens that give an output.
 
         Raises:
             InvariantBroken: A segment does not continue its slot, or an id is outside the vocabulary.
@@ -243,16 +157,29 @@ class ToyModel:
         ids = torch.as_tensor(batch.input_ids)
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.config.vocab_size:
             raise InvariantBroken(f"the batch holds an id outside the vocabulary: {ids.tolist()}.")
-        hidden = []
+        hidden = [torch.empty(0, dtype=torch.int64)]
+        kept = [np.empty(0, dtype=np.int64)]
         offset = 0
         for segment in batch.segments:
             start, stop = segment.start, segment.start + segment.num_tokens
-            part = ids[offset : offset + segment.num_tokens]
+            cache.write(
+                segment.slot,
+                start,
+                ids[offset : offset + segment.num_tokens],
+                window_start=segment.window_start,
+                pool_start=segment.pool_start,
+            )
+            first = max(start, segment.full_start) if self.config.narrows else start
+            if first < stop:
+                hidden.append(cache.digests(segment.slot, first, stop))
+                kept.append(np.arange(offset + first - start, offset + stop - start))
             offset += segment.num_tokens
-            cache.write(segment.slot, start, _values(part, torch.arange(start, stop)))
-            hidden.append(cache.digests(segment.slot, start, stop))
         digests = torch.cat(hidden).unsqueeze(1)
-        return ToyOutput(digests, digests if self.draft is not None else None)
+        return ToyOutput(
+            digests,
+            digests if self.draft is not None else None,
+            np.concatenate(kept) if self.config.narrows else None,
+        )
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits of chosen rows.
@@ -278,8 +205,8 @@ class ToyModel:
             Shape [tokens, vocab], fp32.
         """
         ids = torch.as_tensor(input_ids, dtype=torch.int64)
-        cache = self.new_cache(1, len(ids))
-        cache.write(0, 0, _values(ids, torch.arange(len(ids))))
+        cache = self.new_cache(1, len(ids), len(ids))
+        cache.write(0, 0, ids)
         return self.compute_logits(cache.digests(0, 0, len(ids)).unsqueeze(1))
 
     def greedy(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
@@ -367,12 +294,12 @@ class ToyDraft:
                     f"the draft of slot {slot} knows {cache.draft_lengths[slot]} tokens and its "
                     f"anchor is at {position}."
                 )
-            scratch = ToyCache(1, position + block + 1)
-            scratch.write(0, 0, cache.rows[slot, :position])
+            scratch = cache.copy_of_slot(slot, block + 1)
+            window_start = scratch.window_starts[0]
             token = anchor
             for index in range(block):
-                at = torch.tensor([position + index])
-                scratch.write(0, position + index, _values(torch.tensor([token]), at))
+                ids = torch.tensor([token])
+                scratch.write(0, position + index, ids, window_start=window_start)
                 digest = scratch.digests(0, position + index, position + index + 1)
                 token = int(self._compute_logits(digest.unsqueeze(1)).argmax())
                 errors = self._config.draft_errors
