@@ -1,0 +1,123 @@
+"""The layers as few calls: matrix products, and between them one fused step each.
+
+Twin of `Layer.forward` for a `DecodePass`, whose kernels it uses; the layers are the reference and own the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from deepinfer.models.deepseek_v41.attention import Attention
+from deepinfer.models.deepseek_v41.layer import Layer
+from deepinfer.models.deepseek_v41.moe import MoE
+
+__all__ = ["run_layers", "why_not_fused"]
+
+_GROUP = 32
+
+
+def why_not_fused(model: nn.Module) -> str:
+    """Why the layers of a model cannot run here, or "".
+
+    Args:
+        model: The model.
+    """
+    for name, parameter in model.named_parameters():
+        if type(parameter) is not nn.Parameter:
+            return f"{name} is packed"
+        if parameter.dtype not in (torch.float32, torch.bfloat16):
+            return f"{name} is {parameter.dtype}"
+    return ""
+
+
+def run_layers(
+    layers: Iterable[nn.Module], streams: Tensor, pre: Tensor, run: Any
+) -> tuple[Tensor, Tensor]:
+    """Runs layers one after the other.
+
+    Args:
+        layers: `Layer` modules.
+        streams: Residual streams, shape [tokens, streams, hidden].
+        pre: Weights by which the first sublayer sums them, shape [tokens, streams], fp32.
+        run: A `DecodePass` or a pass of the draft with the same methods.
+
+    Returns:
+        The streams behind the last layer, and the weights that collapse them.
+    """
+    for layer in layers:
+        if isinstance(layer, Layer):
+            streams, pre = _run_layer(layer, streams, pre, run)
+    return streams, pre
+
+
+def _run_layer(layer: Layer, streams: Tensor, pre: Tensor, run: Any) -> tuple[Tensor, Tensor]:
+    kernels, options = run.kernels, layer.mix_options
+    rounds = layer.attn.rounding.level == "full"
+    if layer.engram is not None:
+        streams = layer.engram(streams, run.engram_rows[layer.layer_id])
+    if layer.feeds_draft and run.features is not None:
+        run.features.append(streams.float().mean(1).to(streams.dtype))
+    pre, coefficients, y, x = kernels.enter_streams(
+        streams, pre, layer.hc_attn_fn, layer.hc_attn_base, layer.hc_attn_scale,
+        layer.attn_norm.weight, round_input=rounds, **options,
+    )  # fmt: skip
+    output = _attention(layer.attn, y, x, run)
+    streams = kernels.leave_streams(streams, output, coefficients)
+    pre, coefficients, y, x = kernels.enter_streams(
+        streams, pre, layer.hc_ffn_fn, layer.hc_ffn_base, layer.hc_ffn_scale,
+        layer.ffn_norm.weight, round_input=rounds, **options,
+    )  # fmt: skip
+    shared, routed = _experts(layer.ffn, y, x, run)
+    return kernels.leave_streams(streams, shared, coefficients, routed), pre
+
+
+def _attention(attention: Attention, y: Tensor, x: Tensor, run: Any) -> Tensor:
+    """Attention of the normed input `y`, rounded as `x`, each of shape [tokens, hidden]."""
+    kernels, level = run.kernels, attention.rounding.level
+    inputs = "fp8" if level == "full" else "none"
+    phases = run.phases(attention.ratio > 0)
+    norm = attention.q_norm
+    bottleneck = attention.wq_a(x).unsqueeze(1)
+    bottleneck = kernels.norm_rope_round(
+        bottleneck, norm.weight, norm.eps, rounding=inputs, out=bottleneck
+    ).squeeze(1)
+    queries = attention.wq_b(bottleneck).view(len(y), attention.num_heads, -1)
+    kernels.norm_rope_round(queries, phases=phases, out=queries)
+    norm = attention.kv_norm
+    run.write_windows(
+        attention, attention.wkv(x).unsqueeze(1), norm.weight, norm.eps, phases,
+        "fp8" if level != "none" else "none",
+    )  # fmt: skip
+    if attention.indexer is not None:
+        if attention.compressor is not None:
+            run.extend_pool(attention, attention.compressor, attention.indexer, y)
+        run.select(attention, attention.indexer, bottleneck, y)
+    attended = run.attend_cached(attention, queries)
+    kernels.norm_rope_round(attended, phases=phases, inverse=True, out=attended)
+    grouped = attended.view(len(y), attention.num_groups, -1).transpose(0, 1)
+    weight = attention.wo_a.weight.view(attention.num_groups, -1, grouped.shape[-1])
+    narrow = torch.bmm(grouped, weight.transpose(1, 2)).transpose(0, 1)
+    if narrow.shape[-1] % _GROUP:
+        narrow = narrow.reshape(len(y), 1, -1)
+    narrow = kernels.norm_rope_round(narrow, rounding=inputs)
+    return attention.wo_b(narrow.reshape(len(y), -1))
+
+
+def _experts(moe: MoE, y: Tensor, x: Tensor, run: Any) -> tuple[Tensor, Tensor]:
+    """Output of the shared expert, shape [tokens, hidden], and of the chosen ones, [tokens, topk, hidden]."""
+    kernels, gate, shared = run.kernels, moe.gate, moe.shared_experts
+    inputs = "fp8" if moe.rounding.level == "full" else "none"
+    scores = F.linear(y.float(), gate.weight)
+    weights, experts = kernels.topk_gate(scores, gate.bias, gate.topk, gate.scaling)
+    order = kernels.expert_order(experts, moe.experts.w2.shape[0])
+    gate_up = kernels.grouped_linear(x, moe.experts.w13, order, gate.topk)
+    left, right = gate_up.chunk(2, -1)
+    hidden = kernels.swiglu_round(left, right, weights.view(-1), moe.limit, rounding=inputs)
+    routed = kernels.grouped_linear(hidden, moe.experts.w2, order, 1)
+    hidden = kernels.swiglu_round(shared.w1(x), shared.w3(x), None, moe.limit, rounding=inputs)
+    return shared.w2(hidden), routed.view(len(y), gate.topk, -1)
