@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from deepinfer.engine.drafter import DRAFTERS as DRAFTERS
     from deepinfer.engine.drafter import DSparkDrafter as DSparkDrafter
     from deepinfer.engine.engine import Engine as Engine
+    from deepinfer.engine.future_tokens import FutureTokens as FutureTokens
+    from deepinfer.engine.host_tier import HostTier as HostTier
+    from deepinfer.engine.latency import Latency as Latency
     from deepinfer.engine.parts import EngineDrafter as EngineDrafter
     from deepinfer.engine.parts import EngineRunner as EngineRunner
     from deepinfer.engine.parts import EngineScheduler as EngineScheduler
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from deepinfer.engine.stop import StopChecker as StopChecker
     from deepinfer.engine.streaming import TokenStream as TokenStream
     from deepinfer.engine.tokenizer import Tokenizer as Tokenizer
+    from deepinfer.engine.trace import Trace as Trace
 
 _EXPORTS = {
     "AsyncEngine": "deepinfer.engine.async_engine",
@@ -43,12 +47,16 @@ _EXPORTS = {
     "EngineRunner": "deepinfer.engine.parts",
     "EngineScheduler": "deepinfer.engine.parts",
     "EngineStats": "deepinfer.engine.stats",
+    "FutureTokens": "deepinfer.engine.future_tokens",
+    "HostTier": "deepinfer.engine.host_tier",
     "IncrementalDetokenizer": "deepinfer.engine.detokenizer",
+    "Latency": "deepinfer.engine.latency",
     "ModelRunner": "deepinfer.engine.runner",
     "OutputText": "deepinfer.engine.stop",
     "StopChecker": "deepinfer.engine.stop",
     "TokenStream": "deepinfer.engine.streaming",
     "Tokenizer": "deepinfer.engine.tokenizer",
+    "Trace": "deepinfer.engine.trace",
     "encode_messages": "deepinfer.engine.chat",
     "parse_completion": "deepinfer.engine.chat_parser",
     "render_chat": "deepinfer.engine.chat",

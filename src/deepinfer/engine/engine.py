@@ -22,6 +22,7 @@ from deepinfer.engine.outputs import OutputBuilder, Sink
 from deepinfer.engine.prompts import Message, Prompt, as_params
 from deepinfer.engine.stats import EngineStats
 from deepinfer.engine.streaming import TokenStream
+from deepinfer.engine.trace import Trace
 
 __all__ = ["Engine"]
 
@@ -313,6 +314,21 @@ class Engine:
         """Counters since the start, and how busy the engine is."""
         with self._lock:
             return self._loop.recorder.stats(self.load, self._parts.runner, self._parts.cache)
+
+    def trace(self, capacity: int = 200_000) -> Trace:
+        """Records where the time goes: `with engine.trace() as trace: ...`, then `trace.save("trace.json")`.
+
+        Args:
+            capacity: Most spans kept; older ones are dropped first.
+
+        Returns:
+            A context manager that records while its block runs; outside of such blocks nothing is recorded.
+
+        Raises:
+            ConfigError: The capacity is out of range.
+        """
+        recorder = self._loop.recorder
+        return Trace(capacity, attach=recorder.attach, detach=recorder.detach)
 
     def check(self) -> None:
         """Walks the books of every part.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from deepinfer.core.types import FinishReason
 from deepinfer.engine.latency import Latency, LatencyWindow
 from deepinfer.engine.outputs import OutputBuilder
 from deepinfer.engine.pipeline import Flight
+from deepinfer.engine.trace import Trace
 from deepinfer.scheduling import Progress
 
 __all__ = ["EngineStats", "StatsRecorder"]
@@ -120,10 +121,22 @@ class StatsRecorder:
         self._seconds: Counter[str] = Counter()
         names = ("time_to_first_token", "inter_token", "queue", "end_to_end", "step")
         self._latencies = {name: LatencyWindow() for name in names}
+        self._traces: tuple[Trace, ...] = ()
+
+    def attach(self, trace: Trace) -> None:
+        """Lets a trace take part from now on."""
+        self.detach(trace)
+        self._traces = (*self._traces, trace)
+
+    def detach(self, trace: Trace) -> None:
+        """Ends that."""
+        self._traces = tuple(other for other in self._traces if other is not trace)
 
     def added(self, builder: OutputBuilder, now: float) -> None:
         """Counts a request that was taken."""
         self._counts["requests_added"] += 1
+        for trace in self._traces:
+            trace.added(builder.rid)
         if self._has_sink:
             request = builder.request
             self._tell(
@@ -152,6 +165,8 @@ class StatsRecorder:
         """Counts a request that ended."""
         reason = builder.finish_reason or FinishReason.ERROR
         self._finished[str(reason)] += 1
+        for trace in self._traces:
+            trace.finished(builder.rid, str(reason))
         arrival = builder.request.arrival_s
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._latencies["end_to_end"].add(now - arrival)
@@ -177,13 +192,15 @@ class StatsRecorder:
     def preempted(self, rid: str, lost_tokens: int, now: float) -> None:
         """Counts a request that lost its slot."""
         self._counts["preemptions"] += 1
+        for trace in self._traces:
+            trace.preempted(rid)
         if self._has_sink:
             self._tell(RequestPreempted(time_s=now, rid=rid, lost_tokens=lost_tokens))
 
     def step(
         self,
         flight: Flight,
-        progress: Iterable[Progress],
+        progress: Sequence[Progress],
         load: LoadSnapshot | None,
         *,
         now: float,
@@ -222,6 +239,8 @@ class StatsRecorder:
             self._seconds["predicted_measured_seconds"] += duration
         if not failed:
             self._latencies["step"].add(duration)
+        for trace in self._traces:
+            trace.step(flight, progress)
         if self._has_sink and load is not None:
             self._tell(
                 StepFinished(
