@@ -31,11 +31,19 @@ if TYPE_CHECKING:
     from deepinfer.scheduling.policies import ORDER_POLICIES as ORDER_POLICIES
     from deepinfer.scheduling.policies import OrderPolicy as OrderPolicy
     from deepinfer.scheduling.scheduler import Scheduler as Scheduler
+    from deepinfer.scheduling.simulation import RequestTiming as RequestTiming
+    from deepinfer.scheduling.simulation import SimulatedStep as SimulatedStep
+    from deepinfer.scheduling.simulation import Simulation as Simulation
+    from deepinfer.scheduling.simulator import Simulator as Simulator
     from deepinfer.scheduling.step_work import Chunk as Chunk
     from deepinfer.scheduling.step_work import StepSample as StepSample
     from deepinfer.scheduling.step_work import StepWork as StepWork
 
 _EXPORTS = {
+    "Simulator": "deepinfer.scheduling.simulator",
+    "Simulation": "deepinfer.scheduling.simulation",
+    "SimulatedStep": "deepinfer.scheduling.simulation",
+    "RequestTiming": "deepinfer.scheduling.simulation",
     "shape_chunk": "deepinfer.scheduling.chunking",
     "FixedChunks": "deepinfer.scheduling.chunking",
     "ChunkPolicy": "deepinfer.scheduling.chunking",
@@ -62,6 +70,10 @@ _EXPORTS = {
 }
 
 __all__ = [
+    "Simulator",
+    "Simulation",
+    "SimulatedStep",
+    "RequestTiming",
     "shape_chunk",
     "FixedChunks",
     "ChunkPolicy",

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
-from deepinfer.core.plan import RowRole, StepPlan
+from deepinfer.core.plan import ROLES, RowRole, StepPlan
 
 __all__ = ["PREFIX_BUCKETS", "Chunk", "StepSample", "StepWork", "bucket_name"]
 
 PREFIX_BUCKETS = (0, 1, 16_384, 65_536, 262_144)
 """Lowest prefix of each bucket in which errors are reported and samples kept."""
 
-_INT_MAX = 2**31 - 1
+_LAST_PREFILL = ROLES.index(RowRole.LAST_PREFILL)
 
 
 class Chunk(NamedTuple):
@@ -106,18 +106,25 @@ class StepWork(NamedTuple):
     @classmethod
     def of_plan(cls, plan: StepPlan) -> StepWork:
         """Adds up a plan; a row that replays counts as a chunk."""
-        chunks = []
-        decode = []
-        drafts = 0
-        for row in plan.rows:
-            role = row.role
-            if role is RowRole.DECODE or role is RowRole.VERIFY:
-                decode.append(row.first_position)
-                drafts += row.num_drafts
-            else:
-                ends = role is RowRole.LAST_PREFILL
-                chunks.append(Chunk(row.first_position, row.num_tokens, ends))
-        return cls.of(chunks, decode, drafts)
+        rows = plan.rows
+        prompts = rows.roles <= _LAST_PREFILL
+        decodes = ~prompts
+        first, count = rows.first_positions, rows.num_tokens
+        num_decodes = int(decodes.sum())
+        drafts = context = 0
+        if num_decodes:
+            drafts = int(rows.num_drafts.sum())
+            context = int(first[decodes].sum())
+            first, count = first[prompts], count[prompts]
+        return cls(
+            int(first.sum()),
+            int(count.sum()) + drafts,
+            int((count * (2 * first + count)).sum()),
+            int((rows.roles == _LAST_PREFILL).sum()),
+            num_decodes,
+            context,
+            int(first.max(initial=-1)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
