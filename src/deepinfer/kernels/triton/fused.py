@@ -1,0 +1,29 @@
+"""The steps between the matrix products of a layer, by name, in Triton."""
+
+from __future__ import annotations
+
+from deepinfer.kernels.reference.experts import ExpertOrder as ExpertOrder
+from deepinfer.kernels.reference.rows import RoundingFormat as RoundingFormat
+from deepinfer.kernels.triton.experts import expert_order as expert_order
+from deepinfer.kernels.triton.experts import grouped_linear as grouped_linear
+from deepinfer.kernels.triton.experts import topk_gate as topk_gate
+from deepinfer.kernels.triton.hyper_connection import enter_streams as enter_streams
+from deepinfer.kernels.triton.hyper_connection import leave_streams as leave_streams
+from deepinfer.kernels.triton.rows import norm_rope_round as norm_rope_round
+from deepinfer.kernels.triton.rows import scatter_rows as scatter_rows
+from deepinfer.kernels.triton.rows import swiglu_round as swiglu_round
+from deepinfer.kernels.triton.sparse_attention import sparse_attention as sparse_attention
+
+__all__ = [
+    "ExpertOrder",
+    "RoundingFormat",
+    "enter_streams",
+    "expert_order",
+    "grouped_linear",
+    "leave_streams",
+    "norm_rope_round",
+    "scatter_rows",
+    "sparse_attention",
+    "swiglu_round",
+    "topk_gate",
+]

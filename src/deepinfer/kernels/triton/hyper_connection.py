@@ -1,0 +1,215 @@
+"""The two ends of a sublayer between residual streams, one launch each."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deepinfer.core.errors import ShapeError
+from deepinfer.kernels.triton.rounding import round_groups
+
+__all__ = ["enter_streams", "leave_streams"]
+
+_STREAMS = 4
+_COEFFICIENTS = 20
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _row(a, b, c, d, eps):
+    """A row of a softmax, plus eps."""
+    top = tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
+    a, b, c, d = tl.exp(a - top), tl.exp(b - top), tl.exp(c - top), tl.exp(d - top)
+    total = a + b + c + d
+    return a / total + eps, b / total + eps, c / total + eps, d / total + eps
+
+
+@triton.jit
+def _over_sum(a, b, c, d, eps):
+    total = a + b + c + d + eps
+    return a / total, b / total, c / total, d / total
+
+
+@triton.jit
+def _enter(
+    streams, pre, fn, base, scale, gains, mixes, following, coefficients, y, x, iterations,
+    norm_eps, eps, CHANNELS: tl.constexpr, ROUND: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    BLOCK: tl.constexpr = GROUPS * 32
+    kind = streams.dtype.element_ty
+    rows = tl.arange(0, 32)
+    m = tl.zeros([32], tl.float32)
+    squares = tl.zeros([BLOCK], tl.float32)
+    input_squares = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, CHANNELS, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        inside = c < CHANNELS
+        entering = tl.zeros([BLOCK], tl.float32)
+        for i in tl.static_range(4):
+            at = streams + (token * 4 + i) * CHANNELS + c
+            s = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+            squares += s * s
+            entering += tl.load(pre + token * 4 + i) * s
+            w = tl.load(
+                fn + rows[:, None] * (4 * CHANNELS) + i * CHANNELS + c[None, :],
+                mask=(rows[:, None] < 24) & inside[None, :], other=0.0,
+            )  # fmt: skip
+            m += tl.sum(w * s[None, :], axis=1)
+        entering = entering.to(kind).to(tl.float32)
+        input_squares += entering * entering
+    m = m * tl.rsqrt(tl.sum(squares, axis=0) / (4 * CHANNELS) + norm_eps)
+    part = tl.where(rows < 4, 0, tl.where(rows < 8, 1, 2))
+    m = m * tl.load(scale + part) + tl.load(base + rows, mask=rows < 24, other=0.0)
+    # The first eight are wanted as a vector, the others as scalars; memory turns one into the other.
+    tl.store(following + token * 4 + rows, _sigmoid(m) + eps, mask=rows < 4)
+    tl.store(coefficients + token * 20 + rows - 4, 2.0 * _sigmoid(m), mask=(rows >= 4) & (rows < 8))
+    tl.store(mixes + token * 32 + rows, m)
+    tl.debug_barrier()
+    k = mixes + token * 32 + 8
+    a0, a1, a2, a3 = _row(tl.load(k), tl.load(k + 1), tl.load(k + 2), tl.load(k + 3), eps)
+    b0, b1, b2, b3 = _row(tl.load(k + 4), tl.load(k + 5), tl.load(k + 6), tl.load(k + 7), eps)
+    c0, c1, c2, c3 = _row(tl.load(k + 8), tl.load(k + 9), tl.load(k + 10), tl.load(k + 11), eps)
+    d0, d1, d2, d3 = _row(tl.load(k + 12), tl.load(k + 13), tl.load(k + 14), tl.load(k + 15), eps)
+    a0, b0, c0, d0 = _over_sum(a0, b0, c0, d0, eps)
+    a1, b1, c1, d1 = _over_sum(a1, b1, c1, d1, eps)
+    a2, b2, c2, d2 = _over_sum(a2, b2, c2, d2, eps)
+    a3, b3, c3, d3 = _over_sum(a3, b3, c3, d3, eps)
+    for _ in range(iterations - 1):
+        a0, a1, a2, a3 = _over_sum(a0, a1, a2, a3, eps)
+        b0, b1, b2, b3 = _over_sum(b0, b1, b2, b3, eps)
+        c0, c1, c2, c3 = _over_sum(c0, c1, c2, c3, eps)
+        d0, d1, d2, d3 = _over_sum(d0, d1, d2, d3, eps)
+        a0, b0, c0, d0 = _over_sum(a0, b0, c0, d0, eps)
+        a1, b1, c1, d1 = _over_sum(a1, b1, c1, d1, eps)
+        a2, b2, c2, d2 = _over_sum(a2, b2, c2, d2, eps)
+        a3, b3, c3, d3 = _over_sum(a3, b3, c3, d3, eps)
+    out = coefficients + token * 20 + 4
+    tl.store(out, a0)
+    tl.store(out + 1, a1)
+    tl.store(out + 2, a2)
+    tl.store(out + 3, a3)
+    tl.store(out + 4, b0)
+    tl.store(out + 5, b1)
+    tl.store(out + 6, b2)
+    tl.store(out + 7, b3)
+    tl.store(out + 8, c0)
+    tl.store(out + 9, c1)
+    tl.store(out + 10, c2)
+    tl.store(out + 11, c3)
+    tl.store(out + 12, d0)
+    tl.store(out + 13, d1)
+    tl.store(out + 14, d2)
+    tl.store(out + 15, d3)
+    factor = tl.rsqrt(tl.sum(input_squares, axis=0) / CHANNELS + norm_eps)
+    for start in range(0, CHANNELS, BLOCK):
+        c = start + tl.arange(0, GROUPS)[:, None] * 32 + tl.arange(0, 32)[None, :]
+        inside = c < CHANNELS
+        v = tl.zeros([GROUPS, 32], tl.float32)
+        for i in tl.static_range(4):
+            at = streams + (token * 4 + i) * CHANNELS + c
+            s = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+            v += tl.load(pre + token * 4 + i) * s
+        gain = tl.load(gains + c, mask=inside, other=0.0).to(tl.float32)
+        v = (v.to(kind).to(tl.float32) * factor * gain).to(kind)
+        tl.store(y + token * CHANNELS + c, v, mask=inside)
+        if ROUND:
+            rounded = round_groups(v.to(tl.float32), 1)
+            tl.store(x + token * CHANNELS + c, rounded.to(kind), mask=inside)
+
+
+def enter_streams(
+    streams: Tensor,
+    pre: Tensor,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    norm_weight: Tensor,
+    *,
+    iterations: int,
+    norm_eps: float,
+    eps: float,
+    round_input: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mixing coefficients and normed input; see `deepinfer.kernels.reference.hyper_connection.enter_streams`.
+
+    Raises:
+        ShapeError: There are not four streams.
+    """
+    tokens, channels = _check(streams)
+    device, wide = streams.device, torch.float32
+    mixes = torch.empty(tokens, 32, dtype=wide, device=device)
+    following = torch.empty(tokens, _STREAMS, dtype=wide, device=device)
+    coefficients = torch.empty(tokens, _COEFFICIENTS, dtype=wide, device=device)
+    y = torch.empty(tokens, channels, dtype=streams.dtype, device=device)
+    x = torch.empty_like(y) if round_input else y
+    if tokens:
+        groups = min(8, triton.next_power_of_2(triton.cdiv(channels, 32)))
+        _enter[(tokens,)](
+            streams, pre, fn, base, scale, norm_weight, mixes, following, coefficients, y, x,
+            iterations, norm_eps, eps, CHANNELS=channels, ROUND=round_input, GROUPS=groups,
+            num_warps=4,
+        )  # fmt: skip
+    return following, coefficients, y, x
+
+
+@triton.jit
+def _leave(
+    streams, output, coefficients, routed, out, parts, CHANNELS: tl.constexpr,
+    HAS_ROUTED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = c < CHANNELS
+    kind = streams.dtype.element_ty
+    o = tl.load(output + token * CHANNELS + c, mask=inside, other=0.0).to(tl.float32)
+    if HAS_ROUTED:
+        total = tl.zeros([BLOCK], tl.float32)
+        for part in range(parts):
+            at = routed + (token * parts + part) * CHANNELS + c
+            total += tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        o = (total + o).to(kind).to(tl.float32)
+    values = coefficients + token * 20
+    for j in tl.static_range(4):
+        v = tl.load(values + j) * o
+        for i in tl.static_range(4):
+            at = streams + (token * 4 + i) * CHANNELS + c
+            s = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+            v += tl.load(values + 4 + i * 4 + j) * s
+        tl.store(out + (token * 4 + j) * CHANNELS + c, v.to(kind), mask=inside)
+
+
+def leave_streams(
+    streams: Tensor, output: Tensor, coefficients: Tensor, routed: Tensor | None = None
+) -> Tensor:
+    """Streams behind a sublayer; see `deepinfer.kernels.reference.hyper_connection.leave_streams`.
+
+    Raises:
+        ShapeError: There are not four streams.
+    """
+    tokens, channels = _check(streams)
+    out = torch.empty_like(streams)
+    if tokens:
+        block = min(512, triton.next_power_of_2(channels))
+        _leave[(tokens, triton.cdiv(channels, block))](
+            streams, output, coefficients, output if routed is None else routed, out,
+            0 if routed is None else routed.shape[1], CHANNELS=channels,
+            HAS_ROUTED=routed is not None, BLOCK=block, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+def _check(streams: Tensor) -> tuple[int, int]:
+    tokens, count, channels = streams.shape
+    if count != _STREAMS or not streams.is_contiguous():
+        raise ShapeError(
+            f"streams have shape {tuple(streams.shape)}; this kernel takes four contiguous streams. Use the reference.",
+            argument="streams", expected=("tokens", _STREAMS, "channels"), found=tuple(streams.shape),
+        )  # fmt: skip
+    return tokens, channels

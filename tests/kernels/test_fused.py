@@ -1,0 +1,179 @@
+"""The row-wise steps in Triton against their references.
+
+They run on a GPU, or slowly on the CPU with TRITON_INTERPRET=1 in a process of its own (and numpy < 2.4 for Triton
+3.6); without either they are skipped. The interpreter is exact for fp32 only.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from deepinfer.kernels.reference import fused as reference
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if not INTERPRETED and not torch.cuda.is_available():
+    pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
+
+from deepinfer.kernels.triton import fused  # noqa: E402
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+DTYPES = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16]
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(dtype).to(DEVICE)
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype, rounded: bool = False) -> None:  # fmt: skip
+    assert found.dtype == wanted.dtype
+    assert found.shape == wanted.shape
+    found, wanted = found.float(), wanted.float()
+    error = (found - wanted).abs()
+    bound = 1e-5 if dtype == torch.float32 else 1e-2
+    good = error <= bound * wanted.abs().clamp_min(1)
+    if rounded:  # a value at the border between two codes may land on either
+        assert good.float().mean() > 0.99
+    else:
+        assert good.all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scatter_rows(dtype) -> None:
+    table, rows = randn(7, 24, dtype=dtype), randn(4, 24, seed=1, dtype=dtype)
+    index = torch.tensor([3, -1, 0, 6], device=DEVICE)
+    wanted = table.clone()
+    reference.scatter_rows(wanted, index, rows)
+    fused.scatter_rows(table, index, rows)
+    assert torch.equal(table, wanted)
+    ids = torch.arange(5, device=DEVICE)
+    fused.scatter_rows(
+        ids, torch.tensor([4, -1], device=DEVICE), torch.tensor([9, 8], device=DEVICE)
+    )
+    assert ids.tolist() == [0, 1, 2, 3, 9]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels", [32, 96, 320])
+@pytest.mark.parametrize("rounding", ["none", "fp8", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize("kind", ["norm", "rope", "inverse", "all", "plain"])
+def test_norm_rope_round(dtype, channels, rounding, kind) -> None:
+    x = randn(3, 2, channels, dtype=dtype) * 3
+    weight = randn(channels, seed=1, dtype=dtype) if kind in ("norm", "all") else None
+    angles = randn(3, 8, seed=2) * 9
+    phases = None
+    if kind in ("rope", "inverse", "all"):
+        phases = torch.stack((angles.cos(), angles.sin()), -1)
+    options = {"inverse": kind == "inverse", "rounding": rounding}
+    wanted = reference.norm_rope_round(x, weight, 1e-6, phases, **options)
+    close(fused.norm_rope_round(x, weight, 1e-6, phases, **options), wanted, dtype, True)
+    table = torch.zeros(5, channels, dtype=dtype, device=DEVICE)
+    index = torch.tensor([4, -1, 1], device=DEVICE)
+    fused.norm_rope_round(
+        x[:, :1], weight, 1e-6, phases, out=table, index=index, rounding=rounding, inverse=kind == "inverse"
+    )  # fmt: skip
+    close(table[[4, 1]], wanted[[0, 2], 0], dtype, True)
+    assert not table[[0, 2, 3]].any()
+    assert fused.norm_rope_round(x, weight, 1e-6, phases, out=x, **options) is x
+    close(x, wanted, dtype, True)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("rounding", ["fp8", "mxfp4", "nvfp4"])
+def test_rounding_is_exact(rounding) -> None:
+    scale = torch.logspace(-9, 4, 16, base=10, device=DEVICE)[:, None, None]
+    x = randn(16, 4, 64) * scale
+    x[:, 0] = 0
+    x[:, 1, 3] = x[:, 1].abs().amax(-1) * 2
+    wanted = reference.norm_rope_round(x, rounding=rounding)
+    assert torch.equal(fused.norm_rope_round(x, rounding=rounding), wanted)
+    broken = x[:2].clone()
+    broken[0, 1, 40], broken[1, 2, 3] = torch.nan, torch.inf
+    wanted = reference.norm_rope_round(broken, rounding=rounding)
+    found = fused.norm_rope_round(broken, rounding=rounding)
+    assert torch.equal(found.isnan(), wanted.isnan())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("rounding", ["none", "fp8"])
+def test_swiglu_round(dtype, weighted, rounding) -> None:
+    gate, up = (randn(5, 192, dtype=dtype) * 6).chunk(2, -1)
+    weights = randn(5, seed=3) if weighted else None
+    wanted = reference.swiglu_round(gate, up, weights, 4.0, rounding=rounding)
+    found = fused.swiglu_round(gate, up, weights, 4.0, rounding=rounding)
+    close(found, wanted, dtype, rounding != "none")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels", [64, 96, 320])
+@pytest.mark.parametrize("rounds", [False, True])
+def test_streams(dtype, channels, rounds) -> None:
+    streams = randn(3, 4, channels, dtype=dtype)
+    pre, fn = randn(3, 4, seed=1).abs(), randn(24, 4 * channels, seed=2) / 9
+    base, scale = randn(24, seed=3), randn(3, seed=4)
+    gains = randn(channels, seed=5, dtype=dtype)
+    options = {"iterations": 20, "norm_eps": 1e-20, "eps": 1e-6, "round_input": rounds}
+    wanted = reference.enter_streams(streams, pre, fn, base, scale, gains, **options)
+    found = fused.enter_streams(streams, pre, fn, base, scale, gains, **options)
+    for i in range(4):
+        close(found[i], wanted[i], dtype, i == 3)
+    output, routed = randn(3, channels, seed=6, dtype=dtype), randn(3, 2, channels, dtype=dtype)
+    for more in (None, routed):
+        left = reference.leave_streams(streams, output, wanted[1], more)
+        close(fused.leave_streams(streams, output, wanted[1], more), left, dtype)
+
+
+@pytest.mark.parametrize("experts", [4, 16, 24])
+def test_topk_gate(experts) -> None:
+    scores, bias = randn(6, experts) * 8, randn(experts, seed=1)
+    scores[0] = 0.5
+    wanted = reference.topk_gate(scores, torch.zeros_like(bias), 3, 1.5)
+    found = fused.topk_gate(scores, torch.zeros_like(bias), 3, 1.5)
+    assert torch.equal(found[1], wanted[1])
+    assert found[1][0].tolist() == [0, 1, 2]
+    wanted, found = (m.topk_gate(scores, bias, 3, 1.5) for m in (reference, fused))
+    assert torch.equal(found[1], wanted[1])
+    close(found[0], wanted[0], torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", [1, 3, 40, 300])
+def test_grouped_linear(dtype, tokens) -> None:
+    count, topk = 5, 2
+    generator = torch.Generator().manual_seed(tokens)
+    experts = torch.rand(tokens, count, generator=generator).topk(topk).indices.to(DEVICE)
+    experts[experts == 3] = 4  # one without rows
+    weight = randn(count, 80, 72, seed=1, dtype=dtype)
+    x = randn(tokens, 72, seed=2, dtype=dtype)
+    order = fused.expert_order(experts, count)
+    wanted = reference.grouped_linear(x, weight, order, topk)
+    close(fused.grouped_linear(x, weight, order, topk) / 8, wanted / 8, dtype)
+    x = randn(tokens * topk, 72, seed=3, dtype=dtype)
+    wanted = reference.grouped_linear(x, weight, order, 1)
+    close(fused.grouped_linear(x, weight, order, 1) / 8, wanted / 8, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("extra", [None, 0, 40])
+@pytest.mark.parametrize("dim", [32, 48])
+def test_sparse_attention(dtype, extra, dim) -> None:
+    queries, table = randn(3, 4, dim, dtype=dtype), randn(200, dim, seed=1, dtype=dtype)
+    generator = torch.Generator().manual_seed(2)
+    index = torch.randint(-60, 100, (3, 20), generator=generator).clamp_min(-1).to(DEVICE)
+    index[1] = -1
+    more = None
+    if extra is not None:
+        more = torch.randint(-60, 200, (3, extra), generator=generator).clamp_min(-1).to(DEVICE)
+        more[1] = -1
+    sink = randn(4, seed=3)
+    arguments = queries, table, index, more, sink, dim**-0.5
+    wanted = reference.sparse_attention(*arguments, offset=100)
+    found = fused.sparse_attention(*arguments, offset=100)
+    close(found, wanted, dtype)
+    assert not found[1].any()
