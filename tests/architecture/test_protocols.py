@@ -11,7 +11,10 @@ from deepinfer.core import protocols
 
 PARTS = {
     "Balancer": (),
-    "CacheManager": ("deepinfer.cache.slots:SlotCacheManager",),
+    "CacheManager": (
+        "deepinfer.cache.slots:SlotCacheManager",
+        "deepinfer.cache.manager:BlockCacheManager",
+    ),
     "Clock": ("deepinfer.core.clock:MonotonicClock", "deepinfer.core.clock:FakeClock"),
     "Drafter": ("deepinfer.engine.drafter:DSparkDrafter",),
     "Grammar": (),

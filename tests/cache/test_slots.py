@@ -73,19 +73,34 @@ def test_release_after_a_done_step_is_immediate_and_twice_is_harmless() -> None:
     cache.release(request("a"), after_step=5)
     cache.release(request("a"), after_step=9)
     cache.release(request("unknown"), after_step=9)
-    assert cache.num_free == 1
+    assert cache.num_free_blocks == 1
     cache.check()
 
 
 def test_settled_tokens_are_counted() -> None:
     cache = SlotCacheManager(num_slots=2, slot_tokens=8)
     cache.allocate(request("a"), None, upto=8)
-    cache.settle(request("a"), 4, step=0)
-    cache.settle(request("unknown"), 4, step=0)
+    cache.settle(request("a"), [5] * 4, 4, step=0)
+    cache.settle(request("unknown"), [5] * 4, 4, step=0)
     assert cache.stats().settled_tokens == 4
-    assert cache.stats().used_ratio == 0.25
-    assert cache.lookup(request("a"), 4).num_tokens == 0
-    assert cache.capacity_tokens == 16
+    assert cache.stats().used_ratio == 0.5
+    assert cache.lookup(request("a"), [5] * 4, 4).num_tokens == 0
+
+
+def test_a_slot_is_one_block() -> None:
+    cache = SlotCacheManager(num_slots=2, slot_tokens=8)
+    assert (cache.num_blocks, cache.block_size, cache.capacity_tokens) == (2, 8, 8)
+    assert cache.blocks_for(request("a"), None, upto=8) == 1
+    cache.allocate(request("a"), None, upto=1)
+    assert cache.blocks_for(request("a"), None, upto=8) == 0
+    assert cache.take_updates() == ((), ())
+    cache.load_failed(request("a"))
+    cache.release(request("a"), after_step=1)
+    assert (cache.num_held, cache.num_free_blocks, cache.num_quarantined_blocks) == (0, 1, 1)
+    cache.reset()
+    assert cache.num_free_blocks == 2
+    assert cache.peek(2) == ((0, 2), (1, 1))
+    cache.check()
 
 
 def test_check_finds_planted_faults() -> None:
@@ -97,12 +112,14 @@ def test_check_finds_planted_faults() -> None:
         with pytest.raises(InvariantBroken):
             cache.check()
 
-    broken(lambda cache: cache._free.append(0))
-    broken(lambda cache: cache._free.clear())
-    broken(lambda cache: cache.settle(request("a"), 9, step=0))
-    broken(lambda cache: cache._generation.__setitem__(0, 5))
-    broken(lambda cache: cache._quarantine.__setitem__(3, [1]))
-    broken(lambda cache: (cache._quarantine.__setitem__(-1, [1]), cache._free.clear()))
+    broken(lambda cache: cache._slots._free.append(0))
+    broken(lambda cache: cache._slots._free.clear())
+    broken(lambda cache: cache.settle(request("a"), [5] * 9, 9, step=0))
+    broken(lambda cache: cache._slots._generation.__setitem__(0, 5))
+    broken(lambda cache: cache._slots._quarantine.__setitem__(3, [1]))
+    broken(
+        lambda cache: (cache._slots._quarantine.__setitem__(-1, [1]), cache._slots._free.clear())
+    )
 
 
 def test_sizes_are_checked() -> None:

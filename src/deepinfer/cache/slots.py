@@ -1,46 +1,19 @@
-"""A cache manager with one contiguous slot a request: slots with generations, and a quarantine."""
+"""A cache manager with one contiguous slot a request."""
 
 from __future__ import annotations
 
-import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from deepinfer.cache.slot_pool import SlotPool
+from deepinfer.cache.stats import CacheStats
 from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError, InvariantBroken
+from deepinfer.core.plan import BlockUpdate, CacheCopy
 from deepinfer.core.protocols import Allocation, Hit
 from deepinfer.core.types import Request
 
-__all__ = ["CacheStats", "SlotCacheManager"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheStats:
-    """How full the cache is.
-
-    Attributes:
-        num_slots: Slots in all.
-        free_slots: Slots that may be given out now.
-        held_slots: Slots that requests hold.
-        quarantined_slots: Slots given back whose last step was not collected yet.
-        slot_tokens: Tokens that one slot holds.
-        settled_tokens: Final tokens in held slots.
-        allocated_total: Slots given out since the start.
-        refused_total: Requests for room that found none since the start.
-    """
-
-    num_slots: int
-    free_slots: int
-    held_slots: int
-    quarantined_slots: int
-    slot_tokens: int
-    settled_tokens: int
-    allocated_total: int
-    refused_total: int
-
-    @property
-    def used_ratio(self) -> float:
-        """Share of the cache's tokens that are settled, from 0 to 1."""
-        return self.settled_tokens / (self.num_slots * self.slot_tokens)
+__all__ = ["SlotCacheManager"]
 
 
 @dataclass(slots=True)
@@ -52,10 +25,10 @@ class _Holding:
 class SlotCacheManager:
     """Gives each request one slot that holds up to `slot_tokens` tokens.
 
-    Nothing is shared between requests, so `lookup` never finds anything. The free slot with the lowest number
-    is given out first. A slot that is given back while a step may still read it waits in quarantine until
-    that step was collected. Each time a slot is given out its generation rises, which tells a late result of
-    its former holder from a current one.
+    To a scheduler a slot is a single block of `slot_tokens` tokens, so `block_size` is `slot_tokens` and `num_blocks`
+    is `num_slots`. Nothing is shared between requests: `lookup` never finds anything, and there are no block tables
+    and no copies. The free slot with the lowest number is given out first. A slot that is given back while a step
+    may still read it waits in quarantine until that step was collected.
 
     Args:
         num_slots: Number of slots, from 1.
@@ -76,20 +49,14 @@ class SlotCacheManager:
     """
 
     def __init__(self, num_slots: int, slot_tokens: int) -> None:
-        self.num_slots = checks.check_int("num_slots", num_slots, 1, 1_000_000, ConfigError)
+        self._slots = SlotPool(num_slots)
+        self.num_slots = self._slots.num_slots
         self.slot_tokens = checks.check_int("slot_tokens", slot_tokens, 1, 2**31 - 1, ConfigError)
-        self._free = list(range(self.num_slots))  # a heap
-        self._generation = [0] * self.num_slots
+        self.block_size = self.slot_tokens
+        self.num_blocks = self.num_slots
         self._held: dict[str, _Holding] = {}
-        self._quarantine: dict[int, list[int]] = {}
-        self._last_done = -1
         self._allocated_total = 0
         self._refused_total = 0
-
-    @property
-    def num_free(self) -> int:
-        """Slots that may be given out now."""
-        return len(self._free)
 
     @property
     def num_held(self) -> int:
@@ -97,9 +64,19 @@ class SlotCacheManager:
         return len(self._held)
 
     @property
+    def num_free_blocks(self) -> int:
+        """Slots that may be given out now."""
+        return self._slots.num_free
+
+    @property
+    def num_quarantined_blocks(self) -> int:
+        """Slots given back that a step in flight may still touch."""
+        return self._slots.num_quarantined
+
+    @property
     def capacity_tokens(self) -> int:
-        """Tokens that fit into all slots."""
-        return self.num_slots * self.slot_tokens
+        """Most tokens that one request can hold."""
+        return self.slot_tokens
 
     def peek(self, count: int) -> tuple[tuple[int, int], ...]:
         """What the next allocations of new requests will return; changes nothing.
@@ -110,7 +87,7 @@ class SlotCacheManager:
         Returns:
             Up to `count` pairs of slot and slot generation, in the order in which they will be given out.
         """
-        return tuple((slot, self._generation[slot]) for slot in heapq.nsmallest(count, self._free))
+        return self._slots.peek(count)
 
     def holding(self, request: Request) -> Allocation | None:
         """What a request holds.
@@ -124,17 +101,31 @@ class SlotCacheManager:
         holding = self._held.get(request.rid)
         return None if holding is None else holding.allocation
 
-    def lookup(self, request: Request, limit: int) -> Hit:
+    def lookup(self, request: Request, token_ids: Sequence[int], limit: int) -> Hit:
         """Finds nothing: slots are private.
 
         Args:
             request: The request.
-            limit: Most prompt tokens to find.
+            token_ids: Its tokens.
+            limit: Most tokens to find.
 
         Returns:
             An empty hit.
         """
         return Hit()
+
+    def blocks_for(self, request: Request, hit: Hit | None, upto: int) -> int:
+        """Slots that the request would take.
+
+        Args:
+            request: The request.
+            hit: Ignored.
+            upto: Tokens to make room for.
+
+        Returns:
+            0 when it has a slot, else 1.
+        """
+        return 0 if request.rid in self._held else 1
 
     def allocate(
         self, request: Request, hit: Hit | None, upto: int, reserve: int = 0
@@ -145,7 +136,7 @@ class SlotCacheManager:
             request: The request.
             hit: Ignored.
             upto: Tokens to make room for, at most `slot_tokens`.
-            reserve: Tokens of room to leave free for others, rounded up to whole slots.
+            reserve: Slots to leave free for others.
 
         Returns:
             The slot, or None, with nothing changed, when none is free or `upto` exceeds a slot.
@@ -156,23 +147,29 @@ class SlotCacheManager:
         holding = self._held.get(request.rid)
         if holding is not None:
             return holding.allocation
-        if len(self._free) <= -(-reserve // self.slot_tokens):
+        if self._slots.num_free <= reserve:
             self._refused_total += 1
             return None
-        slot = heapq.heappop(self._free)
-        allocation = Allocation(
-            slot=slot, slot_generation=self._generation[slot], num_tokens=self.slot_tokens
-        )
-        self._generation[slot] += 1
+        slot, generation = self._slots.take()
+        allocation = Allocation(slot=slot, slot_generation=generation, num_tokens=self.slot_tokens)
         self._held[request.rid] = _Holding(allocation)
         self._allocated_total += 1
         return allocation
 
-    def settle(self, request: Request, settled: int, step: int) -> None:
+    def take_updates(self) -> tuple[tuple[BlockUpdate, ...], tuple[CacheCopy, ...]]:
+        """Nothing: a slot is its own table.
+
+        Returns:
+            No updates and no copies.
+        """
+        return (), ()
+
+    def settle(self, request: Request, token_ids: Sequence[int], settled: int, step: int) -> None:
         """Notes that the first `settled` tokens of a request are final.
 
         Args:
             request: The request; one that holds nothing is ignored.
+            token_ids: Its tokens.
             settled: Tokens that are final.
             step: The step that made them so.
         """
@@ -188,12 +185,15 @@ class SlotCacheManager:
             after_step: The last step that may touch the slot.
         """
         holding = self._held.pop(request.rid, None)
-        if holding is None:
-            return
-        if after_step <= self._last_done:
-            heapq.heappush(self._free, holding.allocation.slot)
-        else:
-            self._quarantine.setdefault(after_step, []).append(holding.allocation.slot)
+        if holding is not None:
+            self._slots.give_back(holding.allocation.slot, after_step)
+
+    def load_failed(self, request: Request) -> None:
+        """Does nothing: there is no host memory to load from.
+
+        Args:
+            request: The request.
+        """
 
     def step_done(self, step: int) -> int:
         """Notes that a step, and so every earlier one, was collected.
@@ -204,30 +204,25 @@ class SlotCacheManager:
         Returns:
             How many slots left quarantine.
         """
-        self._last_done = max(self._last_done, step)
-        due = [key for key in self._quarantine if key <= step]
-        count = 0
-        for key in due:
-            for slot in self._quarantine.pop(key):
-                heapq.heappush(self._free, slot)
-                count += 1
-        return count
+        return self._slots.step_done(step)
 
     def reset(self) -> None:
         """Takes every slot back, in whatever state the books are; what was given out before is void."""
-        self._generation = [generation + 1 for generation in self._generation]
-        self._free = list(range(self.num_slots))
+        self._slots.reset()
         self._held.clear()
-        self._quarantine.clear()
 
     def stats(self) -> CacheStats:
         """How full the cache is."""
         return CacheStats(
             num_slots=self.num_slots,
-            free_slots=len(self._free),
+            free_slots=self._slots.num_free,
             held_slots=len(self._held),
-            quarantined_slots=sum(map(len, self._quarantine.values())),
-            slot_tokens=self.slot_tokens,
+            quarantined_slots=self._slots.num_quarantined,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            free_blocks=self._slots.num_free,
+            held_blocks=len(self._held),
+            quarantined_blocks=self._slots.num_quarantined,
             settled_tokens=sum(holding.settled for holding in self._held.values()),
             allocated_total=self._allocated_total,
             refused_total=self._refused_total,
@@ -239,37 +234,19 @@ class SlotCacheManager:
         Raises:
             InvariantBroken: A slot is lost, owned twice, or holds more than fits.
         """
-        owners = [("the free list", slot) for slot in self._free]
-        owners += [(f"request {rid!r}", h.allocation.slot) for rid, h in self._held.items()]
-        for step, slots in self._quarantine.items():
-            owners += [(f"the quarantine of step {step}", slot) for slot in slots]
-        seen: dict[int, str] = {}
-        for owner, slot in owners:
-            if slot in seen:
-                raise InvariantBroken(f"slot {slot} belongs to {seen[slot]} and to {owner}.")
-            seen[slot] = owner
-        if seen.keys() != set(range(self.num_slots)):
-            lost = sorted(set(range(self.num_slots)) ^ seen.keys())
-            raise InvariantBroken(f"slots {lost} are lost or unknown; there are {self.num_slots}.")
+        self._slots.check(
+            (rid, holding.allocation.slot, holding.allocation.slot_generation)
+            for rid, holding in self._held.items()
+        )
         for rid, holding in self._held.items():
             if not 0 <= holding.settled <= self.slot_tokens:
                 raise InvariantBroken(
                     f"request {rid!r} has {holding.settled} settled tokens in a slot of "
                     f"{self.slot_tokens}."
                 )
-            slot, generation = holding.allocation.slot, holding.allocation.slot_generation
-            if self._generation[slot] != generation + 1:
-                raise InvariantBroken(
-                    f"request {rid!r} holds generation {generation} of slot {slot}, which was given "
-                    f"out {self._generation[slot]} times."
-                )
-        if any(step <= self._last_done for step in self._quarantine):
-            raise InvariantBroken(
-                f"slots wait for steps {sorted(self._quarantine)}, and step {self._last_done} is done."
-            )
 
     def __repr__(self) -> str:
         return (
             f"SlotCacheManager({self.num_slots} slots of {self.slot_tokens} tokens, "
-            f"{len(self._free)} free)"
+            f"{self._slots.num_free} free)"
         )
