@@ -15,17 +15,18 @@ from typing import Any
 
 from deepinfer import Engine, Output, SamplingParams
 
+# Text ends where a token ends: behind a space or a line break a byte-level tokenizer would have gone on.
 CODE = [
-    "def fibonacci(n):\n    ",
-    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
-    "import os\nimport sys\n\ndef main():\n    for path in os.listdir(",
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):",
+    'def read_lines(path):\n    """Read a file and return its lines."""\n    with open(path) as f:',
+    "import os\nimport sys\n\ndef main():\n    for path in",
 ]
-JSON = ['{"name": "Ada", "age": 36, "city": ', '[{"id": 1, "color": "red"}, {"id": 2, "color": ']
+JSON = ['{"name": "Ada", "age": 36, "city":', '[{"id": 1, "color": "red"}, {"id": 2, "color":']
 CHAT = [
-    [{"role": "user", "content": "Add 17 and 25."}],
+    [{"role": "user", "content": "Give me a JSON object with the keys name and age."}],
     [
-        {"role": "system", "content": "Answer in one sentence."},
-        {"role": "user", "content": "What does the word list mean in Python?"},
+        {"role": "system", "content": "You are a Python programmer. Answer briefly."},
+        {"role": "user", "content": "What is Python?"},
     ],
 ]
 
