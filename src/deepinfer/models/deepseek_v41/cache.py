@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.core.errors import ConfigError, InvariantBroken, RequestTooLong
+from deepinfer.core.errors import InvariantBroken, RequestTooLong
 from deepinfer.core.plan import BlockUpdate
 from deepinfer.models.deepseek_v41.batch import Segment
 from deepinfer.models.deepseek_v41.block_table import BlockTable, flat_index
+from deepinfer.models.deepseek_v41.cache_checks import check_sizes, check_storage
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.narrowing import narrowing_of
+from deepinfer.models.deepseek_v41.packed_rows import PackedRows
+from deepinfer.models.deepseek_v41.rounding import RoundingLevel
+from deepinfer.models.deepseek_v41.row_formats import RowFormats
 from deepinfer.models.deepseek_v41.row_storage import PlainRows
+from deepinfer.models.deepseek_v41.saved_rows import SavedRows
 
 __all__ = ["SlotCache"]
 
 
-class SlotCache:
+class SlotCache(SavedRows):
     """Everything that requests leave behind between steps.
 
     A slot holds what belongs to one running request: window rows of every layer in rings (position p is at ring index
@@ -60,6 +66,9 @@ class SlotCache:
         *,
         num_blocks: int | None = None,
         block_size: int = 128,
+        storage: Literal["plain", "packed"] = "plain",
+        rounding: RoundingLevel = "full",
+        window_layers: int | None = None,
         max_rollback: int = 16,
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
@@ -74,6 +83,11 @@ class SlotCache:
             num_blocks: Blocks of the pools, or None for one block a slot.
             block_size: Tokens in one block, a multiple of every ratio, so that no pair straddles two blocks; unused
                 without `num_blocks`.
+            storage: "plain": rows in `dtype`. "packed": rows in the published byte formats, which take an eighth of the
+                memory of fp32 or less, and are unpacked when they are read.
+            rounding: Rounding level of the model that writes the rows; "none" has no packed form.
+            window_layers: Layers, from 0 on, whose windows `save_windows` saves; None for those that a prompt needs
+                whose rows drop out, see `Narrowing`.
             max_rollback: Tokens that `truncate` can take back, at most `max_step_tokens`.
             device: Where the tensors live.
             dtype: Dtype of the rows; values rounded to FP8 and FP4 are exact in bf16.
@@ -82,31 +96,10 @@ class SlotCache:
             ConfigError: A size is out of range.
         """
         ratios = {s: config.compress_ratios[s] for s in config.kv_source_layer_ids}
-        unit = int(np.lcm.reduce([1, *ratios.values()]))
-        limits = {
-            "num_slots": (num_slots, 2**20),
-            "max_tokens": (max_tokens, config.max_position_embeddings),
-            "max_step_tokens": (max_step_tokens, 2**20),
-            "max_rollback": (max_rollback, 2**20),
-            "num_blocks": (1 if num_blocks is None else num_blocks, 2**31),
-            "block_size": (block_size, 2**20),
-        }
-        for name, (value, high) in limits.items():
-            if not 1 <= value <= high:
-                raise ConfigError(
-                    f"{name} is {value}; it must be from 1 to {high}.",
-                    field=name,
-                    value=value,
-                    limit=f"1 to {high}",
-                )
-        if num_blocks is None:
-            block_size = -(-max_tokens // unit) * unit
-        elif block_size % unit:
-            raise ConfigError(
-                f"block_size is {block_size}; it must be a multiple of {unit}, so that tokens that share a pool row "
-                "share a block.",
-                field="block_size", value=block_size, limit=f"multiple of {unit}",
-            )  # fmt: skip
+        block_size = check_sizes(
+            config, num_slots, max_tokens, max_step_tokens, max_rollback, num_blocks, block_size
+        )
+        check_storage(storage, rounding)
         self.config = config
         self.narrowing = narrowing_of(config)
         self.num_slots = num_slots
@@ -118,8 +111,13 @@ class SlotCache:
         self.device = torch.device(device or "cpu")
         self.table = BlockTable(num_slots, max_tokens, num_blocks, block_size, self.device)
         self.block_rows = {source: block_size // ratio for source, ratio in ratios.items()}
-        self.rows = PlainRows(
-            config, num_slots, self.ring_size, self.table.num_blocks, self.block_rows, self.device, dtype
+        self.window_layers = self.narrowing.window_layers
+        if window_layers is not None:
+            self.window_layers = min(window_layers, config.num_hidden_layers)
+        self.formats = RowFormats.of(config, rounding, dtype)
+        self.rows: PlainRows | PackedRows = (PackedRows if storage == "packed" else PlainRows)(
+            config, num_slots, self.ring_size, self.table.num_blocks, self.block_rows, self.device, dtype,
+            self.formats,
         )  # fmt: skip
         self.tails = {
             source: torch.zeros(
@@ -140,21 +138,21 @@ class SlotCache:
     @property
     def kv(self) -> Tensor:
         """Every window and pool row of the plain form, shape [rows, head_dim]; see `PlainRows`."""
-        return self.rows.kv
+        return cast(PlainRows, self.rows).kv
 
     @property
     def windows(self) -> Tensor:
         """Window rings of the plain form, shape [layers + stages, slots, ring_size, head_dim]."""
-        return self.rows.windows
+        return cast(PlainRows, self.rows).windows
 
     @property
     def pools(self) -> dict[int, Tensor]:
-        """Pool rows of the plain form by KV source layer, shape [blocks, block_rows, head_dim]."""
+        """Pool rows by KV source layer, shape [blocks, block_rows, head_dim]; bytes in the packed form."""
         return self.rows.pools
 
     @property
     def index_keys(self) -> dict[int, Tensor]:
-        """Index keys of the plain form by KV source layer, shape [blocks, block_rows, index_head_dim]."""
+        """Index keys by KV source layer, shape [blocks, block_rows, index_head_dim]; bytes in the packed form."""
         return self.rows.index_keys
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -171,6 +171,8 @@ class DeepseekV41(nn.Module):
         *,
         num_blocks: int | None = None,
         block_size: int = 128,
+        storage: Literal["plain", "packed"] = "plain",
+        window_layers: int | None = None,
         max_rollback: int = 16,
     ) -> SlotCache:
         """Allocates a cache on the model's device, in its dtype; see `SlotCache`.
@@ -181,6 +183,8 @@ class DeepseekV41(nn.Module):
             max_step_tokens: Tokens that one request may run in one step.
             num_blocks: Blocks of the pools, which `apply_updates` gives to slots; None for one block a slot.
             block_size: Tokens in one block.
+            storage: "plain": rows in the model's dtype. "packed": in the published byte formats.
+            window_layers: Layers whose windows `save_windows` saves; None for those that a narrowed prompt needs.
             max_rollback: Tokens that `truncate` can take back.
 
         Raises:
@@ -189,6 +193,7 @@ class DeepseekV41(nn.Module):
         weight = self.embed.weight
         return SlotCache(
             self.config, num_slots, max_tokens, max_step_tokens, num_blocks=num_blocks, block_size=block_size,
+            storage=storage, rounding=self.rounding, window_layers=window_layers,
             max_rollback=max_rollback, device=weight.device, dtype=weight.dtype,
         )  # fmt: skip
 

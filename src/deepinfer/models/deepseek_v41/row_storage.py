@@ -10,8 +10,9 @@ from torch import Tensor
 
 from deepinfer.models.deepseek_v41.attention import attend_rows
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
+from deepinfer.models.deepseek_v41.row_formats import RowFormats
 
-__all__ = ["PlainRows"]
+__all__ = ["PlainRows", "select_blocks"]
 
 
 class PlainRows:
@@ -36,7 +37,9 @@ class PlainRows:
         block_rows: Mapping[int, int],
         device: torch.device,
         dtype: torch.dtype,
+        formats: RowFormats,
     ) -> None:
+        self._formats = formats
         rings = config.num_hidden_layers + config.num_nextn_predict_layers
         window_rows = rings * num_slots * ring_size
         dim = config.head_dim
@@ -44,7 +47,8 @@ class PlainRows:
         self.kv = torch.zeros(total + 1, dim, device=device, dtype=dtype)
         self.null_row = total
         self.windows = self.kv[:window_rows].view(rings, num_slots, ring_size, dim)
-        self.rings = [ring.view(-1, dim) for ring in self.windows]
+        self._rings = self.windows.view(rings, -1, dim)
+        self.rings = list(self._rings)
         self.pools: dict[int, Tensor] = {}
         self.pool_offsets: dict[int, int] = {}
         at = window_rows
@@ -112,20 +116,62 @@ class PlainRows:
 
     def keys(self, source: int, blocks: np.ndarray) -> Tensor:
         """Index keys of blocks, shape [*blocks.shape[:-1], blocks.shape[-1] * block_rows, index_head_dim]."""
-        keys, flat = self.index_keys[source], blocks.reshape(-1)
-        first = int(flat[0])
-        if len(flat) == 1 or np.array_equal(flat, np.arange(first, first + len(flat))):
-            found = keys[first : first + len(flat)]
-        else:
-            found = keys[torch.from_numpy(flat).to(keys.device)]
-        return found.view(*blocks.shape[:-1], -1, keys.shape[-1])
+        return select_blocks(self.index_keys[source], blocks)
+
+    def window_bytes(self, num_layers: int, index: Tensor) -> Tensor:
+        """Packed window rows of the first layers at rows of their rings, shape [layers, rows, row_bytes], uint8."""
+        return self._formats.window.pack(self._rings[:num_layers].index_select(1, index))
+
+    def set_window_bytes(self, index: Tensor, data: Tensor) -> None:
+        """Writes what `window_bytes` gave."""
+        rows = self._formats.window.unpack(data, self.kv.dtype)
+        self._rings[: len(data)].index_copy_(1, index, rows)
+
+    def block_bytes(self, block: int) -> Tensor:
+        """Packed rows of a block: pool rows, then index keys, source by source, shape [bytes], uint8."""
+        parts = []
+        for source, pool in self.pools.items():
+            parts.append(self._formats.pool.pack(pool[block]).flatten())
+            parts.append(self._formats.key.pack(self.index_keys[source][block]).flatten())
+        return torch.cat(parts)
+
+    def set_block_bytes(self, block: int, data: Tensor) -> None:
+        """Writes what `block_bytes` gave."""
+        at = 0
+        for source, pool in self.pools.items():
+            for rows, form in (
+                (pool[block], self._formats.pool),
+                (self.index_keys[source][block], self._formats.key),
+            ):
+                end = at + len(rows) * form.row_bytes
+                rows.copy_(form.unpack(data[at:end].view(len(rows), -1), rows.dtype))
+                at = end
 
     def clear_windows(self, slot: int, used: int) -> None:
         """Zeroes the first `used` rows of a slot's rings."""
         self.windows[:, slot, :used].zero_()
 
-    def clear_block(self, block: int, tokens: Mapping[int, int]) -> None:
-        """Zeroes the first rows of a block, `tokens[source]` of them in each pool."""
-        for source, rows in tokens.items():
-            self.pools[source][block, :rows].zero_()
-            self.index_keys[source][block, :rows].zero_()
+    def clear_block(self, block: int, rows: Mapping[int, int]) -> None:
+        """Zeroes the first rows of a block, `rows[source]` of them in each pool."""
+        for source, count in rows.items():
+            self.pools[source][block, :count].zero_()
+            self.index_keys[source][block, :count].zero_()
+
+
+def select_blocks(data: Tensor, blocks: np.ndarray) -> Tensor:
+    """Rows of blocks one after the other; a view where the blocks follow each other.
+
+    Args:
+        data: Shape [blocks, block_rows, channels].
+        blocks: Block ids, shape [..., blocks], int64.
+
+    Returns:
+        Shape [..., blocks * block_rows, channels].
+    """
+    flat = blocks.reshape(-1)
+    first = int(flat[0])
+    if len(flat) == 1 or np.array_equal(flat, np.arange(first, first + len(flat))):
+        found = data[first : first + len(flat)]
+    else:
+        found = data[torch.from_numpy(flat).to(data.device)]
+    return found.view(*blocks.shape[:-1], -1, data.shape[-1])
