@@ -1,0 +1,353 @@
+"""Decode and verify steps recorded as CUDA graphs, by shape.
+
+A recorded step is launched with one call, whatever its number of kernels. There is one recording for each bucket: a
+number of rows, of tokens a row, and of tokens of context. A step takes the cheapest bucket that it fits, and what fits
+none runs eagerly. Recordings share one pool of memory, so what one gives is valid until the next runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deepinfer.core.errors import ConfigError
+from deepinfer.models.deepseek_v41.batch import Segment
+from deepinfer.models.deepseek_v41.cache import SlotCache
+from deepinfer.models.deepseek_v41.decode_inputs import DecodeInputs, cannot_decode, row_values
+from deepinfer.models.deepseek_v41.decode_step import DecodeOutput, DecodeStep, why_no_fixed_shape
+from deepinfer.models.deepseek_v41.model import DeepseekV41
+
+__all__ = [
+    "DecodeGraphs",
+    "GraphBucket",
+    "GraphRow",
+    "GraphRun",
+    "GraphStats",
+    "WarmupReport",
+    "context_buckets",
+    "row_buckets",
+]
+
+_STAGING_BUFFERS = 2
+_LEAST_CONTEXT = 256
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GraphBucket:
+    """Shape of a recorded step.
+
+    Attributes:
+        rows: Requests.
+        tokens: Tokens of each request: 1 for decode, 1 + drafts for verify.
+        context: Tokens that any of them holds at most, the step included.
+    """
+
+    rows: int
+    tokens: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRow:
+    """One request of a step.
+
+    Attributes:
+        segment: Its tokens.
+        ids: Their ids; the first counts for nothing when `from_future`.
+        from_future: Whether the first id is the one sampled last for the slot, which the host may not know yet.
+    """
+
+    segment: Segment
+    ids: Sequence[int]
+    from_future: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRun:
+    """What a recorded step gave; tensors are overwritten by the next step.
+
+    Attributes:
+        bucket: Its shape.
+        logits: Shape [rows * tokens, vocab], fp32, padding included.
+        hidden: Shape [rows * tokens, hidden].
+        features: Draft features, shape [rows * tokens, width], or None.
+        offsets: Row of `logits` and the others where each request's tokens begin, in the order they were given.
+    """
+
+    bucket: GraphBucket
+    logits: Tensor
+    hidden: Tensor
+    features: Tensor | None
+    offsets: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class GraphStats:
+    """How steps fared.
+
+    Attributes:
+        hits: Steps that were run from a recording, by bucket.
+        misses: Steps that were not, by reason.
+        padded_tokens: Tokens that were run for nothing.
+        tokens: Tokens that were run and wanted.
+    """
+
+    hits: Counter[GraphBucket] = field(default_factory=Counter)
+    misses: Counter[str] = field(default_factory=Counter)
+    padded_tokens: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupReport:
+    """What `warmup` recorded.
+
+    Attributes:
+        buckets: The recorded shapes.
+        seconds: Seconds it took, compilation of kernels included.
+        size_bytes: Device memory that the recordings hold.
+        skipped: Why nothing was recorded, or "".
+    """
+
+    buckets: tuple[GraphBucket, ...]
+    seconds: float
+    size_bytes: int
+    skipped: str = ""
+
+
+def row_buckets(max_rows: int) -> tuple[int, ...]:
+    """Numbers of rows to record: 1, 2, 4, then steps of 8, of 16 from 64 and of 32 from 256 on.
+
+    Args:
+        max_rows: The largest; always among them.
+    """
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows + 32, 32)]
+    return (*(size for size in sizes if size < max_rows), max_rows)
+
+
+def context_buckets(max_tokens: int) -> tuple[int, ...]:
+    """Contexts to record: powers of two from 256 on.
+
+    Args:
+        max_tokens: The largest; always among them.
+    """
+    sizes = [_LEAST_CONTEXT << k for k in range(max_tokens.bit_length())]
+    return (*(size for size in sizes if size < max_tokens), max_tokens)
+
+
+class DecodeGraphs:
+    """Runs decode and verify steps from recordings.
+
+    Where there is no GPU, a recording is a call of the step: the same results, and no faster.
+
+    Args:
+        model: The model.
+        cache: Its cache; recordings hold its addresses.
+        future: Token sampled last for each slot, shape [slots], int64, in a tensor that stays where it is; None when
+            the host knows all ids.
+
+    Attributes:
+        stats: How steps fared.
+        unsupported: Why no step can be recorded, or "".
+
+    Examples:
+        >>> graphs = DecodeGraphs(model, cache)  # doctest: +SKIP
+        >>> graphs.warmup([GraphBucket(rows=16, tokens=1, context=1024)])  # doctest: +SKIP
+        >>> run = graphs.try_run([GraphRow(Segment(slot=0, start=7, num_tokens=1), [42])])  # doctest: +SKIP
+        >>> logits = run.logits[run.offsets[0]]  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, model: DeepseekV41, cache: SlotCache, *, future: Tensor | None = None
+    ) -> None:
+        self.stats = GraphStats()
+        self.unsupported = why_no_fixed_shape(model, cache)
+        self._cache = cache
+        self._future = future
+        self._device = cache.device
+        self._step = None if self.unsupported else DecodeStep(model, cache)
+        self._recordings: dict[GraphBucket, _Recording] = {}
+        self._staging: dict[tuple[int, int], list[tuple[DecodeInputs, Any]]] = {}
+        self._pool: Any = None
+        self._turn = 0
+
+    @property
+    def buckets(self) -> tuple[GraphBucket, ...]:
+        """The recorded shapes."""
+        return tuple(self._recordings)
+
+    def warmup(self, buckets: Iterable[GraphBucket]) -> WarmupReport:
+        """Records shapes; those that were recorded before stay. Nothing may run on the device meanwhile.
+
+        Args:
+            buckets: The shapes.
+
+        Returns:
+            What was recorded, and what it cost.
+
+        Raises:
+            ConfigError: A shape has no rows or tokens, or more tokens than a cache slot.
+        """
+        began, step = time.perf_counter(), self._step
+        if step is None:
+            return WarmupReport((), 0.0, 0, self.unsupported)
+        wanted = sorted(set(buckets) - set(self._recordings), reverse=True)
+        for bucket in wanted:
+            self._check(bucket)
+        before = self._reserved()
+        # The largest first: its memory serves the others.
+        for bucket in sorted(wanted, key=lambda b: (b.rows * b.tokens, b.context), reverse=True):
+            inputs = DecodeInputs.empty(bucket.rows, bucket.tokens, self._device)
+            self._recordings[bucket] = self._record(step, inputs, bucket.context)
+        return WarmupReport(
+            tuple(wanted), time.perf_counter() - began, max(0, self._reserved() - before)
+        )
+
+    def try_run(self, rows: Sequence[GraphRow], *, copy_features: bool = False) -> GraphRun | None:
+        """Runs a step if a recording fits it; nothing waits for the device.
+
+        Args:
+            rows: The step. The cache's books are kept here as in `DeepseekV41.forward`.
+            copy_features: Give features in a tensor of their own, for use after the next step was launched.
+
+        Returns:
+            What the step gave, or None if it has to run eagerly, in which case nothing has changed.
+
+        Raises:
+            InvariantBroken: A segment does not continue its slot.
+            RequestTooLong: A segment does not fit its slot.
+        """
+        found = self._find(rows)
+        if isinstance(found, str):
+            self.stats.misses[found] += 1
+            return None
+        bucket, recording = found
+        segments = tuple(row.segment for row in rows)
+        self._cache.begin(segments)
+        floors = self._cache.full_floors(segments)
+        values = [
+            row_values(row.segment, floor, from_future=row.from_future)
+            for row, floor in zip(rows, floors, strict=True)
+        ]
+        self._send(recording.inputs, [row.ids for row in rows], values)
+        output = recording.replay()
+        self._cache.commit(segments)
+        used = sum(s.num_tokens for s in segments)
+        self.stats.hits[bucket] += 1
+        self.stats.tokens += used
+        self.stats.padded_tokens += bucket.rows * bucket.tokens - used
+        features = output.features
+        if features is not None and copy_features:
+            features = features.clone()
+        offsets = tuple(range(0, len(rows) * bucket.tokens, bucket.tokens))
+        return GraphRun(bucket, output.logits, output.hidden, features, offsets)
+
+    def close(self) -> None:
+        """Drops the recordings and their memory."""
+        self._recordings.clear()
+        self._staging.clear()
+        self._pool = None
+
+    def _find(self, rows: Sequence[GraphRow]) -> tuple[GraphBucket, _Recording] | str:
+        if self.unsupported:
+            return self.unsupported
+        if not rows:
+            return "no rows"
+        segments = [row.segment for row in rows]
+        longest = max(s.num_tokens for s in segments)
+        context = max(s.end for s in segments)
+        fitting = [
+            b
+            for b in self._recordings
+            if b.rows >= len(rows) and b.tokens >= longest and b.context >= context
+        ]
+        if not fitting:
+            return "no bucket"
+        if cannot_decode(segments, self._cache):
+            return "not a decode step"
+        if self._future is None and any(row.from_future for row in rows):
+            return "ids unknown"
+        bucket = min(fitting, key=lambda b: (b.rows * b.tokens, b.context))
+        return bucket, self._recordings[bucket]
+
+    def _check(self, bucket: GraphBucket) -> None:
+        most = self._cache.max_rollback + 1
+        limits = {
+            "rows": (bucket.rows, self._cache.num_slots),
+            "tokens": (bucket.tokens, most),
+            "context": (bucket.context, self._cache.max_tokens),
+        }
+        for name, (value, high) in limits.items():
+            if not 1 <= value <= high:
+                raise ConfigError(
+                    f"{bucket} has {name} {value}; it must be from 1 to {high} for this cache.",
+                    field=name, value=value, limit=f"1 to {high}",
+                )  # fmt: skip
+
+    def _record(self, step: DecodeStep, inputs: DecodeInputs, context: int) -> _Recording:
+        def run() -> DecodeOutput:
+            return step(inputs, context, self._future)
+
+        if self._device.type != "cuda":
+            return _Recording(inputs, run)
+        side = torch.cuda.Stream(self._device)
+        side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(
+            side
+        ):  # compiles kernels and allocates workspaces, outside the recording
+            for _ in range(2):
+                run()
+        torch.cuda.current_stream(self._device).wait_stream(side)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            output = run()
+        if self._pool is None:
+            self._pool = graph.pool()
+        return _Recording(inputs, run, graph, output)
+
+    def _send(
+        self, inputs: DecodeInputs, ids: list[Sequence[int]], values: list[tuple[int, ...]]
+    ) -> None:
+        if self._device.type != "cuda":
+            inputs.fill(ids, values)
+            return
+        shape = inputs.num_rows, inputs.tokens_per_row
+        if shape not in self._staging:
+            self._staging[shape] = [
+                (DecodeInputs.empty(*shape, pinned=True), torch.cuda.Event())
+                for _ in range(_STAGING_BUFFERS)
+            ]
+        self._turn += 1
+        host, sent = self._staging[shape][self._turn % _STAGING_BUFFERS]
+        sent.synchronize()  # the copy of two steps ago
+        host.fill(ids, values)
+        inputs.copy_(host)
+        sent.record()
+
+    def _reserved(self) -> int:
+        if self._device.type != "cuda":
+            return 0
+        return int(torch.cuda.memory_reserved(self._device))
+
+
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    """One recorded step, or a call where nothing can be recorded."""
+
+    inputs: DecodeInputs
+    call: Callable[[], DecodeOutput]
+    graph: Any = None
+    output: DecodeOutput | None = None
+
+    def replay(self) -> DecodeOutput:
+        if self.graph is None or self.output is None:
+            return self.call()
+        self.graph.replay()
+        return self.output
