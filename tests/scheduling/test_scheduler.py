@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from deepinfer.cache import SlotCacheManager
@@ -24,6 +26,7 @@ from deepinfer.core.errors import (
     Unschedulable,
 )
 from deepinfer.scheduling import Progress, Scheduler, SchedulerLimits, Sequence, allows_drafts
+from deepinfer.scheduling.books import Books
 
 
 def make(num_slots: int = 4, slot_tokens: int | None = None, **limits: object) -> Scheduler:
@@ -186,15 +189,21 @@ def test_plan_changes_nothing() -> None:
     scheduler.add(request("b"))
     run(scheduler)
     scheduler.add(request("c"))
-    before = copy.deepcopy(vars(scheduler))
+    before = copy.deepcopy(scheduler._books)
     plans = [scheduler.plan(now) for now in (0.0, 0.0, 5.0)]
     assert plans[0] == plans[1] == plans[2]
-    after = vars(scheduler)
-    for name in ("_next_step", "_num_added"):
-        assert before[name] == after[name]
-    assert [repr(s) for s in before["_waiting"]] == [repr(s) for s in after["_waiting"]]
-    assert repr(before["_running"]) == repr(after["_running"])
-    assert before["cache"].stats() == after["cache"].stats()
+    after = scheduler._books
+    assert (before.next_step, before.num_added, before.version) == (
+        after.next_step,
+        after.num_added,
+        after.version,
+    )
+    assert list(map(repr, before.waiting)) == list(map(repr, after.waiting))
+    assert repr(before.running) == repr(after.running)
+    for name, array in vars(before.table).items():
+        if isinstance(array, np.ndarray):
+            assert np.array_equal(array, getattr(after.table, name)), name
+    assert before.cache.stats() == after.cache.stats()  # type: ignore[attr-defined]
 
 
 def test_one_step_is_in_flight_at_a_time() -> None:
@@ -407,35 +416,61 @@ def test_snapshot_counts() -> None:
     assert "1 running, 1 waiting" in repr(scheduler)
 
 
+def _plant(name: str, value: int) -> Callable[[Books], None]:
+    def plant(books: Books) -> None:
+        getattr(books.table, name)[books.running["a"].slot] = value
+
+    return plant
+
+
 @pytest.mark.parametrize(
     "plant",
     [
-        lambda s: s._waiting.append(s._running["a"]),
-        lambda s: s._sequences.pop("a"),
-        lambda s: setattr(s._running["a"], "settled", 99),
-        lambda s: setattr(s._running["a"], "slot", None),
-        lambda s: setattr(s._running["a"], "limit", 3),
-        lambda s: s._running["a"].flights.append(s.fake_flight),
-        lambda s: s._running.update({str(i): Sequence(request(str(i)), 9, i) for i in range(9)}),
-        lambda s: s.cache.release(s._running["a"].request, 77),
+        lambda b: b.waiting.append(b.running["a"]),
+        lambda b: b.sequences.pop("a"),
+        lambda b: b.waiting.reverse(),
+        _plant("settled", 99),
+        _plant("known", 99),
+        _plant("limit", 3),
+        _plant("room", 1),
+        _plant("generation", 7),
+        _plant("epoch", 7),
+        _plant("last_token", 1),
+        _plant("is_held", 0),
+        _plant("pool_start", 2),
+        lambda b: setattr(b.running["a"], "num_orphans", 1),
+        lambda b: b.orphans.update({9: [(0, b.running["a"])]}),
+        lambda b: b.running.update({str(i): Sequence(request(str(i)), 9, i) for i in range(9)}),
+        lambda b: b.cache.release(b.running["a"].request, 77),
+        lambda b: b.launched.update(dict.fromkeys(range(3), b.fake)),
+        lambda b: b.launched.update({0: dataclasses.replace(b.fake, rows=(b.far,))}),
     ],
 )
-def test_check_finds_planted_faults(plant) -> None:
+def test_check_finds_planted_faults(plant: Callable[[Books], None]) -> None:
     scheduler = make()
     scheduler.add(request("a"))
-    plan = scheduler.plan(0.0)
-    assert plan is not None
-    scheduler.launch(plan)
-    scheduler.fake_flight = scheduler._running["a"].flights[0]  # type: ignore[attr-defined]
-    scheduler.apply(result_of(plan))
+    run(scheduler)
+    for rid in ("b", "c"):
+        scheduler.add(request(rid, 30))
+    for rid in ("d", "e", "f"):
+        scheduler.add(request(rid))
+    plan, _ = run(scheduler)
     scheduler.check()
-    plant(scheduler)
+    books = scheduler._books
+    assert len(books.waiting) == 2
+    row = scheduler.plan(0.0).rows[0]  # type: ignore[union-attr]
+    books.fake, books.far = plan, dataclasses.replace(row, num_tokens=9)  # type: ignore[attr-defined]
+    plant(books)
     with pytest.raises(InvariantBroken):
         scheduler.check()
 
 
 def test_limits_are_checked() -> None:
     with pytest.raises(ConfigError, match="max_num_batched_tokens"):
-        SchedulerLimits(max_model_len=8, max_num_seqs=4, max_num_batched_tokens=3)
+        SchedulerLimits(max_model_len=8, max_num_seqs=4, max_num_batched_tokens=0)
+    with pytest.raises(ConfigError, match="async_depth"):
+        SchedulerLimits(max_model_len=8, async_depth=2)
+    with pytest.raises(ConfigError, match="max_skip_s"):
+        SchedulerLimits(max_model_len=8, max_skip_s=-1.0)
     with pytest.raises(ConfigError, match="below prefill_chunk_tokens"):
         SchedulerLimits(max_model_len=8, prefill_chunk_tokens=4, draft_length=4)

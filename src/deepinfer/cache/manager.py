@@ -216,6 +216,21 @@ class BlockCacheManager:
         shared = hit.blocks if hit is not None else ()
         return max(0, wanted - len(shared)) + sum(map(self._books.pool.is_free, shared))
 
+    def freed_by(self, request: Request) -> int:
+        """How many blocks come back when a request is released: those that it alone holds; changes nothing.
+
+        Args:
+            request: The request.
+
+        Returns:
+            The blocks; 0 when it holds nothing.
+        """
+        holding = self._books.held.get(request.rid)
+        if holding is None:
+            return 0
+        references = self._books.pool.references
+        return sum(references(block) == 1 for block in holding.table)
+
     def allocate(
         self, request: Request, hit: Hit | None, upto: int, reserve: int = 0
     ) -> Allocation | None:

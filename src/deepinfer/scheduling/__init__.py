@@ -1,7 +1,7 @@
 """What each step runs: continuous batching with chunked prefill, as data in and data out.
 
-`Scheduler` plans steps for any runner, and `StepCostModel` says how long one takes. They need the standard library
-alone; fitting a cost model needs NumPy.
+`Scheduler` plans steps for any runner, and `StepCostModel` says how long one takes. They need NumPy and
+no more.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING
 from deepinfer.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from deepinfer.scheduling.admission import AdmissionPolicy as AdmissionPolicy
+    from deepinfer.scheduling.admission import Demand as Demand
+    from deepinfer.scheduling.admission import FreeBlocks as FreeBlocks
+    from deepinfer.scheduling.admission import Supply as Supply
     from deepinfer.scheduling.chunk_planner import TimedChunks as TimedChunks
     from deepinfer.scheduling.chunking import ChunkPolicy as ChunkPolicy
     from deepinfer.scheduling.chunking import FixedChunks as FixedChunks
@@ -22,14 +26,16 @@ if TYPE_CHECKING:
     from deepinfer.scheduling.cost_report import FitRejection as FitRejection
     from deepinfer.scheduling.cost_report import FitReport as FitReport
     from deepinfer.scheduling.cost_report import StepCoefficients as StepCoefficients
-    from deepinfer.scheduling.ledger import Flight as Flight
-    from deepinfer.scheduling.ledger import Progress as Progress
     from deepinfer.scheduling.ledger import Sequence as Sequence
     from deepinfer.scheduling.limits import SchedulerLimits as SchedulerLimits
     from deepinfer.scheduling.limits import allows_drafts as allows_drafts
-    from deepinfer.scheduling.plannable_cache import PlannableCache as PlannableCache
+    from deepinfer.scheduling.limits import waits_for_host as waits_for_host
     from deepinfer.scheduling.policies import ORDER_POLICIES as ORDER_POLICIES
+    from deepinfer.scheduling.policies import VICTIM_POLICIES as VICTIM_POLICIES
     from deepinfer.scheduling.policies import OrderPolicy as OrderPolicy
+    from deepinfer.scheduling.policies import VictimPolicy as VictimPolicy
+    from deepinfer.scheduling.progress import Progress as Progress
+    from deepinfer.scheduling.progress import ProgressList as ProgressList
     from deepinfer.scheduling.scheduler import Scheduler as Scheduler
     from deepinfer.scheduling.simulation import RequestTiming as RequestTiming
     from deepinfer.scheduling.simulation import SimulatedStep as SimulatedStep
@@ -40,63 +46,75 @@ if TYPE_CHECKING:
     from deepinfer.scheduling.step_work import StepWork as StepWork
 
 _EXPORTS = {
-    "Simulator": "deepinfer.scheduling.simulator",
-    "Simulation": "deepinfer.scheduling.simulation",
-    "SimulatedStep": "deepinfer.scheduling.simulation",
-    "RequestTiming": "deepinfer.scheduling.simulation",
-    "shape_chunk": "deepinfer.scheduling.chunking",
-    "FixedChunks": "deepinfer.scheduling.chunking",
-    "ChunkPolicy": "deepinfer.scheduling.chunking",
-    "TimedChunks": "deepinfer.scheduling.chunk_planner",
-    "Chunk": "deepinfer.scheduling.step_work",
-    "StepSample": "deepinfer.scheduling.step_work",
-    "StepWork": "deepinfer.scheduling.step_work",
+    "ORDER_POLICIES": "deepinfer.scheduling.policies",
+    "VICTIM_POLICIES": "deepinfer.scheduling.policies",
+    "AdmissionPolicy": "deepinfer.scheduling.admission",
     "BucketError": "deepinfer.scheduling.cost_report",
+    "Chunk": "deepinfer.scheduling.step_work",
+    "ChunkPolicy": "deepinfer.scheduling.chunking",
+    "Demand": "deepinfer.scheduling.admission",
     "FitRejection": "deepinfer.scheduling.cost_report",
     "FitReport": "deepinfer.scheduling.cost_report",
-    "StepCoefficients": "deepinfer.scheduling.cost_report",
-    "PrefillCostModel": "deepinfer.scheduling.cost_model",
-    "StepCostModel": "deepinfer.scheduling.cost_model",
-    "fit_step_cost": "deepinfer.scheduling.cost_fit",
-    "Flight": "deepinfer.scheduling.ledger",
-    "ORDER_POLICIES": "deepinfer.scheduling.policies",
+    "FixedChunks": "deepinfer.scheduling.chunking",
+    "FreeBlocks": "deepinfer.scheduling.admission",
     "OrderPolicy": "deepinfer.scheduling.policies",
-    "PlannableCache": "deepinfer.scheduling.plannable_cache",
-    "Progress": "deepinfer.scheduling.ledger",
+    "PrefillCostModel": "deepinfer.scheduling.cost_model",
+    "Progress": "deepinfer.scheduling.progress",
+    "ProgressList": "deepinfer.scheduling.progress",
+    "RequestTiming": "deepinfer.scheduling.simulation",
     "Scheduler": "deepinfer.scheduling.scheduler",
     "SchedulerLimits": "deepinfer.scheduling.limits",
     "Sequence": "deepinfer.scheduling.ledger",
+    "SimulatedStep": "deepinfer.scheduling.simulation",
+    "Simulation": "deepinfer.scheduling.simulation",
+    "Simulator": "deepinfer.scheduling.simulator",
+    "StepCoefficients": "deepinfer.scheduling.cost_report",
+    "StepCostModel": "deepinfer.scheduling.cost_model",
+    "StepSample": "deepinfer.scheduling.step_work",
+    "StepWork": "deepinfer.scheduling.step_work",
+    "Supply": "deepinfer.scheduling.admission",
+    "TimedChunks": "deepinfer.scheduling.chunk_planner",
+    "VictimPolicy": "deepinfer.scheduling.policies",
     "allows_drafts": "deepinfer.scheduling.limits",
+    "fit_step_cost": "deepinfer.scheduling.cost_fit",
+    "shape_chunk": "deepinfer.scheduling.chunking",
+    "waits_for_host": "deepinfer.scheduling.limits",
 }
 
 __all__ = [
-    "Simulator",
-    "Simulation",
-    "SimulatedStep",
-    "RequestTiming",
-    "shape_chunk",
-    "FixedChunks",
-    "ChunkPolicy",
-    "TimedChunks",
-    "Chunk",
-    "StepSample",
-    "StepWork",
+    "ORDER_POLICIES",
+    "VICTIM_POLICIES",
+    "AdmissionPolicy",
     "BucketError",
+    "Chunk",
+    "ChunkPolicy",
+    "Demand",
     "FitRejection",
     "FitReport",
-    "StepCoefficients",
-    "PrefillCostModel",
-    "StepCostModel",
-    "fit_step_cost",
-    "ORDER_POLICIES",
-    "Flight",
+    "FixedChunks",
+    "FreeBlocks",
     "OrderPolicy",
-    "PlannableCache",
+    "PrefillCostModel",
     "Progress",
+    "ProgressList",
+    "RequestTiming",
     "Scheduler",
     "SchedulerLimits",
     "Sequence",
+    "SimulatedStep",
+    "Simulation",
+    "Simulator",
+    "StepCoefficients",
+    "StepCostModel",
+    "StepSample",
+    "StepWork",
+    "Supply",
+    "TimedChunks",
+    "VictimPolicy",
     "allows_drafts",
+    "fit_step_cost",
+    "shape_chunk",
+    "waits_for_host",
 ]
 
 __getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)

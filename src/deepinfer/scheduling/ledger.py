@@ -1,83 +1,66 @@
-"""The books of one request: what is settled, what is in flight, and what a result changed."""
+"""The books of one request: its ids, its slot, and what it is allowed."""
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from deepinfer.core.plan import PlanRow, RowResult, RowRole
+import numpy as np
+from numpy.typing import NDArray
+
 from deepinfer.core.types import FinishReason, Request
 
-__all__ = ["Flight", "Progress", "Sequence"]
+if TYPE_CHECKING:
+    from deepinfer.scheduling.slot_table import SlotTable
 
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """One row of a launched step whose result has not come yet.
-
-    Attributes:
-        step: Id of the step.
-        row: The row.
-    """
-
-    step: int
-    row: PlanRow
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """What one result changed for one request.
-
-    Attributes:
-        request: The request.
-        token_ids: New tokens, cut after the one that ended the request.
-        finish_reason: Why it ended, or None while it runs.
-        stop_token_id: The token that ended it, or None.
-        error: Why it failed, or None.
-        plan_row: The row of the plan.
-        result: The row's result, with tokens after the end still in it.
-    """
-
-    request: Request
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None
-    stop_token_id: int | None
-    error: Exception | None
-    plan_row: PlanRow
-    result: RowResult
+__all__ = ["Sequence"]
 
 
 class Sequence:
     """One request while the scheduler knows it.
 
-    There is one counter, `settled`: tokens whose cache entries are final. Everything else is derived from it,
-    from the ids, and from the flights, so that no two counters can drift apart.
+    What is settled is the only counter. While the request runs it stands in the scheduler's `SlotTable`, with the number
+    of known tokens beside it; what is in flight is read off the launched plans. So no two counters can drift apart.
 
     Args:
         request: The request.
         limit: Most tokens of prompt plus output.
         order: Number of the request in order of arrival at the scheduler.
+        eos_token_ids: Token ids that end a sequence unless the request ignores them.
 
     Attributes:
-        token_ids: Prompt and output, in order.
-        settled: Tokens with final cache entries.
-        flights: Launched rows without a result, oldest first.
+        stop_token_ids: Every token id that ends it.
+        has_own_stops: Whether it has stop ids besides the end-of-sequence tokens that all share.
         epoch: How often the request lost its slot.
         slot: Its slot, or None while it waits.
         slot_generation: Generation of that slot.
+        num_orphans: Rows of earlier epochs in flight whose tokens are still to come; until then it waits.
+        cached_tokens: Tokens of the longest prefix last found in the cache, for order policies that ask for it.
+        adopted_tokens: Prompt tokens taken over from the cache when it was first admitted.
+        replayed_tokens: Prompt tokens run again to rebuild window rows after that.
+        is_approximate: Whether any of its epochs began with an approximate replay.
+        num_skips: How often others were admitted past it while it was first in the queue.
+        skipped_since_s: When that happened first, or None.
     """
 
     __slots__ = (
+        "_ids",
+        "_num_ids",
+        "adopted_tokens",
+        "cached_tokens",
         "epoch",
-        "flights",
+        "has_own_stops",
+        "is_approximate",
         "limit",
+        "num_orphans",
+        "num_skips",
         "order",
+        "replayed_tokens",
         "request",
-        "settled",
+        "skipped_since_s",
         "slot",
         "slot_generation",
         "stop_token_ids",
-        "token_ids",
+        "table",
     )
 
     def __init__(
@@ -87,15 +70,23 @@ class Sequence:
         self.limit = limit
         self.order = order
         params = request.params
-        self.stop_token_ids = frozenset(params.stop_token_ids) | frozenset(
-            () if params.ignore_eos else eos_token_ids
-        )
-        self.token_ids = list(request.prompt_token_ids)
-        self.settled = 0
-        self.flights: deque[Flight] = deque()
-        self.epoch = 0
+        eos = frozenset(() if params.ignore_eos else eos_token_ids)
+        self.stop_token_ids = frozenset(params.stop_token_ids) | eos
+        self.has_own_stops = self.stop_token_ids != eos
+        self._num_ids = request.num_prompt_tokens
+        self._ids = np.empty(self._num_ids + 64, np.int32)
+        self._ids[: self._num_ids] = request.prompt_token_ids
+        self.table: SlotTable | None = None
         self.slot: int | None = None
         self.slot_generation = 0
+        self.epoch = 0
+        self.num_orphans = 0
+        self.cached_tokens = 0
+        self.adopted_tokens = 0
+        self.replayed_tokens = 0
+        self.is_approximate = False
+        self.num_skips = 0
+        self.skipped_since_s: float | None = None
 
     @property
     def rid(self) -> str:
@@ -103,85 +94,90 @@ class Sequence:
         return self.request.rid
 
     @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """Prompt and output so far, shape [tokens], int32; a view that must not be written."""
+        if self.table is not None and self.slot is not None:
+            self.table.flush(self.slot)
+        return self._ids[: self._num_ids]
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens of prompt and output."""
+        if self.table is None or self.slot is None:
+            return self._num_ids
+        return int(self.table.known[self.slot])
+
+    @property
+    def settled(self) -> int:
+        """Tokens with final cache entries; after a prefix hit it begins where the replay begins."""
+        if self.table is None or self.slot is None:
+            return 0
+        return int(self.table.settled[self.slot])
+
+    @property
     def num_pending(self) -> int:
         """Known tokens without final cache entries; at least 1 until the request ends."""
-        return len(self.token_ids) - self.settled
+        return self.num_tokens - self.settled
 
     @property
     def num_output_tokens(self) -> int:
         """Tokens generated."""
-        return len(self.token_ids) - len(self.request.prompt_token_ids)
+        return self.num_tokens - self.request.num_prompt_tokens
 
     @property
     def num_remaining(self) -> int:
         """Tokens that may still be generated."""
-        return self.limit - len(self.token_ids)
+        return self.limit - self.num_tokens
 
     @property
     def is_decoding(self) -> bool:
         """Whether all that is left to run is the token generated last."""
-        return self.num_pending == 1 and self.settled >= len(self.request.prompt_token_ids)
+        return self.num_pending == 1 and self.settled >= self.request.num_prompt_tokens
 
-    def row(self, num_tokens: int, num_drafts: int, slot: int, slot_generation: int) -> PlanRow:
-        """The next row of this request.
+    def store(self, token_ids: NDArray[np.integer] | tuple[int, ...]) -> None:
+        """Adds ids to the end of the buffer, nothing else.
 
         Args:
-            num_tokens: Known tokens to run.
-            num_drafts: Drafts to run after them.
-            slot: Slot of the row.
-            slot_generation: Generation of that slot.
-
-        Returns:
-            The row, with the ids that are known.
+            token_ids: The ids.
         """
-        first = self.settled
-        if num_drafts:
-            role = RowRole.VERIFY
-        elif self.is_decoding:
-            role = RowRole.DECODE
-        elif num_tokens == self.num_pending:
-            role = RowRole.LAST_PREFILL
-        else:
-            role = RowRole.PREFILL
-        return PlanRow(
-            rid=self.request.rid,
-            slot=slot,
-            slot_generation=slot_generation,
-            epoch=self.epoch,
-            first_position=first,
-            num_tokens=num_tokens + num_drafts,
-            num_drafts=num_drafts,
-            role=role,
-            token_ids=tuple(self.token_ids[first : first + num_tokens]),
-        )
+        end = self._num_ids + len(token_ids)
+        if end > len(self._ids):
+            grown = np.empty(max(end, 2 * len(self._ids)), np.int32)
+            grown[: self._num_ids] = self._ids[: self._num_ids]
+            self._ids = grown
+        self._ids[self._num_ids : end] = token_ids
+        self._num_ids = end
 
-    def append(self, token_ids: tuple[int, ...]) -> tuple[int, FinishReason | None, int | None]:
-        """Adds generated tokens up to the one that ends the request.
+    def truncate(self, num_tokens: int) -> None:
+        """Drops ids from the end of the buffer.
 
         Args:
-            token_ids: Tokens in order.
+            num_tokens: How many stay.
+        """
+        self._num_ids = num_tokens
+
+    def cut(
+        self, token_ids: tuple[int, ...], num_known: int
+    ) -> tuple[int, FinishReason | None, int | None]:
+        """Where generated tokens end the request.
+
+        Args:
+            token_ids: New tokens in order.
+            num_known: Tokens known before them.
 
         Returns:
-            How many were added, why the request ended or None, and the stop token that ended it or None.
-            A stop token wins over the length when both end it at once.
+            How many of them count, why the request ended or None, and the stop token that ended it or None. A stop
+            token wins over the length when both end it at once.
         """
         for count, token_id in enumerate(token_ids, start=1):
-            self.token_ids.append(token_id)
             if token_id in self.stop_token_ids:
                 return count, FinishReason.STOP, token_id
-            if len(self.token_ids) >= self.limit:
+            if num_known + count >= self.limit:
                 return count, FinishReason.LENGTH, None
         return len(token_ids), None, None
 
-    def reset(self) -> None:
-        """Forgets slot, flights and settled tokens; the ids stay and will be run again."""
-        self.epoch += 1
-        self.settled = 0
-        self.flights.clear()
-        self.slot = None
-
     def __repr__(self) -> str:
         return (
-            f"Sequence({self.rid!r}, settled={self.settled}, tokens={len(self.token_ids)}, "
-            f"slot={self.slot}, flights={len(self.flights)})"
+            f"Sequence({self.rid!r}, settled={self.settled}, tokens={self.num_tokens}, "
+            f"slot={self.slot}, epoch={self.epoch})"
         )

@@ -6,39 +6,61 @@ settles its result; `cancel` takes the place of `apply` for a step that never fi
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable
-from typing import Any
+
+import numpy as np
 
 from deepinfer.core.clock import Clock, MonotonicClock
-from deepinfer.core.errors import (
-    InvalidRequest,
-    InvariantBroken,
-    RequestTooLong,
-    Unschedulable,
-)
-from deepinfer.core.plan import LoadSnapshot, PlanRow, RowResult, StepPlan, StepResult
-from deepinfer.core.types import FinishReason, Request
-from deepinfer.scheduling.ledger import Flight, Progress, Sequence
+from deepinfer.core.errors import InvalidRequest, InvariantBroken, RequestTooLong, Unschedulable
+from deepinfer.core.params import SamplingParams
+from deepinfer.core.plan import LoadSnapshot, StepPlan, StepResult
+from deepinfer.core.protocols import CacheManager, VerifyLengthPolicy
+from deepinfer.core.types import Request
+from deepinfer.scheduling.admission import AdmissionPolicy, FreeBlocks
+from deepinfer.scheduling.book_check import check_books
+from deepinfer.scheduling.books import Books
+from deepinfer.scheduling.chunking import ChunkPolicy, FixedChunks
+from deepinfer.scheduling.launching import decision_of, execute
+from deepinfer.scheduling.ledger import Sequence
 from deepinfer.scheduling.limits import SchedulerLimits, allows_drafts
-from deepinfer.scheduling.plannable_cache import PlannableCache
-from deepinfer.scheduling.policies import ORDER_POLICIES, OrderPolicy
+from deepinfer.scheduling.planner import Decision, Planner
+from deepinfer.scheduling.policies import (
+    ORDER_POLICIES,
+    VICTIM_POLICIES,
+    OrderPolicy,
+    VictimPolicy,
+)
+from deepinfer.scheduling.progress import ProgressList
+from deepinfer.scheduling.settling import settle_result
+from deepinfer.scheduling.step_work import StepWork
 
 __all__ = ["Scheduler"]
 
 
 class Scheduler:
-    """Continuous batching with chunked prefill, first come first served.
+    """Continuous batching: decoding requests and chunks of prompts in one step, under one budget of tokens.
 
     Every step takes, within `limits.max_num_batched_tokens`: one token of each decoding request, with drafts
     as far as the budget goes; then chunks of the prompts that already hold a slot; then chunks of waiting
-    requests while slots are free. Decoding requests never wait for a prompt. One step is in flight at a time.
+    requests while there is room. Decoding requests never wait for a prompt.
+
+    At `limits.async_depth` 1 a step may be planned and launched while the one before it is in flight. A request whose
+    last token is not known yet is planned once more, unless what is in flight ends it for sure; its row has no
+    `token_ids`, and after a row with drafts `num_open` says how many of them may still be rejected.
+
+    When blocks run out, requests give way in the order of the victim policy: they lose slot and blocks, wait in their old
+    place, and are run again from the start or from a cached prefix. Tokens that steps in flight sample for them are kept.
 
     Args:
         limits: What every plan stays within.
-        cache: Gives out slots.
+        cache: Gives out slots and blocks.
         order: Name of an order policy, or the policy itself.
+        victim: Name of a victim policy, or the policy itself.
+        admission: Who may start; None keeps a hundredth of the blocks free and starts prompts that fit as a whole.
+        chunks: How long chunks of prompts are; None takes as much as the limits allow.
         may_draft: Which requests are planned with drafts.
+        verify_lengths: How many drafts of each row are verified, from the confidences that came with the result applied
+            last; None for as many as the limits allow.
         clock: Time of snapshots.
 
     Examples:
@@ -53,43 +75,67 @@ class Scheduler:
     def __init__(
         self,
         limits: SchedulerLimits,
-        cache: PlannableCache,
+        cache: CacheManager,
         *,
         order: str | OrderPolicy = "fcfs",
-        may_draft: Callable[[Any], bool] = allows_drafts,
+        victim: str | VictimPolicy = "last_admitted",
+        admission: AdmissionPolicy | None = None,
+        chunks: ChunkPolicy | None = None,
+        may_draft: Callable[[SamplingParams], bool] = allows_drafts,
+        verify_lengths: VerifyLengthPolicy | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.limits = limits
         self.cache = cache
-        self._key = ORDER_POLICIES.create(order) if isinstance(order, str) else order
-        self.may_draft = may_draft
+        key = ORDER_POLICIES.create(order) if isinstance(order, str) else order
+        give_way = VICTIM_POLICIES.create(victim) if isinstance(victim, str) else victim
         self._clock = clock or MonotonicClock()
-        self._sequences: dict[str, Sequence] = {}
-        self._waiting: list[Sequence] = []  # sorted by the order policy
-        self._running: dict[str, Sequence] = {}  # in order of admission
-        self._launched: dict[int, StepPlan] = {}
-        self._next_step = 0
-        self._num_added = 0
+        self._chunks = chunks or FixedChunks(limits.prefill_chunk_tokens)
+        self._books = Books(limits, cache, key, may_draft)
+        self._planner = Planner(
+            self._books, give_way, admission or FreeBlocks(), self._chunks, verify_lengths
+        )
+        self._decision: Decision | None = None  # of the plan made last
+        self._num_preempted = 0
+
+    @property
+    def may_draft(self) -> Callable[[SamplingParams], bool]:
+        """Which requests are planned with drafts."""
+        return self._books.may_draft
 
     @property
     def has_unfinished(self) -> bool:
         """Whether any request waits, runs, or is in flight."""
-        return bool(self._sequences or self._launched)
+        return bool(self._books.sequences or self._books.launched)
 
     @property
     def num_running(self) -> int:
         """Requests that hold a slot."""
-        return len(self._running)
+        return len(self._books.running)
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait for a slot."""
-        return len(self._waiting)
+        return len(self._books.waiting)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Launched steps whose result was not applied."""
+        return len(self._books.launched)
+
+    @property
+    def num_preempted(self) -> int:
+        """How often a request lost its slot because blocks ran out, since the start."""
+        return self._num_preempted
+
+    def sequence(self, rid: str) -> Sequence | None:
+        """The books of an unfinished request, to be read only, or None."""
+        return self._books.sequences.get(rid)
 
     def add(self, request: Request) -> None:
         """Takes a request.
 
-        The output is cut to the room that `limits.max_model_len` leaves after the prompt.
+        The output is cut to the room that `limits.max_model_len` and the cache leave after the prompt.
 
         Args:
             request: The request.
@@ -99,8 +145,9 @@ class Scheduler:
             RequestTooLong: The prompt leaves no room for a single token of output.
             Unschedulable: The prompt can never fit the cache.
         """
+        books = self._books
         rid, length = request.rid, request.num_prompt_tokens
-        if rid in self._sequences:
+        if rid in books.sequences:
             raise InvalidRequest(
                 f"a request with id {rid!r} is not finished yet; give every request its own id.",
                 rid=rid,
@@ -117,17 +164,19 @@ class Scheduler:
                 limit_tokens=most,
                 asked_tokens=length,
             )
-        if length + 1 > self.cache.capacity_tokens:
+        capacity = self.cache.capacity_tokens
+        if length + 1 > capacity:
             raise Unschedulable(
-                f"the prompt has {length} tokens and the whole cache holds "
-                f"{self.cache.capacity_tokens}; make the cache larger or shorten the prompt.",
+                f"the prompt has {length} tokens and the whole cache holds {capacity}; make the cache "
+                "larger or shorten the prompt.",
                 rid=rid,
             )
-        limit = min(length + request.params.max_tokens, self.limits.max_model_len)
-        sequence = Sequence(request, limit, self._num_added, self.limits.eos_token_ids)
-        self._num_added += 1
-        self._sequences[rid] = sequence
-        bisect.insort(self._waiting, sequence, key=self._key)
+        limit = min(length + request.params.max_tokens, self.limits.max_model_len, capacity)
+        sequence = Sequence(request, limit, books.num_added, self.limits.eos_token_ids)
+        books.num_added += 1
+        books.version += 1
+        books.sequences[rid] = sequence
+        books.enqueue(sequence)
 
     def abort(self, rid: str) -> None:
         """Ends a request, because nobody wants it or its text is complete; unknown ids are ignored.
@@ -135,19 +184,37 @@ class Scheduler:
         Args:
             rid: Its id. The result of a step in flight is dropped for it.
         """
-        sequence = self._sequences.get(rid)
+        sequence = self._books.sequences.get(rid)
         if sequence is not None:
-            self._drop(sequence)
+            self._books.version += 1
+            self._books.drop(sequence)
 
     def preempt(self, rid: str) -> None:
         """Takes the slot of a running request; it waits in its old place and is run again from the start.
 
         Args:
-            rid: Its id. Unknown and waiting requests are left alone, and so are those in flight.
+            rid: Its id. Unknown and waiting requests are left alone. Tokens that steps in flight sample are kept.
         """
-        sequence = self._running.get(rid)
-        if sequence is not None and not sequence.flights:
-            self._requeue(sequence, after_step=self._next_step - 1)
+        sequence = self._books.running.get(rid)
+        if sequence is not None:
+            self._books.version += 1
+            self._books.requeue(sequence, keep_tokens=True)
+
+    def reset_prefix_cache(self) -> None:
+        """Runs every request again without what is cached, as after a change of the weights.
+
+        Running requests lose their slots, and tokens that steps in flight sample do not count. Tokens that came before
+        stay. What the cache holds for nobody is forgotten, if it has `reset_prefix_cache`.
+        """
+        books = self._books
+        books.version += 1
+        for sequence in list(books.running.values()):
+            books.requeue(sequence, keep_tokens=False)
+        for sequence in books.waiting:
+            books.discard_orphans(sequence)
+        forget = getattr(self.cache, "reset_prefix_cache", None)
+        if forget is not None:
+            forget()
 
     def plan(self, now: float) -> StepPlan | None:
         """Makes the next plan. It depends on the state and `now` only, and changes nothing.
@@ -156,66 +223,37 @@ class Scheduler:
             now: Time in seconds.
 
         Returns:
-            The plan, or None when nothing can run: no request is left, or a step is in flight.
+            The plan, or None when nothing can run now: no request is left, or what is in flight must be applied first.
         """
-        if self._launched or not self._sequences:
-            return None
-        limits = self.limits
-        rows: list[PlanRow] = []
-        prefilling: list[Sequence] = []
-        decoding: list[Sequence] = []
-        for sequence in self._running.values():
-            (decoding if sequence.is_decoding else prefilling).append(sequence)
-        budget = limits.max_num_batched_tokens - len(decoding)
-        for sequence in decoding:
-            num_drafts = 0
-            if limits.draft_length and self.may_draft(sequence.request.params):
-                num_drafts = max(0, min(limits.draft_length, budget, sequence.num_remaining - 1))
-                budget -= num_drafts
-            rows.append(self._row(sequence, 1, num_drafts))
-        for sequence in prefilling:
-            if budget <= 0:
-                break
-            chunk = min(sequence.num_pending, limits.prefill_chunk_tokens, budget)
-            budget -= chunk
-            rows.append(self._row(sequence, chunk, 0))
-        free_places = limits.max_num_seqs - len(self._running)
-        slots = self.cache.peek(min(free_places, len(self._waiting)))
-        for sequence, (slot, generation) in zip(self._waiting, slots, strict=False):
-            if budget <= 0:
-                break
-            chunk = min(sequence.num_pending, limits.prefill_chunk_tokens, budget)
-            budget -= chunk
-            rows.append(sequence.row(chunk, 0, slot, generation))
-        return StepPlan(step=self._next_step, rows=tuple(rows)) if rows else None
+        self._decision = decision = self._planner.decide(now)
+        return None if decision is None else decision.plan
 
-    def launch(self, plan: StepPlan) -> None:
-        """Commits to a plan: gives out its slots and notes its rows as in flight.
+    def launch(self, plan: StepPlan) -> StepPlan:
+        """Commits to a plan: takes the slots of those that give way, gives out room, and notes the rows as in flight.
 
         Args:
-            plan: What `plan` returned last.
+            plan: What `plan` returned last; or an equal one, such as a logged one in the same state.
+
+        Returns:
+            The plan with block updates and copies filled in, which is the one to run.
 
         Raises:
             InvariantBroken: The plan does not fit the present state.
         """
-        if plan.step != self._next_step:
-            message = f"step {plan.step} came, and {self._next_step} is next"
+        books = self._books
+        if plan.step != books.next_step:
+            message = f"step {plan.step} came, and {books.next_step} is next"
             raise InvariantBroken(
                 f"{message}; launch each plan once, before anything else changes."
             )
-        self._next_step += 1
-        self._launched[plan.step] = plan
-        for row in plan.rows:
-            sequence = self._sequences.get(row.rid)
-            if sequence is None or sequence.epoch != row.epoch:
-                raise InvariantBroken(f"step {plan.step} runs {row.rid!r}, which is not there.")
-            if sequence.slot is None:
-                self._admit(sequence, row)
-            if (sequence.slot, sequence.settled) != (row.slot, row.first_position):
-                raise InvariantBroken(f"step {plan.step} has the row {row}, and now is {sequence}.")
-            sequence.flights.append(Flight(plan.step, row))
+        decision = self._decision
+        if decision is None or decision.plan is not plan or decision.version != books.version:
+            decision = decision_of(books, plan, self._clock.now())
+        self._decision = None
+        self._num_preempted += len(decision.preempted)
+        return execute(books, decision)
 
-    def apply(self, result: StepResult) -> list[Progress]:
+    def apply(self, result: StepResult) -> ProgressList:
         """Settles the result of the oldest launched step.
 
         Args:
@@ -227,54 +265,70 @@ class Scheduler:
         Raises:
             InvariantBroken: The result is not that of the oldest launched step, or does not fit its plan.
         """
+        books = self._books
         plan = self._oldest_launched(result.step)
-        if [row.rid for row in plan.rows] != [row.rid for row in result.rows]:
+        rows, results = plan.rows, result.rows
+        same = rows.rids is results.rids or rows.rids == results.rids
+        if same and rows.slots is not results.slots:
+            same = np.array_equal(rows.slots, results.slots) and np.array_equal(
+                rows.slot_generations, results.slot_generations
+            )
+        if not same:
             raise InvariantBroken(f"the rows of the result of step {plan.step} are not its plan's.")
-        del self._launched[plan.step]
-        progress = []
-        for row, row_result in zip(plan.rows, result.rows, strict=True):
-            sequence = self._running.get(row.rid)
-            if sequence is None or not sequence.flights or sequence.flights[0].row is not row:
-                continue
-            sequence.flights.popleft()
-            progress.append(self._settle(sequence, row, row_result, plan.step))
+        books.version += 1
+        del books.launched[plan.step]
+        for rid in result.failed_loads:
+            self._fail_load(rid, plan)
+        progress = settle_result(books, plan, results)
         self.cache.step_done(plan.step)
+        books.refresh_order(plan.step)
+        if self._chunks.reads_work and result.duration_s:
+            self._chunks.observe(StepWork.of_plan(plan), result.duration_s)
         return progress
 
     def cancel(self, step: int) -> None:
         """Takes a launched step back: its requests lose their slots and will be run again.
 
+        What later steps in flight make of them does not count.
+
         Args:
             step: Id of the oldest launched step; one that was never launched is ignored.
         """
-        if step not in self._launched:
+        books = self._books
+        if step not in books.launched:
             return
         plan = self._oldest_launched(step)
-        del self._launched[step]
-        for row in plan.rows:
-            sequence = self._running.get(row.rid)
-            if sequence is not None and sequence.epoch == row.epoch:
-                self._requeue(sequence, after_step=step)
+        books.version += 1
+        for slot in np.unique(plan.rows.slots[books.valid(plan.rows)]).tolist():
+            sequence = books.table.sequences[slot]
+            if sequence is not None:
+                books.requeue(sequence, keep_tokens=False)
+        for _, sequence in books.orphans.get(step, ()):
+            books.discard_orphans(sequence)
+        books.orphans.pop(step, None)
+        del books.launched[step]
         self.cache.step_done(step)
 
     def reset(self) -> None:
         """Forgets every request and takes every slot back, in whatever state the books are."""
-        self._waiting.clear()
-        self._running.clear()
-        self._sequences.clear()
-        self._launched.clear()
+        self._books.clear()
         self.cache.reset()
 
     def snapshot(self) -> LoadSnapshot:
         """How busy the engine is."""
-        sequences = self._sequences.values()
+        books = self._books
+        table, slots = books.table, np.flatnonzero(books.table.is_held)
+        known, settled = table.known[slots], table.settled[slots]
+        pending = known - settled
+        decodes = (pending == 1) & (settled >= table.prompt[slots])
+        waiting = sum(sequence.num_tokens for sequence in books.waiting)
         return LoadSnapshot(
             time_s=self._clock.now(),
-            num_running=len(self._running),
-            num_waiting=len(self._waiting),
-            waiting_tokens=sum(s.num_pending for s in sequences if not s.is_decoding),
-            cached_tokens=sum(s.settled for s in self._running.values()),
-            capacity_tokens=self.cache.capacity_tokens,
+            num_running=len(books.running),
+            num_waiting=len(books.waiting),
+            waiting_tokens=waiting + int(pending[~decodes].sum()),
+            cached_tokens=int(settled.sum()),
+            capacity_tokens=self.cache.num_blocks * self.cache.block_size,
         )
 
     def check(self) -> None:
@@ -283,103 +337,29 @@ class Scheduler:
         Raises:
             InvariantBroken: They do not add up.
         """
-        queued = [*self._waiting, *self._running.values()]
-        if {s.rid: s for s in queued} != self._sequences or len(queued) != len(self._sequences):
-            raise InvariantBroken("a request is in two queues or none, or an ended one is in one.")
-        if not len(self._running) == self.cache.num_held <= self.limits.max_num_seqs:
-            raise InvariantBroken(
-                f"{len(self._running)} requests run, {self.cache.num_held} hold a slot, and "
-                f"max_num_seqs is {self.limits.max_num_seqs}."
-            )
-        for sequence in self._sequences.values():
-            self._check_sequence(sequence)
+        check_books(self._books)
         self.cache.check()
 
-    def _check_sequence(self, sequence: Sequence) -> None:
-        flying = sum(flight.row.num_tokens for flight in sequence.flights)
-        drafts = sum(flight.row.num_drafts for flight in sequence.flights)
-        known = len(sequence.token_ids)
-        if not (0 <= sequence.settled < known <= sequence.limit <= self.limits.max_model_len):
-            raise InvariantBroken(f"counts are out of order: {sequence}.")
-        if sequence.settled + flying - drafts > known or (
-            drafts and known + drafts >= sequence.limit
-        ):
-            raise InvariantBroken(f"more is in flight than there is: {sequence}.")
-        held = self.cache.holding(sequence.request)
-        expected = (
-            (sequence.slot, sequence.slot_generation) if sequence.rid in self._running else None
-        )
-        if (None if held is None else (held.slot, held.slot_generation)) != expected:
-            raise InvariantBroken(f"the cache knows {held}, and the scheduler {sequence}.")
-        for flight in sequence.flights:
-            if flight.step not in self._launched:
-                raise InvariantBroken(f"step {flight.step} is not in flight: {sequence}.")
-
-    def _row(self, sequence: Sequence, num_tokens: int, num_drafts: int) -> PlanRow:
-        assert sequence.slot is not None  # noqa: S101 - running requests hold one
-        return sequence.row(num_tokens, num_drafts, sequence.slot, sequence.slot_generation)
-
-    def _admit(self, sequence: Sequence, row: PlanRow) -> None:
-        allocation = self.cache.allocate(sequence.request, None, upto=sequence.limit)
-        if allocation is None:
-            raise InvariantBroken(f"the cache has no room for the planned row {row}.")
-        self._waiting.remove(sequence)
-        self._running[sequence.rid] = sequence
-        sequence.slot = allocation.slot
-        sequence.slot_generation = allocation.slot_generation
-        if (allocation.slot, allocation.slot_generation) != (row.slot, row.slot_generation):
-            raise InvariantBroken(f"the cache gave {allocation} to the planned row {row}.")
-
-    def _settle(self, sequence: Sequence, row: PlanRow, result: RowResult, step: int) -> Progress:
-        count, reason, stop_token_id = 0, None, None
-        error = result.error
-        if error is None:
-            expected = result.num_accepted + 1 if row.num_logits else 0
-            if len(result.token_ids) != expected or not 0 <= result.num_accepted <= row.num_drafts:
-                error = InvariantBroken(
-                    f"step {step} gave {len(result.token_ids)} tokens with {result.num_accepted} "
-                    f"drafts accepted for {row}; expected {expected}."
-                )
-        if error is not None:
-            reason = FinishReason.ERROR
-        else:
-            sequence.settled = row.end_position - row.num_drafts + result.num_accepted
-            count, reason, stop_token_id = sequence.append(result.token_ids)
-            self.cache.settle(sequence.request, sequence.token_ids, sequence.settled, step)
-        if reason is not None:
-            self._drop(sequence)
-        return Progress(
-            request=sequence.request,
-            token_ids=result.token_ids[:count],
-            finish_reason=reason,
-            stop_token_id=stop_token_id,
-            error=error,
-            plan_row=row,
-            result=result,
-        )
+    def _fail_load(self, rid: str, plan: StepPlan) -> None:
+        """Runs a request again whose cache content did not arrive."""
+        books = self._books
+        sequence = books.sequences.get(rid)
+        if sequence is None or rid not in plan.rows.rids:
+            return
+        self.cache.load_failed(sequence.request)
+        if sequence.slot is not None:
+            books.requeue(sequence, keep_tokens=False)
+        books.discard_orphans(sequence)
 
     def _oldest_launched(self, step: int) -> StepPlan:
-        oldest = next(iter(self._launched), None)
+        launched = self._books.launched
+        oldest = next(iter(launched), None)
         if step != oldest:
             raise InvariantBroken(
                 f"got the result of step {step}, and the oldest step in flight is {oldest}."
             )
-        return self._launched[step]
-
-    def _drop(self, sequence: Sequence) -> None:
-        after_step = sequence.flights[-1].step if sequence.flights else -1
-        del self._sequences[sequence.rid]
-        if self._running.pop(sequence.rid, None) is None:
-            self._waiting.remove(sequence)
-        sequence.flights.clear()
-        self.cache.release(sequence.request, after_step)
-
-    def _requeue(self, sequence: Sequence, after_step: int) -> None:
-        self.cache.release(sequence.request, after_step)
-        del self._running[sequence.rid]
-        sequence.reset()
-        bisect.insort(self._waiting, sequence, key=self._key)
+        return launched[step]
 
     def __repr__(self) -> str:
-        counts = f"{len(self._running)} running, {len(self._waiting)} waiting"
-        return f"Scheduler({counts}, step {self._next_step})"
+        counts = f"{self.num_running} running, {self.num_waiting} waiting"
+        return f"Scheduler({counts}, step {self._books.next_step})"

@@ -1,0 +1,228 @@
+"""Brings results into the books."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.core.errors import InvariantBroken
+from deepinfer.core.plan import PlanRows, RowResults, StepPlan
+from deepinfer.core.types import FinishReason
+from deepinfer.scheduling import ledger
+from deepinfer.scheduling.books import LAST_PREFILL, REPLAY, Books
+from deepinfer.scheduling.progress import ProgressList
+
+__all__ = ["settle_result"]
+
+Ints = NDArray[np.int64]
+_Ends = dict[int, tuple[int, FinishReason | None, int | None, Exception | None]]
+
+
+def settle_result(books: Books, plan: StepPlan, results: RowResults) -> ProgressList:
+    """Settles the result of the oldest launched step, which has left `books.launched`.
+
+    Args:
+        books: The requests.
+        plan: The step's plan.
+        results: One result a row.
+
+    Returns:
+        What changed.
+    """
+    rows = plan.rows
+    ends: _Ends = {}
+    if books.is_active(rows):
+        kept, sequences = None, books.active.sequences
+    else:
+        valid = books.valid(rows)
+        kept = np.flatnonzero(valid)
+        table = books.table.sequences
+        sequences = tuple([table[slot] for slot in rows.slots[kept].tolist()])
+    if sequences:
+        if _is_plain(books, rows, results, kept):
+            _settle_plain(books, plan.step, sequences, rows, results, ends)
+        else:
+            _settle_any(books, plan.step, sequences, rows, results, kept, ends)
+    _note_confidences(books, rows, results)
+    orphans = books.orphans.pop(plan.step, None)
+    where = None if kept is None else kept.tolist()
+    if orphans:
+        where = list(range(len(rows))) if where is None else where
+        sequences = list(sequences)  # type: ignore[assignment]
+        _settle_orphans(books, plan.step, orphans, rows, results, sequences, where, ends)  # type: ignore[arg-type]
+    return ProgressList(rows, results, sequences, where, ends)
+
+
+def _is_plain(books: Books, rows: PlanRows, results: RowResults, kept: Ints | None) -> bool:
+    """Whether every row decoded one token of a request that still runs in the same company."""
+    return (
+        kept is None
+        and not results.errors
+        and rows.num_tokens is books.active.columns["num_tokens"]
+        and len(results.token_ids) == len(rows)
+        and bool((results.num_token_ids == 1).all())
+        and not results.num_accepted.any()
+    )
+
+
+def _settle_plain(
+    books: Books,
+    step: int,
+    sequences: tuple[ledger.Sequence, ...],
+    rows: PlanRows,
+    results: RowResults,
+    ends: _Ends,
+) -> None:
+    table, active = books.table, books.active
+    slots, tokens = rows.slots, results.token_ids
+    known = table.add_one_each(slots, tokens) + 1
+    settled = table.settled[slots] + 1
+    table.settled[slots] = settled
+    over = known >= active.limit
+    over |= table.ends_sequence(tokens) & active.uses_eos
+    if books.grows:
+        crossed = settled % books.cache.block_size == 0
+        if crossed.any():
+            for at in np.flatnonzero(crossed).tolist():
+                books.settle_blocks(sequences[at], step)
+    for at in active.own_stops:
+        if int(tokens[at]) in sequences[at].stop_token_ids:
+            over[at] = True
+    if over.any():
+        for at in np.flatnonzero(over).tolist():
+            sequence = sequences[at]
+            _, reason, stop = sequence.cut((int(tokens[at]),), int(known[at]) - 1)
+            ends[at] = (1, reason, stop, None)
+            books.drop(sequence)
+
+
+def _settle_any(
+    books: Books,
+    step: int,
+    sequences: tuple[ledger.Sequence, ...],
+    rows: PlanRows,
+    results: RowResults,
+    kept: Ints | None,
+    ends: _Ends,
+) -> None:
+    table = books.table
+    if kept is None:
+        kept = np.arange(len(rows))
+    slots, roles = rows.slots[kept], rows.roles[kept]
+    counts, accepted = results.num_token_ids[kept], results.num_accepted[kept]
+    drafts = rows.num_drafts[kept]
+    expected = np.where(roles >= LAST_PREFILL, accepted + 1, 0)
+    bad = (counts != expected) | (accepted < 0) | (accepted > drafts)
+    failed: dict[int, Exception] = {}
+    if bad.any() or results.errors:
+        place = {row: at for at, row in enumerate(kept.tolist())}
+        for at in np.flatnonzero(bad).tolist():
+            row = int(kept[at])
+            failed[at] = InvariantBroken(
+                f"step {step} gave {counts[at]} tokens with {accepted[at]} drafts accepted for "
+                f"{rows[row]}; expected {expected[at]}."
+            )
+        for row, error in results.errors.items():
+            if row in place:
+                failed[place[row]] = error
+        for at in failed:
+            counts[at] = accepted[at] = 0  # copies, made by indexing
+    moved = rows.num_tokens[kept] - drafts + accepted
+    for at in failed:
+        moved[at] = 0
+    old = table.settled[slots]
+    if (roles == REPLAY).any():  # a slot occurs twice
+        np.add.at(table.settled, slots, moved)
+        tokens_of = roles != REPLAY
+    else:
+        table.settled[slots] = old + moved
+        tokens_of = np.ones(len(slots), np.bool_)
+    starts = results.token_offsets[kept]
+    owner = np.repeat(np.arange(len(slots)), counts)
+    inner = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    tokens = results.token_ids[starts[owner] + inner]
+    known = np.zeros(len(slots), np.int64)
+    known[tokens_of] = table.add(slots[tokens_of], counts[tokens_of], tokens)
+    over = table.ends_sequence(tokens) & table.uses_eos[slots[owner]]
+    over |= known[owner] + inner + 1 >= table.limit[slots[owner]]
+    for at in np.flatnonzero(table.has_own_stops[slots[owner]]).tolist():
+        sequence = sequences[int(owner[at])]
+        over[at] |= int(tokens[at]) in sequence.stop_token_ids
+    for at in np.unique(owner[over]).tolist():
+        sequence, before = sequences[at], int(known[at])
+        mine = tuple(tokens[owner == at].tolist())
+        count, reason, stop = sequence.cut(mine, before)
+        ends[at] = (count, reason, stop, None)
+        slot = int(slots[at])
+        table.drop_last(slot, before + count)
+        table.settled[slot] = min(int(table.settled[slot]), before + count)
+    _publish(books, step, sequences, slots, old, moved)
+    for at, (_, reason, _, _) in list(ends.items()):
+        if reason is not None:
+            books.drop(sequences[at])
+    for at, error in failed.items():
+        ends[at] = (0, FinishReason.ERROR, None, error)
+        if books.sequences.get(sequences[at].rid) is sequences[at]:
+            books.drop(sequences[at])
+
+
+def _publish(
+    books: Books,
+    step: int,
+    sequences: tuple[ledger.Sequence, ...],
+    slots: Ints,
+    old: Ints,
+    moved: Ints,
+) -> None:
+    """Tells the cache of blocks that were settled; what a replay ran again is none."""
+    if not books.grows:
+        return
+    size, table = books.cache.block_size, books.table
+    new = table.settled[slots]
+    low = np.maximum(old, table.pool_start[slots])
+    crossed = (new // size > low // size) & (moved > 0)
+    done = set()
+    for at in np.flatnonzero(crossed).tolist():
+        sequence = sequences[at]
+        if sequence.rid not in done:  # a replay and the chunk behind it
+            done.add(sequence.rid)
+            books.settle_blocks(sequence, step)
+
+
+def _note_confidences(books: Books, rows: PlanRows, results: RowResults) -> None:
+    table = books.table
+    for row, values in results.draft_confidences.items():
+        slot = int(rows.slots[row])
+        if table.is_held[slot] and table.generation[slot] == rows.slot_generations[row]:
+            table.confidences[slot] = tuple(values)
+
+
+def _settle_orphans(
+    books: Books,
+    step: int,
+    orphans: list[tuple[int, ledger.Sequence]],
+    rows: PlanRows,
+    results: RowResults,
+    sequences: list[ledger.Sequence],
+    where: list[int],
+    ends: _Ends,
+) -> None:
+    """Keeps what was sampled for requests that lost their slot meanwhile; what they cached is gone."""
+    offsets, counts = results.token_offsets, results.num_token_ids
+    for row, sequence in orphans:
+        sequence.num_orphans -= 1
+        if books.sequences.get(sequence.rid) is not sequence:
+            continue
+        error = results.errors.get(row)
+        at, count = int(offsets[row]), int(counts[row])
+        tokens = () if error is not None else tuple(results.token_ids[at : at + count].tolist())
+        reason: FinishReason | None
+        used, reason, stop = sequence.cut(tokens, sequence.num_tokens)
+        if error is not None:
+            reason = FinishReason.ERROR
+        sequence.store(tokens[:used])
+        ends[len(sequences)] = (used, reason, stop, error)
+        sequences.append(sequence)
+        where.append(row)
+        if reason is not None:
+            books.drop(sequence)
