@@ -153,6 +153,15 @@ def test_largest_is_the_largest(
         assert model.predict([*others, (prefix, found + 1)], decode) > seconds
 
 
+@pytest.mark.parametrize("prefix", [0, 12_345, 1_000_000])
+def test_a_time_that_fits_exactly_is_used(prefix: int) -> None:
+    model = StepCostModel(TRUE)
+    for tokens in (*range(1, 400), *range(20_000, 20_400)):
+        seconds = model.predict([(prefix, tokens)])
+        assert model.largest(prefix, seconds, 32_768) == tokens
+        assert model.largest(prefix, seconds, tokens + 1) == tokens
+
+
 def test_no_time_means_no_chunk() -> None:
     model = StepCostModel(TRUE)
     assert model.largest(0, 3e-3, 100) == 0
@@ -199,9 +208,10 @@ def test_exact_samples_fit_exactly_and_no_term_turns_negative() -> None:
     for name in FITTED:
         assert getattr(exact, name) == pytest.approx(getattr(TRUE, name), rel=1e-6), name
     # Without any cost of a step, noise would push c below 0.
-    flat = dataclasses.replace(TRUE, step_s=0.0, pair_s=0.0)
-    for seed in range(5):
-        fitted = StepCostModel.fit(prefill_samples(60, 0.05, seed, flat)).coefficients
+    flat = dataclasses.replace(TRUE, step_s=0.0, prefix_token_s=0.0)
+    for seed in range(30):
+        fitted = fit_step_cost(prefill_samples(24, 0.05, seed, flat)).coefficients
+        assert fitted is not None
         assert min(dataclasses.asdict(fitted).values()) >= 0.0
 
 
@@ -264,6 +274,7 @@ def test_long_prefixes_are_not_forgotten_over_a_day_of_short_prompts() -> None:
     k = model.coefficients
     assert k.prefix_token_s == pytest.approx(TRUE.prefix_token_s, rel=0.05)
     assert k.decode_row_s > 0.0
+    assert model.num_samples > 3 * 64
 
 
 def test_what_new_samples_do_not_speak_of_stays() -> None:
