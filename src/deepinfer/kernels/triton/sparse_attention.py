@@ -84,10 +84,12 @@ def sparse_attention(
     if tokens:
         block_dim = max(16, triton.next_power_of_2(dim))
         block_heads = 16
+        # Wider tiles of fp32 rows spill.
+        rows = 32 if block_dim <= (64 if table.dtype == torch.float32 else 256) else 16
         _sparse_attention[(tokens, triton.cdiv(heads, block_heads))](
             queries, table, index, index if extra is None else extra, sink, out, scale,
             index.shape[1], 0 if extra is None else extra.shape[1], offset, heads, DIM=dim,
-            BLOCK_DIM=block_dim, HEADS=block_heads, ROWS=32 if block_dim <= 256 else 16,
+            BLOCK_DIM=block_dim, HEADS=block_heads, ROWS=rows,
             HAS_EXTRA=extra is not None, num_warps=4, num_stages=2,
         )  # fmt: skip
     return out
