@@ -82,7 +82,7 @@ class TraceSummary:
         mean_input_tokens: Mean length of a prompt.
         max_input_tokens: Longest prompt.
         mean_output_tokens: Mean length of an output.
-        reusable_share: Share of the prompts' blocks that a cache which forgets nothing would have.
+        reusable_share: Share of the prompts' tokens that a cache which forgets nothing would have.
     """
 
     num_requests: int
@@ -337,22 +337,24 @@ def summarize_trace(records: Sequence[TraceRecord]) -> TraceSummary:
     """
     if not records:
         checks.fail("records", records, "at least one record", ConfigError)
-    blocks = hits = 0
+    hits = 0
     seen: set[int] = set()
     for record in records:
+        shared = 0
         for block in record.block_ids:
             if block not in seen:
                 break
-            hits += 1
-        blocks += len(record.block_ids)
+            shared += record.block_tokens
+        hits += min(shared, record.input_tokens)
         seen.update(record.block_ids)
+    total = sum(record.input_tokens for record in records)
     return TraceSummary(
         num_requests=len(records),
         span_s=records[-1].arrival_s - records[0].arrival_s,
-        mean_input_tokens=sum(r.input_tokens for r in records) / len(records),
+        mean_input_tokens=total / len(records),
         max_input_tokens=max(r.input_tokens for r in records),
         mean_output_tokens=sum(r.output_tokens for r in records) / len(records),
-        reusable_share=hits / blocks if blocks else 0.0,
+        reusable_share=hits / total,
     )
 
 
