@@ -132,7 +132,7 @@ def _start(books: Books, decision: Decision) -> list[tuple[Sequence, int]]:
     growth = []
     for admission in decision.admissions:
         sequence, hit = admission.sequence, admission.hit
-        upto = admission.upto if hit is None else hit.num_tokens
+        upto = admission.upto if hit is None else len(hit.blocks) * cache.block_size
         allocation = cache.allocate(sequence.request, hit, upto)
         at = place[sequence.rid]
         given = None if allocation is None else (allocation.slot, allocation.slot_generation)
@@ -140,6 +140,6 @@ def _start(books: Books, decision: Decision) -> list[tuple[Sequence, int]]:
             books.admit(sequence, allocation, hit)
         if given != (int(rows.slots[at]), int(rows.slot_generations[at])):
             raise InvariantBroken(f"the cache gave {allocation} to the planned row {rows[at]}.")
-        if hit is not None and admission.upto > hit.num_tokens:
+        if hit is not None and admission.upto > upto:
             growth.append((sequence, admission.upto))
     return growth

@@ -463,8 +463,6 @@ class Planner:
             draft.admissions.append(chosen[-1][0])
             if first is not None:
                 draft.passed.append(first)
-            if hit is not None and hit.host_blocks:
-                break  # room for what it loads is made from idle blocks that others' hits may need
         # Hits are adopted before anything new is given out, so that nothing takes their idle blocks.
         chosen.sort(key=lambda item: item[0].hit is None)
         draft.admissions = [admission for admission, _, _ in chosen]
