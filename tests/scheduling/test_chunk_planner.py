@@ -107,10 +107,12 @@ def test_chunks_end_on_the_grain_where_that_costs_little() -> None:
     assert policy.chunk(37, 301, 32_768, EMPTY) == 301  # the end of a prompt is where it is
 
 
-def test_before_a_fit_chunks_have_a_fixed_length() -> None:
+def test_before_a_fit_the_chunks_of_a_step_have_a_fixed_length() -> None:
     policy = TimedChunks(StepCostModel(StepCoefficients(), refit_every=0), 0.05, first_tokens=300)
     assert policy.chunk(0, 1000, 32_768, EMPTY) == 300
     assert policy.chunk(0, 250, 32_768, EMPTY) == 250
+    assert policy.chunk(0, 1000, 32_768, EMPTY.plus(0, 20)) == 280
+    assert policy.chunk(0, 1000, 32_768, EMPTY.plus(0, 250)) == 0
     assert policy.predict(EMPTY) is None
     policy.observe(EMPTY.plus(0, 10), 0.0)
     policy.observe(EMPTY.plus(0, 10), 0.1)

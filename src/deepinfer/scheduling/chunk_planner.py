@@ -22,7 +22,7 @@ class TimedChunks:
     - What is left of a prompt after a chunk is never less than `min_tokens` or `window`: a tail that short is taken along
       when that exceeds the target by no more than `slack`, and else the rest is split into two equal chunks.
     - Chunks end on multiples of `grain` where that takes no more than an eighth of them.
-    - Before a model was fitted, a chunk is `first_tokens` long.
+    - Before a model was fitted, the chunks of a step have `first_tokens` together.
 
     Args:
         model: What steps cost.
@@ -34,7 +34,7 @@ class TimedChunks:
         window: Width of the model's attention window; the chunk that ends a prompt should hold as many tokens.
         grain: Where chunks should end, such as the size of a cache block.
         slack: By what share of the target a step may be longer when that spares a tail.
-        first_tokens: Length of chunks before the model is fitted.
+        first_tokens: Tokens of all chunks of a step before the model is fitted.
 
     Raises:
         ConfigError: A number is out of range.
@@ -94,7 +94,7 @@ class TimedChunks:
         if self.model.is_fitted:
             fits = self.model.largest_beside(work, prefix, target_s, cap)
         else:
-            fits = min(cap, self.first_tokens)
+            fits = max(0, min(cap, self.first_tokens - work.tokens))
         if fits >= remaining and not self._ends_within(work, prefix, remaining, target_s):
             fits = remaining - 1
         if fits < min(self.min_tokens, remaining):
