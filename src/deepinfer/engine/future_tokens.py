@@ -50,6 +50,11 @@ class FutureTokens:
         self._check = check
         self._tokens = torch.full((num_slots,), _CONSUMED, dtype=torch.int64, device=device)
 
+    @property
+    def tokens(self) -> Tensor:
+        """The token of each slot, shape [slots], int64; the tensor stays where it is."""
+        return self._tokens
+
     def put(self, slots: Sequence[int], token_ids: Tensor) -> None:
         """Notes the token sampled last for some slots.
 

@@ -16,6 +16,8 @@ from deepinfer.core.plan import CacheCopy, RowResult, RowRole, StepPlan, StepRes
 from deepinfer.core.protocols import DraftView, ModelInfo, Sampler
 from deepinfer.core.types import Request, TokenLogprob
 from deepinfer.engine.future_tokens import FutureTokens
+from deepinfer.engine.graph_runs import run_recorded
+from deepinfer.engine.graphs import DecodeGraphs
 from deepinfer.engine.host_tier import HostTier
 from deepinfer.engine.parts import EngineDrafter
 from deepinfer.engine.step_batch import (
@@ -104,8 +106,18 @@ class ModelRunner:
             num_slots, info.vocab_size, device=self._device, check=self._check_ids
         )
         self._last: RunningStep | None = None
+        self._graphs: DecodeGraphs | None = None
         if drafter is not None and hasattr(drafter, "bind"):
             drafter.bind(self.cache)
+
+    def make_graphs(self) -> DecodeGraphs:
+        """Recordings for this runner, which it uses from now on; call their `warmup` before the first step.
+
+        Returns:
+            The recordings, empty so far.
+        """
+        self._graphs = DecodeGraphs(self._model, self.cache, future=self._future.tokens)
+        return self._graphs
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan, requests: Mapping[str, Request]) -> RunningStep:
@@ -254,6 +266,9 @@ class ModelRunner:
             self._drafter.unbind(self.cache)
         if self.host_tier is not None:
             self.host_tier.close()
+        if self._graphs is not None:
+            self._graphs.close()
+            self._graphs = None
         self._states.clear()
         self._states._cache = None
         self._model = self._sampler = self._drafter = self.cache = None  # type: ignore[assignment]
@@ -323,6 +338,12 @@ class ModelRunner:
         return 0 <= token < self.info.vocab_size and token not in self._never
 
     def _run_model(self, step: RunningStep) -> None:
+        if self._graphs is not None and run_recorded(
+            step, self._graphs, with_features=self._drafter is not None
+        ):
+            if step.logits is not None and self._ungenerated_ids is not None:
+                step.logits.index_fill_(1, self._ungenerated_ids, -torch.inf)
+            return
         step.batch = batch = build_batch(step, self._future, self._device)
         if self._check_ids:
             check_ids(batch, self.info.vocab_size, step.step)
