@@ -7,6 +7,14 @@ from typing import TYPE_CHECKING
 from deepinfer.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from deepinfer.testing.determinism import Situation as Situation
+    from deepinfer.testing.determinism import UniqueResults as UniqueResults
+    from deepinfer.testing.determinism import digest as digest
+    from deepinfer.testing.determinism import model_logits as model_logits
+    from deepinfer.testing.determinism import situations as situations
+    from deepinfer.testing.determinism import unique_model_rows as unique_model_rows
+    from deepinfer.testing.determinism import unique_rows as unique_rows
+    from deepinfer.testing.determinism import unique_streams as unique_streams
     from deepinfer.testing.toy_cache import ToyCache as ToyCache
     from deepinfer.testing.toy_model import ToyConfig as ToyConfig
     from deepinfer.testing.toy_model import ToyDraft as ToyDraft
@@ -23,6 +31,14 @@ if TYPE_CHECKING:
     from deepinfer.testing.traces import to_requests as to_requests
 
 _EXPORTS = {
+    "Situation": "deepinfer.testing.determinism",
+    "UniqueResults": "deepinfer.testing.determinism",
+    "digest": "deepinfer.testing.determinism",
+    "model_logits": "deepinfer.testing.determinism",
+    "situations": "deepinfer.testing.determinism",
+    "unique_model_rows": "deepinfer.testing.determinism",
+    "unique_rows": "deepinfer.testing.determinism",
+    "unique_streams": "deepinfer.testing.determinism",
     "ToyCache": "deepinfer.testing.toy_cache",
     "ToyConfig": "deepinfer.testing.toy_model",
     "ToyDraft": "deepinfer.testing.toy_model",

@@ -181,8 +181,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, backend: Backend | None =
     Returns:
         Shape and dtype of `x`.
     """
-    scale = torch.rsqrt(mean_square(x, backend=backend) + eps)
-    return (x.float() * scale * weight.float()).to(x.dtype)
+    return _kernels(x, backend).rms_norm(x, weight, eps)
 
 
 def mean_square(x: Tensor, *, backend: Backend | None = None) -> Tensor:

@@ -19,6 +19,7 @@ __all__ = [
     "log_softmax",
     "mean_square",
     "mix_streams",
+    "rms_norm",
     "row_sum",
     "sinkhorn",
     "sparse_attention",
@@ -85,6 +86,11 @@ def index_scores(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
 def mean_square(x: Tensor) -> Tensor:
     """See `batch_invariant.mean_square`."""
     return x.float().square().mean(-1, keepdim=True)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `batch_invariant.rms_norm`."""
+    return (x.float() * torch.rsqrt(mean_square(x) + eps) * weight.float()).to(x.dtype)
 
 
 def row_sum(x: Tensor) -> Tensor:

@@ -193,7 +193,8 @@ class MoE(nn.Module):
         shared, num_experts, topk = self.shared_experts, len(self.experts.w2), experts.shape[1]
         linear, pairs = batch_invariant.expert_linear, experts.flatten()
         order = pairs.argsort(stable=True)
-        counts = torch.bincount(pairs, minlength=num_experts)
+        # Counted without a look at the values, which would wait for the device.
+        counts = pairs.new_zeros(num_experts).scatter_add_(0, pairs, torch.ones_like(pairs))
         if counts.is_cpu:
             counts = counts.tolist()
         routed = linear(x[order // topk], self.experts.w13, counts)
