@@ -150,12 +150,13 @@ def model_logits(
             field="slot", value=situation.slot, limit=f"0 to {requests - 1}",
         )  # fmt: skip
     ids, device = list(input_ids), model.embed.weight.device
+    room = min(2 * len(ids) + 2, model.config.max_position_embeddings)
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(model.config.vocab_size, (requests, 2 * len(ids)), generator=generator)
+    drawn = torch.randint(model.config.vocab_size, (requests, room), generator=generator)
     if model.config.image_token_id is not None:
         drawn[drawn == model.config.image_token_id] = 0
     pool = drawn.tolist()
-    cache = model.new_cache(requests, 2 * len(ids) + 2, max(max(situation.chunks), 4))
+    cache = model.new_cache(requests, room, max(max(situation.chunks), 4))
     rows, at, step = [], 0, 0
     sizes = situation.chunks
     while at < len(ids):
@@ -163,7 +164,7 @@ def model_logits(
         others = []
         for slot in (s for s in range(requests) if s != situation.slot):
             held, size = cache.lengths[slot], 1 + (slot + step) % 3
-            if held + size <= 2 * len(ids):
+            if held + size <= room:
                 others.append((slot, held, pool[slot][held : held + size]))
         mine = (situation.slot, at, part)
         segments = [mine, *others] if situation.first else [*others, mine]

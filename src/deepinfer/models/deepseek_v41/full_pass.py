@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from deepinfer.models.deepseek_v41.attention import Attention, sink_softmax
+from deepinfer.models.deepseek_v41.attention import Attention, attend_rows, sink_softmax
 from deepinfer.models.deepseek_v41.compressor import Compressor
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.indexer import (
@@ -18,6 +19,7 @@ from deepinfer.models.deepseek_v41.indexer import (
 )
 from deepinfer.models.deepseek_v41.narrowing import narrowing_of
 from deepinfer.models.deepseek_v41.rope import Rotation, apply_rope_, rope_frequencies
+from deepinfer.models.deepseek_v41.row_selection import bias_of
 
 __all__ = ["FullPass", "Truncation"]
 
@@ -94,6 +96,7 @@ class FullPass:
         nothing = torch.empty(0, dtype=torch.float32, device=device)
         self.pool = self.index_keys = self.selected = nothing
         self.candidates: Tensor | None = None
+        self._picks = nothing, nothing
 
     def rotation(self, compressed: bool) -> Rotation:
         """Rotations of all positions."""
@@ -129,10 +132,14 @@ class FullPass:
         hidden_rows = torch.arange(self.pool.shape[0], device=y.device) >= num_visible.unsqueeze(-1)
         if self.pool.shape[0] == 0:
             self.selected = ~hidden_rows
+            self._picks = hidden_rows.long(), self.selected
             return
         queries, weights = indexer.queries(bottleneck, y, self._rotations[True].per_head)
         scores = index_scores(
-            queries.unsqueeze(0), weights.unsqueeze(0), self.index_keys.unsqueeze(0)
+            queries.unsqueeze(0),
+            weights.unsqueeze(0),
+            self.index_keys.unsqueeze(0),
+            deterministic=attention.deterministic,
         ).squeeze(0)
         scores = scores.masked_fill(hidden_rows, -torch.inf)
         if attention.layer_id == config.candidate_source_layer_id:
@@ -142,10 +149,13 @@ class FullPass:
             scores = scores.masked_fill(~self.candidates, -torch.inf)
         rows = select_rows(scores, config.index_topk)
         valid = scores.gather(-1, rows) > -torch.inf
+        self._picks = rows, valid
         self.selected = torch.zeros_like(hidden_rows).scatter_(-1, rows, valid)
 
     def attend(self, attention: Attention, queries: Tensor, kv: Tensor) -> Tensor:
         """Joint attention over window and selected pool rows, with the sink; shape [tokens, heads, head_dim]."""
+        if attention.deterministic:
+            return self._attend_rows(attention, queries, kv)
         window, scale = self.config.sliding_window, attention.softmax_scale
         sink, out = attention.attn_sink.float(), []
         for at in self.positions.split(_QUERY_BLOCK):
@@ -164,6 +174,27 @@ class FullPass:
             logits = logits.masked_fill(~allowed.unsqueeze(1), -torch.inf)
             out.append(torch.einsum("thk,kd->thd", sink_softmax(logits, sink), keys))
         return torch.cat(out).to(queries.dtype)
+
+    def _attend_rows(self, attention: Attention, queries: Tensor, kv: Tensor) -> Tensor:
+        """The same over lists of rows in the order of the cached step, which gives the bits of that step."""
+        window, at = self.config.sliding_window, self.positions.unsqueeze(-1)
+        index = at - torch.arange(window - 1, -1, -1, device=at.device)
+        valid = index >= 0
+        for floor in self._floors(attention.layer_id):
+            valid &= (at < floor) | (index >= floor)
+        index, table = index.where(valid, at), kv
+        if attention.ratio:
+            missing = self.config.index_topk - self._picks[0].shape[1]
+            rows, real = (F.pad(t, (0, missing)) for t in self._picks)
+            index = torch.cat((index, (rows + len(kv)).where(real, at)), 1)
+            valid = torch.cat((valid, real), 1)
+            table = torch.cat((kv, self.pool))
+        sink, scale, bias = attention.attn_sink, attention.softmax_scale, bias_of(valid)
+        out = []
+        for part in self.positions.split(_QUERY_BLOCK):
+            lists = table, index[part], bias[part]
+            out.append(attend_rows(queries[part], *lists, sink, scale, deterministic=True))
+        return torch.cat(out)
 
     def _floors(self, layer: int) -> list[int]:
         """Positions that the windows of rows from there on do not look behind."""
