@@ -1,24 +1,74 @@
-"""A running step to the rows of a recorded step, and back."""
+"""A running step, or the part of it that decodes, to the rows of a recorded step, and back."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
+from torch import Tensor
 
 from deepinfer.core.plan import RowRole
-from deepinfer.engine.graphs import DecodeGraphs, GraphRow
-from deepinfer.engine.step_state import RunningStep
-from deepinfer.models.deepseek_v41.batch import Segment
+from deepinfer.engine.graphs import DecodeGraphs, GraphRow, GraphRun
+from deepinfer.engine.step_state import RunningRow, RunningStep
+from deepinfer.models.deepseek_v41.batch import ForwardOutput, Segment
 
-__all__ = ["run_recorded"]
+__all__ = ["Recorded", "run_recorded"]
 
 _ROLES = (RowRole.DECODE, RowRole.VERIFY)
 
 
-def run_recorded(step: RunningStep, graphs: DecodeGraphs, *, with_features: bool) -> bool:
-    """Runs a step from a recording if it is a decode or verify step that fits one.
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The rows of a step that came from a recording, and those that still have to run.
 
-    Offsets, logits and features of the step are set then. Logits are valid until the next step is launched; features
-    are the step's own.
+    Attributes:
+        run: What the recording gave; valid until the next step is launched, features excepted.
+        rest: Rows that the recording could not run, such as chunks of prompts.
+    """
+
+    run: GraphRun
+    rest: list[RunningRow]
+
+    def logits(self, step: RunningStep) -> Tensor:
+        """Logits of a step that has no other rows, shape [logits rows, vocab], fp32."""
+        wanted = [
+            place
+            for running in step.rows
+            for place in range(
+                running.offset + running.num_tokens - running.num_logits,
+                running.offset + running.num_tokens,
+            )
+        ]
+        if wanted == list(range(len(wanted))):
+            return self.run.logits[: len(wanted)]
+        places = torch.tensor(wanted).to(self.run.logits.device, non_blocking=True)
+        return self.run.logits[places]
+
+    def join(self, output: ForwardOutput) -> ForwardOutput:
+        """Puts the output of the other rows behind this one; their offsets move along.
+
+        Args:
+            output: What `rest` gave when it was run as a batch of its own.
+        """
+        hidden, features = self.run.hidden, self.run.features
+        count = len(hidden)
+        for running in self.rest:
+            running.offset += count
+        if features is not None and output.features is not None:
+            features = torch.cat((features, output.features))
+        kept = output.kept
+        if kept is not None:
+            kept = np.concatenate((np.arange(count), count + np.asarray(kept)))
+        return ForwardOutput(torch.cat((hidden, output.hidden)), features, kept)
+
+
+def run_recorded(
+    step: RunningStep, graphs: DecodeGraphs, *, with_features: bool
+) -> Recorded | None:
+    """Runs the decode and verify rows of a step from a recording if they fit one.
+
+    Offsets of these rows are set then.
 
     Args:
         step: The step; its drafts are known.
@@ -26,15 +76,17 @@ def run_recorded(step: RunningStep, graphs: DecodeGraphs, *, with_features: bool
         with_features: Whether the drafter wants features.
 
     Returns:
-        Whether it was run; otherwise nothing has changed.
+        What was run, or None when nothing has changed and all rows have to run.
     """
     rows: list[GraphRow] = []
+    used: list[RunningRow] = []
+    rest: list[RunningRow] = []
     for running in step.rows:
         row = running.row
-        if row.role not in _ROLES:
-            graphs.stats.misses["not a decode step"] += 1
-            return False
         missing = running.num_tokens - len(running.known) - len(running.draft)
+        if row.role not in _ROLES or missing not in (0, 1) or (missing and running.known):
+            rest.append(running)
+            continue
         segment = Segment(
             row.slot,
             running.start,
@@ -43,23 +95,12 @@ def run_recorded(step: RunningStep, graphs: DecodeGraphs, *, with_features: bool
             row.pool_start,
             row.full_start,
         )
-        if missing not in (0, 1) or (missing and running.known):
-            graphs.stats.misses["ids unknown"] += 1
-            return False
         ids = (*running.known, *(0,) * missing, *running.draft)
         rows.append(GraphRow(segment, ids, from_future=bool(missing)))
+        used.append(running)
     run = graphs.try_run(rows, copy_features=with_features)
     if run is None:
-        return False
-    wanted: list[int] = []
-    for running, offset in zip(step.rows, run.offsets, strict=True):
+        return None
+    for running, offset in zip(used, run.offsets, strict=True):
         running.offset = offset
-        end = offset + running.num_tokens
-        wanted.extend(range(end - running.num_logits, end))
-    step.features = run.features if with_features else None
-    if wanted == list(range(len(wanted))):
-        step.logits = run.logits[: len(wanted)]
-    else:
-        places = torch.tensor(wanted).to(run.logits.device, non_blocking=True)
-        step.logits = run.logits[places]
-    return True
+    return Recorded(run, rest)

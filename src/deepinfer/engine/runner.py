@@ -338,16 +338,21 @@ class ModelRunner:
         return 0 <= token < self.info.vocab_size and token not in self._never
 
     def _run_model(self, step: RunningStep) -> None:
-        if self._graphs is not None and run_recorded(
-            step, self._graphs, with_features=self._drafter is not None
-        ):
-            if step.logits is not None and self._ungenerated_ids is not None:
-                step.logits.index_fill_(1, self._ungenerated_ids, -torch.inf)
-            return
-        step.batch = batch = build_batch(step, self._future, self._device)
+        recorded, part = None, step
+        if self._graphs is not None:
+            recorded = run_recorded(step, self._graphs, with_features=self._drafter is not None)
+        if recorded is not None:
+            if not recorded.rest:
+                step.features = recorded.run.features if self._drafter is not None else None
+                step.logits = self._without_ungenerated(recorded.logits(step))
+                return
+            part = RunningStep(step.step, step.plan, step.requests, recorded.rest)
+        step.batch = batch = build_batch(part, self._future, self._device)
         if self._check_ids:
             check_ids(batch, self.info.vocab_size, step.step)
         output = self._model.forward(batch, self.cache)
+        if recorded is not None:
+            output = recorded.join(output)
         kept = getattr(output, "kept", None)
         if kept is not None:
             step.kept = np.asarray(kept.cpu() if isinstance(kept, Tensor) else kept)
@@ -365,7 +370,9 @@ class ModelRunner:
         wanted = kept_places(step, wanted)
         if len(wanted) < hidden.shape[0]:
             hidden = hidden[torch.tensor(wanted, device=hidden.device)]
-        logits: Tensor = self._model.compute_logits(hidden)
+        return self._without_ungenerated(self._model.compute_logits(hidden))
+
+    def _without_ungenerated(self, logits: Tensor) -> Tensor:
         if self._ungenerated_ids is not None:
             logits.index_fill_(1, self._ungenerated_ids, -torch.inf)
         return logits
