@@ -15,122 +15,83 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from scheduled_toy import EOS, VOCAB, FakeRunner, alone
 
-from deepinfer.cache import SlotCacheManager
-from deepinfer.core import (
-    FakeClock,
-    FinishReason,
-    Request,
-    RowResult,
-    SamplingParams,
-    StepPlan,
-    StepResult,
-)
-from deepinfer.core.errors import InvalidRequest, RequestTooLong
-from deepinfer.scheduling import Scheduler, SchedulerLimits
+from deepinfer.cache import BlockCacheManager, SlotCacheManager
+from deepinfer.cache.replay import ReplayPolicy
+from deepinfer.core import FakeClock, FinishReason, Request, SamplingParams, StepPlan, StepResult
+from deepinfer.core.errors import InvalidRequest, RequestTooLong, Unschedulable
+from deepinfer.scheduling import FreeBlocks, Scheduler, SchedulerLimits
 
-VOCAB = 50
-EOS = 3
-
-
-def choose(ids: tuple[int, ...]) -> int:
-    """The toy model: the next token depends on every token before it."""
-    state = 17
-    for token in ids:
-        state = (state * 31 + token) % 10_007
-    return state % VOCAB
-
-
-def alone(request: Request, max_model_len: int) -> tuple[int, ...]:
-    params = request.params
-    ids = list(request.prompt_token_ids)
-    limit = min(len(ids) + params.max_tokens, max_model_len)
-    while len(ids) < limit:
-        ids.append(choose(tuple(ids)))
-        if ids[-1] in params.stop_token_ids or (ids[-1] == EOS and not params.ignore_eos):
-            break
-    return tuple(ids[request.num_prompt_tokens :])
-
-
-class FakeRunner:
-    """Keeps the ids of each slot, and refuses rows that do not continue them."""
-
-    def __init__(self) -> None:
-        self.slots: dict[int, tuple[tuple[str, int, int], list[int]]] = {}
-
-    def run(self, plan: StepPlan, num_right: int, failing: str | None) -> StepResult:
-        rows = []
-        assert len({row.slot for row in plan.rows}) == len(plan.rows)
-        for row in plan.rows:
-            owner = (row.rid, row.slot_generation, row.epoch)
-            known = self.slots.get(row.slot)
-            if known is None or known[0] != owner:
-                assert row.first_position == 0
-                known = (owner, [])
-                self.slots[row.slot] = known
-            ids = known[1]
-            assert row.first_position == len(ids)
-            assert len(row.token_ids) == row.num_tokens - row.num_drafts > 0
-            ids += row.token_ids
-            tokens: list[int] = []
-            accepted = 0
-            if row.num_logits:
-                right = min(num_right, row.num_drafts)
-                for _ in range(right):
-                    tokens.append(choose(tuple(ids)))
-                    ids.append(tokens[-1])
-                tokens.append(choose(tuple(ids)))
-                accepted = right
-            rows.append(
-                RowResult(
-                    rid=row.rid,
-                    slot=row.slot,
-                    slot_generation=row.slot_generation,
-                    epoch=row.epoch,
-                    token_ids=() if row.rid == failing else tuple(tokens),
-                    num_drafts=row.num_drafts,
-                    num_accepted=0 if row.rid == failing else accepted,
-                    error=ValueError("planted") if row.rid == failing else None,
-                )
-            )
-        return StepResult(step=plan.step, rows=tuple(rows))
+LENGTH = 24
+WINDOW = 3
+PROMPTS = tuple(tuple((base * 7 + i * (base + 1)) % VOCAB for i in range(26)) for base in range(3))
 
 
 class Machine(RuleBasedStateMachine):
-    """Runs a scheduler and a slot manager against the toy model."""
+    """Runs a scheduler and a cache manager against the toy model."""
 
     make_scheduler: Any = Scheduler
 
     @initialize(
-        num_slots=st.integers(1, 4),
+        depth=st.integers(0, 1),
+        num_slots=st.integers(1, 5),
         max_num_seqs=st.integers(1, 4),
+        budget=st.integers(1, 16),
         chunk=st.integers(4, 9),
-        spare=st.integers(0, 12),
         drafts=st.integers(0, 3),
-        order=st.sampled_from(["fcfs", "priority"]),
+        order=st.sampled_from(["fcfs", "priority", "longest_prefix", "shortest_uncached"]),
+        victim=st.sampled_from(["last_admitted", "lowest_priority"]),
+        block_size=st.sampled_from([0, 2, 4]),
+        spare_blocks=st.integers(0, 8),
+        whole_prompt=st.booleans(),
+        grain=st.sampled_from([1, 4]),
+        max_skips=st.integers(0, 3),
     )
     def start(
-        self, num_slots: int, max_num_seqs: int, chunk: int, spare: int, drafts: int, order: str
-    ) -> None:
+        self, depth, num_slots, max_num_seqs, budget, chunk, drafts, order, victim, block_size,
+        spare_blocks, whole_prompt, grain, max_skips,
+    ) -> None:  # fmt: skip
+        num_slots = max(num_slots, max_num_seqs)
         self.limits = SchedulerLimits(
-            max_model_len=24,
+            max_model_len=LENGTH,
             max_num_seqs=max_num_seqs,
             prefill_chunk_tokens=chunk,
-            max_num_batched_tokens=max_num_seqs + spare,
+            max_num_batched_tokens=budget,
             eos_token_ids=(EOS,),
             draft_length=drafts,
+            async_depth=depth,
+            window=WINDOW,
+            narrows=True,
+            chunk_grain=grain,
+            max_skips=max_skips,
         )
-        self.cache = SlotCacheManager(num_slots, 24)
+        self.cache: Any = SlotCacheManager(num_slots, LENGTH)
+        if block_size:
+            self.cache = BlockCacheManager(
+                num_slots=num_slots,
+                num_blocks=LENGTH // block_size + spare_blocks,
+                block_size=block_size,
+                max_tokens=LENGTH,
+                replay=ReplayPolicy(mode="bounded", window=WINDOW, layers=2),
+            )
         self.scheduler = self.make_scheduler(
-            self.limits, self.cache, order=order, clock=FakeClock()
+            self.limits,
+            self.cache,
+            order=order,
+            victim=victim,
+            admission=FreeBlocks(0.0, whole_prompt=whole_prompt),
+            clock=FakeClock(),
         )
-        self.runner = FakeRunner()
+        self.runner = FakeRunner(block_size)
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[int]] = {}
-        self.flying: StepPlan | None = None
+        self.flying: list[tuple[StepPlan, StepResult]] = []
         self.count = 0
+        self.failing: str | None = None
 
     @rule(
+        base=st.integers(0, 2),
         length=st.integers(1, 26),
         max_tokens=st.integers(1, 20),
         greedy=st.booleans(),
@@ -138,18 +99,22 @@ class Machine(RuleBasedStateMachine):
         stop=st.sets(st.integers(0, VOCAB - 1), max_size=2),
         priority=st.integers(-1, 1),
         reuse=st.booleans(),
+        logprobs=st.sampled_from([None, None, None, 0]),
     )
-    def add(self, length, max_tokens, greedy, ignore_eos, stop, priority, reuse) -> None:
+    def add(
+        self, base, length, max_tokens, greedy, ignore_eos, stop, priority, reuse, logprobs
+    ) -> None:
         rid = next(iter(self.requests), "r") if reuse else f"r{self.count}"
         self.count += 1
         request = Request(
             rid=rid,
-            prompt_token_ids=tuple((self.count * 7 + i) % VOCAB for i in range(length)),
+            prompt_token_ids=PROMPTS[base][:length],
             params=SamplingParams(
                 max_tokens=max_tokens,
                 temperature=0.0 if greedy else 1.0,
                 ignore_eos=ignore_eos,
                 stop_token_ids=tuple(stop),
+                prompt_logprobs=logprobs,
             ),
             priority=priority,
         )
@@ -157,66 +122,81 @@ class Machine(RuleBasedStateMachine):
             self.scheduler.add(request)
         except InvalidRequest:
             assert rid in self.requests
-        except RequestTooLong:
-            assert length >= 24
+        except (RequestTooLong, Unschedulable):
+            assert length >= LENGTH
         else:
             assert rid not in self.requests
-            assert length < 24
+            assert length < LENGTH
             self.requests[rid] = request
             self.outputs[rid] = []
 
-    @precondition(lambda self: self.flying is None)
-    @rule(now=st.floats(0, 10))
-    def launch(self, now: float) -> None:
-        plan = self.scheduler.plan(now)
-        assert plan == self.scheduler.plan(now)
+    @precondition(lambda self: len(self.flying) <= self.limits.async_depth)
+    @rule(
+        now=st.floats(0, 10),
+        num_right=st.integers(0, 3),
+        fail=st.integers(0, 40),
+        logged=st.booleans(),
+    )
+    def launch(self, now: float, num_right: int, fail: int, logged: bool) -> None:
+        first, second = self.scheduler.plan(now), self.scheduler.plan(now)
+        assert first == second
+        plan = first if logged else second  # the scheduler knows by identity which one it made last
         if plan is None:
-            assert not self.requests
+            assert self.flying or not self.requests
             return
         assert plan.rows
         assert plan.num_tokens <= self.limits.max_num_batched_tokens
-        assert max(row.num_tokens for row in plan.rows) <= self.limits.prefill_chunk_tokens
-        assert len(plan.rows) <= self.limits.max_num_seqs
-        self.scheduler.launch(plan)
-        self.flying = plan
-
-    @precondition(lambda self: self.flying is not None)
-    @rule(num_right=st.integers(0, 3), fail=st.integers(0, 12))
-    def collect(self, num_right: int, fail: int) -> None:
-        plan, self.flying = self.flying, None
-        assert plan is not None
+        per_slot: dict[int, list[Any]] = {}
+        for row in plan.rows:
+            assert row.num_tokens > 0
+            per_slot.setdefault(row.slot, []).append(row)
+        for rows in per_slot.values():
+            assert len(rows) == 1 or [row.role == "replay" for row in rows] == [True, False]
+            assert sum(row.num_tokens for row in rows) <= self.limits.prefill_chunk_tokens
+        assert len(per_slot) <= self.limits.max_num_seqs
         failing = plan.rows[fail].rid if fail < len(plan.rows) else None
-        result = self.runner.run(plan, num_right, failing)
+        plan = self.scheduler.launch(plan)
+        self.flying.append((plan, self.runner.forward(plan, num_right, failing)))
+
+    @precondition(lambda self: self.flying)
+    @rule()
+    def collect(self) -> None:
+        _, result = self.flying.pop(0)
         for entry in self.scheduler.apply(result):
             rid = entry.request.rid
             assert self.requests[rid] is entry.request
             self.outputs[rid] += entry.token_ids
+            expected = alone(entry.request, self.limits.max_model_len)
             if entry.finish_reason is FinishReason.ERROR:
-                assert rid == failing
+                assert isinstance(entry.error, ValueError)
                 self.forget(rid)
             elif entry.finish_reason is not None:
-                expected = alone(entry.request, self.limits.max_model_len)
                 assert tuple(self.outputs[rid]) == expected
                 self.forget(rid)
             else:
-                expected = alone(entry.request, self.limits.max_model_len)
                 assert tuple(self.outputs[rid]) == expected[: len(self.outputs[rid])]
+                assert len(self.outputs[rid]) < len(expected)
 
-    @rule(pattern=st.lists(st.integers(0, 3), min_size=1, max_size=6))
+    @rule(pattern=st.lists(st.integers(0, 3), min_size=1, max_size=8))
     def advance(self, pattern: list[int]) -> None:
         for num_right in pattern:
-            if self.flying is None:
-                self.launch(0.0)
-            if self.flying is not None:
-                self.collect(num_right, 99)
+            self.turn(num_right)
             self.books_add_up()
 
-    @precondition(lambda self: self.flying is not None)
+    def turn(self, num_right: int) -> None:
+        depth = self.limits.async_depth
+        before = len(self.flying)
+        if before <= depth:
+            self.launch(0.0, num_right, 99, False)
+        if (len(self.flying) > depth or len(self.flying) == before) and self.flying:
+            self.collect()
+
+    @precondition(lambda self: self.flying)
     @rule()
     def cancel(self) -> None:
-        assert self.flying is not None
-        self.scheduler.cancel(self.flying.step)
-        self.flying = None
+        plan, _ = self.flying.pop(0)
+        self.scheduler.cancel(plan.step)
+        self.scheduler.cancel(plan.step)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -231,6 +211,10 @@ class Machine(RuleBasedStateMachine):
     def preempt(self, data: st.DataObject) -> None:
         self.scheduler.preempt(data.draw(st.sampled_from(sorted(self.requests))))
 
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        self.scheduler.reset_prefix_cache()
+
     def forget(self, rid: str) -> None:
         del self.requests[rid]
         del self.outputs[rid]
@@ -242,28 +226,31 @@ class Machine(RuleBasedStateMachine):
         self.scheduler.check()
         load = self.scheduler.snapshot()
         assert load.num_running + load.num_waiting == len(self.requests)
-        stats = self.cache.stats()
-        assert stats.free_slots + stats.held_slots + stats.quarantined_slots == stats.num_slots
-        if self.flying is None:
-            assert stats.quarantined_slots == 0
-        else:
-            free = set(self.cache._free)
-            assert not free & {row.slot for row in self.flying.rows}
+        if not self.flying:
+            assert self.cache.stats().quarantined_slots == 0
+            assert self.cache.num_quarantined_blocks == 0
+        free = {slot for slot, _ in self.cache.peek(self.cache.num_slots)}
+        for plan, _ in self.flying:
+            assert not free & {row.slot for row in plan.rows}
+            if isinstance(self.cache, BlockCacheManager):
+                for slot in {row.slot for row in plan.rows}:
+                    for block in self.runner.tables[slot]:
+                        assert not self.cache._books.pool.is_free(block)
 
     def teardown(self) -> None:
         """Whatever happened, everything ends in a bounded number of steps and nothing is left."""
         if not hasattr(self, "scheduler"):
             return
-        bound = sum(r.num_prompt_tokens + r.params.max_tokens for r in self.requests.values()) + 2
-        for index in range(bound):
-            if self.flying is None:
-                self.launch(0.0)
-            if self.flying is not None:
-                self.collect(index % 4, 99)
+        work = sum(r.num_prompt_tokens + r.params.max_tokens + 2 for r in self.requests.values())
+        for index in range(6 * work + 10):
+            if not self.requests and not self.flying:
+                break
+            self.turn(index % 4)
         assert not self.requests
         assert not self.scheduler.has_unfinished
         self.scheduler.check()
-        assert self.cache.num_free == self.cache.num_slots
+        assert len(self.cache.peek(self.cache.num_slots)) == self.cache.num_slots
+        assert self.cache.num_free_blocks == self.cache.num_blocks
 
 
 def machine_settings(examples: int) -> settings:
@@ -282,29 +269,34 @@ def test_any_order_of_calls() -> None:
     run_state_machine_as_test(Machine, settings=machine_settings(150))
 
 
-class MiscountsDrafts(Scheduler):
-    """Settles one token too few where some drafts were accepted and some were not."""
-
-    def _settle(self, sequence, row, result, step):  # type: ignore[no-untyped-def]
-        progress = super()._settle(sequence, row, result, step)
-        sequence.settled -= 0 < result.num_accepted < row.num_drafts
-        return progress
-
-
 class FreesAtOnce(Scheduler):
     """Gives a slot back although a step in flight still reads it."""
 
-    def _drop(self, sequence):  # type: ignore[no-untyped-def]
-        sequence.flights.clear()
-        super()._drop(sequence)
+    def launch(self, plan):  # type: ignore[no-untyped-def]
+        plan = super().launch(plan)
+        self._books.table.last_step[plan.rows.slots] = -1
+        return plan
 
 
 class KeepsEpoch(Scheduler):
-    """Does not tell a request that runs again from its first run."""
+    """Does not run a request again from its beginning."""
 
-    def _requeue(self, sequence, after_step):  # type: ignore[no-untyped-def]
-        super()._requeue(sequence, after_step)
-        sequence.settled = min(1, len(sequence.token_ids) - 1)
+    def launch(self, plan):  # type: ignore[no-untyped-def]
+        plan = super().launch(plan)
+        for sequence in self._books.running.values():
+            if sequence.epoch and sequence.settled == 0 and sequence.num_tokens > 2:
+                self._books.table.settled[sequence.slot] = 1
+        return plan
+
+
+class DropsOrphans(Scheduler):
+    """Forgets tokens that were sampled for a request before it lost its slot."""
+
+    def apply(self, result):  # type: ignore[no-untyped-def]
+        for _, sequence in list(self._books.orphans.get(result.step, ())):
+            self._books.discard_orphans(sequence)
+            sequence.store((7,))
+        return super().apply(result)
 
 
 class Drains(Scheduler):
@@ -312,12 +304,12 @@ class Drains(Scheduler):
 
     def plan(self, now):  # type: ignore[no-untyped-def]
         plan = super().plan(now)
-        if plan is not None and len(self._waiting) > 1:
-            self._waiting.append(self._waiting.pop(0))
+        if plan is not None and len(self._books.waiting) > 1:
+            self._books.waiting.append(self._books.waiting.pop(0))
         return plan
 
 
-@pytest.mark.parametrize("broken", [MiscountsDrafts, FreesAtOnce, KeepsEpoch, Drains])
+@pytest.mark.parametrize("broken", [FreesAtOnce, KeepsEpoch, DropsOrphans, Drains])
 def test_the_machine_finds_planted_faults(broken: type[Scheduler]) -> None:
     class Broken(Machine):
         make_scheduler = broken

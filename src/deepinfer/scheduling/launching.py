@@ -64,7 +64,18 @@ def decision_of(books: Books, plan: StepPlan, now: float) -> Decision:
     for at, admission in enumerate(decision.admissions):
         upto = max(admission.upto, ends[admission.sequence.rid])
         decision.admissions[at] = dataclasses.replace(admission, upto=upto)
+    decision.passed += _passed(books, decision)
     return decision
+
+
+def _passed(books: Books, decision: Decision) -> list[Sequence]:
+    """The first request that keeps waiting, once for each one behind it that starts."""
+    starting = {admission.sequence.rid for admission in decision.admissions}
+    queue = iter(books.waiting)
+    first = next((s for s in queue if not s.num_orphans and s.rid not in starting), None)
+    if first is None:
+        return []
+    return [first for sequence in queue if sequence.rid in starting]
 
 
 _STALE = "Launch each plan before anything else changes."
