@@ -2,8 +2,8 @@
 
 A step is timed whole; inside it the calls of model and draft are timed; and after each step the matrix products of such
 a step, recorded with their weights and shapes, are run alone. All three are measured in the same run, alternating: on a
-CPU in processor time of one thread, which other work on the machine disturbs little, on a GPU in wall time. Prints one
-JSON line a case.
+CPU in processor time of one thread, which other work on the machine disturbs little, on a GPU in wall time. Prints two
+JSON lines a case.
 Run: python benchmarks/engine.py [--model nano] [--batch 1 16] [--context 600] [--device cpu]
 
 --model random takes random weights at the full size of nano; drafts are then never right.
@@ -146,26 +146,34 @@ def main() -> None:
             with Engine(model=timed, tokenizer=tokenizer, config=config, drafter=drafter) as engine:
                 found = measure(engine, timed, batch, args.context, args.repeats, mode)
             rest = found["step"] - found["model"]
+            common = {
+                "batch": batch,
+                "context": args.context,
+                "device": name,
+                "versions": {"python": platform.python_version(), "torch": torch.__version__},
+                "commit": git.stdout.strip(),
+                "date": datetime.date.today().isoformat(),
+            }
             line = {
                 "part": "engine",
                 "case": f"{mode}, model {args.model}",
-                "batch": batch,
-                "context": args.context,
                 "value": round(found["tokens_per_step"] * args.repeats / found["total"], 1),
                 "unit": "tokens/s",
                 "tokens_per_step_and_request": round(found["tokens_per_step"] / batch, 3),
                 "step_ms": round(1e3 * found["step"], 3),
                 "model_ms": round(1e3 * found["model"], 3),
                 "products_ms": round(1e3 * found["products"], 3),
-                "step_to_products": round(found["step"] / found["products"], 2),
                 "rest_ms": round(1e3 * rest, 3),
                 "rest_share": round(rest / found["step"], 3),
-                "device": name,
-                "versions": {"python": platform.python_version(), "torch": torch.__version__},
-                "commit": git.stdout.strip(),
-                "date": datetime.date.today().isoformat(),
             }
-            print(json.dumps(line), flush=True)
+            ratio = {
+                "part": "engine",
+                "case": f"step over its matrix products, {mode}, model {args.model}",
+                "value": round(found["step"] / found["products"], 2),
+                "unit": "times",
+            }
+            for one in (line, ratio):
+                print(json.dumps(one | common), flush=True)
 
 
 if __name__ == "__main__":

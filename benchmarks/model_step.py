@@ -27,7 +27,7 @@ PRODUCTS = ("linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "mv", "addmv", 
 
 
 def small_config() -> DeepseekV41Config:
-    """The full size of `nano`; an interim one is smaller."""
+    """The size of `nano`."""
     fields = {
         "vocab_size": 2560, "hidden_size": 320, "num_hidden_layers": 12, "moe_intermediate_size": 64,
         "num_attention_heads": 8, "head_dim": 128, "qk_rope_head_dim": 32, "q_lora_rank": 128,
