@@ -86,7 +86,7 @@ def test_b12_a_refusal_keeps_nothing_from_those_behind_it() -> None:
 
 
 @pytest.mark.parametrize("host", [0, 8])
-@pytest.mark.parametrize(("blocks", "off"), itertools.product([1, 2, 3], [-1, 0, 1]))
+@pytest.mark.parametrize(("blocks", "off"), list(itertools.product([1, 2, 3], [-1, 0, 1])))
 def test_b17_prompts_at_block_borders_twice_and_preempted(blocks: int, off: int, host: int) -> None:
     cache = make(num_host_blocks=host)
     length = blocks * BLOCK + off
