@@ -28,6 +28,13 @@ def test_blank_blocks_go_first_then_idle_ones_tail_before_head() -> None:
         pool.take()
 
 
+def test_blocks_leave_quarantine_tail_first_too() -> None:
+    pool = BlockPool(3)
+    pool.give_back(take(pool, 3, cached=True), after_step=2)
+    assert pool.step_done(5) == 3
+    assert [pool.take() for _ in range(3)] == [(2, True), (1, True), (0, True)]
+
+
 def test_sharing_takes_a_block_out_of_the_middle_and_makes_it_the_latest() -> None:
     pool = BlockPool(3)
     table = take(pool, 3, cached=True)

@@ -142,6 +142,22 @@ def test_a_stale_hit_is_refused_whole() -> None:
     assert cache.lookup(sharer, sharer.prompt_token_ids, 8).num_tokens == 4  # the tail went first
 
 
+def test_a_hit_whose_block_moved_to_the_host_meanwhile_is_refused() -> None:
+    cache = make(num_blocks=3, num_host_blocks=4)
+    run(cache, request("old", [7] * 9))
+    sharer = request("sharer", [7] * 9)
+    hit = cache.lookup(sharer, sharer.prompt_token_ids, 8)
+    cache.allocate(request("taker", [1] * 8), None, upto=8)
+    assert cache.allocate(sharer, hit, upto=8) is None
+    assert cache.allocate(sharer, hit, upto=0) is None
+    cache.check()
+    hit = cache.lookup(sharer, sharer.prompt_token_ids, 8)
+    assert (len(hit.blocks), len(hit.host_blocks)) == (1, 1)
+    cache.release(request("taker", [1] * 8), -1)
+    assert cache.allocate(sharer, hit, upto=9) is not None
+    cache.check()
+
+
 def test_salts_and_media_and_prompt_logprobs() -> None:
     spans = {
         "one": [MediaSpan(start=1, end=3, digest=b"1")],
@@ -221,7 +237,7 @@ def test_host_tier_saves_on_eviction_and_loads_on_a_hit() -> None:
 
 
 def test_failed_loads_are_forgotten_and_nothing_of_theirs_is_published() -> None:
-    cache = make(num_blocks=3, num_host_blocks=3)
+    cache = make(num_blocks=3, num_host_blocks=8)
     run(cache, request("a", [1] * 9))
     run(cache, request("b", [2] * 12))
     again = request("c", [1] * 9)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from deepinfer.cache import BlockCacheManager, ReplayPolicy
+from deepinfer.cache.block_keys import sha256
 from deepinfer.core import Request
 from deepinfer.core.errors import InvariantBroken
 from deepinfer.core.plan import CopyKind
@@ -264,6 +265,18 @@ def test_b36_a_collision_is_a_miss(digest) -> None:
     # The same ids one block further on are another block.
     assert find(cache, request("f", [1] * 16, cache_salt="other")) == Hit()
     cache.check()
+
+
+def test_b36_nothing_behind_a_collision_is_published() -> None:
+    def digest(data: bytes) -> bytes:
+        return b"same" if data[-1:] == b"\0" and data[-4] in (1, 2) else sha256(data)
+
+    cache = make(hash_fn=digest)
+    run(cache, request("a", [1] * 4 + [3] * 8))
+    run(cache, request("b", [2] * 4 + [4] * 8))
+    assert len(list(cache._books.index)) == 3
+    assert find(cache, request("c", [1] * 4 + [4] * 9)).num_tokens == 4
+    assert find(cache, request("d", [2] * 4 + [3] * 9)) == Hit()
 
 
 def test_b37_windows_cost_no_blocks() -> None:

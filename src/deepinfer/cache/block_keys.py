@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import struct
 import sys
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -203,18 +202,20 @@ class BlockHasher:
                 f"{num_blocks} blocks of {size} tokens were asked for, and there are "
                 f"{len(token_ids)} tokens."
             )
-        view = _int32_view(token_ids)
+        raw = _int32_bytes(token_ids, count * size, num_blocks * size)
+        plain = self.hash_fn is sha256
         parent = keys[-1] if keys else self.root
         for index in range(count, num_blocks):
             start = index * size
-            if view is not None:
-                ids = bytes(view[start * 4 : (start + size) * 4])
-            else:
+            if raw is None:
                 ids = self._packed(token_ids[start : start + size], start)
-            if not ids[3::4].isascii():
+            else:
+                ids = raw[(start - count * size) * 4 : (start - count * size + size) * 4]
+            if not ids[3::4].isascii():  # the high bytes: an id with the highest bit set is none
                 _refuse_ids(start, size)
             extras = self._extras(start) if self._media else b""
-            parent = self.hash_fn(parent + ids + extras)
+            data = parent + ids + extras if extras else parent + ids
+            parent = hashlib.sha256(data).digest() if plain else self.hash_fn(data)
             keys.append(parent)
             self.ids.append(ids)
             self.extras.append(extras)
@@ -265,16 +266,14 @@ def _refuse_ids(start: int, count: int) -> bytes:
     )
 
 
-def _int32_view(token_ids: Sequence[int]) -> memoryview | None:
-    """The bytes of a contiguous little-endian int32 buffer, or None for anything else."""
+def _int32_bytes(token_ids: Sequence[int], first: int, end: int) -> bytes | None:
+    """The bytes of a part of a contiguous little-endian int32 buffer, or None for anything else."""
     if isinstance(token_ids, list | tuple) or sys.byteorder != "little":
         return None
     try:
         view = memoryview(token_ids)  # type: ignore[arg-type]
     except TypeError:
         return None
-    if view.format != "i" or view.ndim != 1 or not view.c_contiguous:
+    if (view.format, view.itemsize, view.ndim) != ("i", 4, 1) or not view.c_contiguous:
         return None
-    if array("i").itemsize != 4:
-        return None
-    return view.cast("B")
+    return bytes(view[first:end])
