@@ -83,11 +83,21 @@ def run_ragged(
     return model.compute_logits(out.hidden), out.features
 
 
-@pytest.fixture(params=["none", "cache", "full"])
+@pytest.fixture(params=["none", "cache", "full", "full, deterministic"])
 def model(request, small_config, random_model) -> DeepseekV41:
-    made = random_model(small_config(), request.param)
+    level, *mode = request.param.split(", ")
+    made = random_model(small_config(), level).set_deterministic(bool(mode))
     made.set_engram_token_map(range(160))
     return made
+
+
+def are_equal(model: DeepseekV41, one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit for bit in deterministic mode, and closely without."""
+    return (
+        torch.equal(one, other)
+        if model.deterministic
+        else torch.allclose(one, other, atol=TOLERANCE)
+    )
 
 
 @pytest.mark.parametrize("paged", [False, True])
@@ -110,11 +120,11 @@ def test_random_mixtures_equal_ragged_steps(model, paged, seed) -> None:
         context = rng.choice([c for c in (16, 32, 64, 96) if c >= max(s.end for s, _ in rows)])
         wanted, features = run_ragged(model, one, rows)
         logits, found = run_fixed(step, other, rows, shape, context)
-        assert torch.allclose(logits, wanted, atol=TOLERANCE)
-        assert torch.allclose(found, features, atol=TOLERANCE)
+        assert are_equal(model, logits, wanted)
+        assert are_equal(model, found, features)
         assert torch.equal(logits.argmax(-1), wanted.argmax(-1))
         for a, b in zip(tensors(one), tensors(other), strict=True):
-            assert torch.allclose(a.float(), b.float(), atol=TOLERANCE)
+            assert are_equal(model, a.float(), b.float())
         for segment, row in rows:  # rejected drafts are run over
             back = rng.randint(0, len(row) - 1)
             for cache in (one, other):
@@ -197,7 +207,7 @@ def test_windows_begin_at_their_floors(model) -> None:
         ]
         wanted, _ = run_ragged(model, one, copy.copy(rows))
         logits, _ = run_fixed(step, other, rows, (2, 1), 64)
-        assert torch.allclose(logits, wanted, atol=TOLERANCE)
+        assert are_equal(model, logits, wanted)
 
 
 def test_what_has_no_fixed_shape(small_model) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.core.errors import InvariantBroken
+from deepinfer.kernels import batch_invariant
 from deepinfer.models.deepseek_v41.attention import Attention
 from deepinfer.models.deepseek_v41.block_table import flat_index
 from deepinfer.models.deepseek_v41.cache import SlotCache
@@ -28,7 +29,7 @@ from deepinfer.models.deepseek_v41.decode_inputs import (
 )
 from deepinfer.models.deepseek_v41.decode_selection import DecodeSelection
 from deepinfer.models.deepseek_v41.indexer import Indexer
-from deepinfer.models.deepseek_v41.rope import Rotation, rope_phases
+from deepinfer.models.deepseek_v41.rope import Rotation, apply_rope_, rope_phases
 
 __all__ = ["DecodePass", "window_index"]
 
@@ -76,6 +77,8 @@ class DecodePass:
         context: int,
         kernels: ModuleType,
         future: Tensor | None = None,
+        *,
+        deterministic: bool = False,
     ) -> None:
         """Prepares the step and writes the token history.
 
@@ -86,8 +89,10 @@ class DecodePass:
             context: Tokens that any row holds at most, this step included.
             kernels: Row-wise steps.
             future: Token sampled last for each slot, shape [slots], int64, for rows whose id the host does not know.
+            deterministic: Whether to compute what `StepPass` computes bit for bit, with fixed widths.
         """
         self.cache, self.kernels = cache, kernels
+        self._deterministic = deterministic
         self.engram_rows: dict[int, Tensor] = {}
         self.features: list[Tensor] | None = [] if cache.config.num_nextn_predict_layers else None
         values = inputs.values
@@ -105,7 +110,9 @@ class DecodePass:
         self._frequencies = frequencies
         self._phases: dict[tuple[bool, int], Tensor] = {}
         self._rotations: dict[bool, Rotation] = {}
-        self._selection = DecodeSelection(cache, slots, positions, self.valid, context)
+        self._selection = DecodeSelection(
+            cache, slots, positions, self.valid, context, deterministic=deterministic
+        )
         window, ring = cache.config.sliding_window, cache.ring_size
         first = torch.where(self.valid.flatten(), flat - window + 1, flat + 1)
         self._windows = []
@@ -173,6 +180,14 @@ class DecodePass:
         index = self.pool_index(ratio)
         rounds = attention.rounding.level != "none"
         pool, keys = cache.pools[source], cache.index_keys[source]
+        if self._deterministic:
+            turned = torch.view_as_complex(phases)
+            kernels.scatter_rows(
+                keys.view(-1, keys.shape[-1]), index, indexer.keys(latents, turned)
+            )
+            rows = attention.rounding.pool(apply_rope_(latents, turned))
+            kernels.scatter_rows(pool.view(-1, pool.shape[-1]), index, rows)
+            return
         kernels.norm_rope_round(
             indexer.wk(latents).unsqueeze(1), indexer.k_norm.weight, indexer.k_norm.eps, phases,
             rounding="mxfp4" if rounds else "none", out=keys.view(-1, keys.shape[-1]), index=index,
@@ -186,6 +201,10 @@ class DecodePass:
         """Chooses the pool rows that this layer and the layers that reuse it attend to."""
         layer = attention.layer_id
         source = max(s for s in self.cache.config.kv_source_layer_ids if s <= layer)
+        if self._deterministic:
+            phases = self.rotation(True).per_head
+            self._selection.select(layer, indexer, bottleneck, y, phases)
+            return
         if not self._selection.needs_scores(layer, source):
             self._selection.take_all(source)
             return
@@ -223,6 +242,14 @@ class DecodePass:
         first_full = cache.narrowing.first_layer
         windows = self._windows[first_full is not None and layer >= first_full]
         extra = self._selection.index if attention.ratio else None
+        if self._deterministic:
+            rows = windows + layer * len(self.ring(layer))
+            rows = rows if extra is None else torch.cat((rows, extra), 1)
+            valid = windows >= 0 if extra is None else torch.cat((windows, extra), 1) >= 0
+            return batch_invariant.sparse_attention(
+                queries, cache.kv, rows.where(valid, 0), valid, attention.attn_sink,
+                attention.softmax_scale,
+            )  # fmt: skip
         return self.kernels.sparse_attention(
             queries, cache.kv, windows, extra, attention.attn_sink, attention.softmax_scale,
             offset=layer * len(self.ring(layer)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from deepinfer.models.deepseek_v41.block_table import flat_index
@@ -28,7 +29,14 @@ class DecodeSelection:
     """
 
     def __init__(
-        self, cache: SlotCache, slots: Tensor, positions: Tensor, valid: Tensor, context: int
+        self,
+        cache: SlotCache,
+        slots: Tensor,
+        positions: Tensor,
+        valid: Tensor,
+        context: int,
+        *,
+        deterministic: bool = False,
     ) -> None:
         """Starts without a selection.
 
@@ -38,8 +46,10 @@ class DecodeSelection:
             positions: Shape [rows, tokens per row], int64.
             valid: False for padding, shape [rows, tokens per row].
             context: Tokens that any row holds at most, this step included.
+            deterministic: Whether scores must be free of the batch, and lists have one fixed width.
         """
         self._cache = cache
+        self._deterministic = deterministic
         self._slots = slots
         self._valid = valid
         self._ends = torch.where(valid, positions + 1, 0)
@@ -98,7 +108,7 @@ class DecodeSelection:
         index = self._flat(source, self._slots.unsqueeze(1), rows.unsqueeze(0))
         tokens = self._ends.shape[1]
         index = index.repeat_interleave(tokens, 0) if tokens > 1 else index
-        self.index = index.masked_fill(rows >= visible, -1)
+        self._set(index.masked_fill(rows >= visible, -1))
 
     def pick(self, layer: int, source: int, queries: Tensor, weights: Tensor) -> None:
         """Selects the best rows.
@@ -114,7 +124,8 @@ class DecodeSelection:
         shape, visible = self._ends.shape, self._visible(source)
         count = self.num_rows(source)
         scores = index_scores(
-            queries.view(*shape, *queries.shape[1:]), weights.view(*shape, -1), self._keys(source, count)
+            queries.view(*shape, *queries.shape[1:]), weights.view(*shape, -1),
+            self._keys(source, count), deterministic=self._deterministic,
         )  # fmt: skip
         hidden = torch.arange(count, device=scores.device) >= visible.unsqueeze(-1)
         scores = scores.masked_fill_(hidden, -torch.inf)
@@ -127,7 +138,11 @@ class DecodeSelection:
         rows = select_rows(scores, config.index_topk)
         chosen = scores.gather(-1, rows) > -torch.inf
         index = self._flat(source, self._slots.view(-1, 1, 1), rows)
-        self.index = index.masked_fill_(~chosen, -1).flatten(0, 1)
+        self._set(index.masked_fill_(~chosen, -1).flatten(0, 1))
+
+    def _set(self, index: Tensor) -> None:
+        missing = self._cache.config.index_topk - index.shape[1] if self._deterministic else 0
+        self.index = F.pad(index, (0, missing), value=-1) if missing else index
 
     def _visible(self, source: int) -> Tensor:
         return self._ends // self._cache.config.compress_ratios[source]

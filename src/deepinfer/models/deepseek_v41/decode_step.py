@@ -46,8 +46,6 @@ def why_no_fixed_shape(model: DeepseekV41, cache: SlotCache) -> str:
         model: The model.
         cache: The cache.
     """
-    if model.deterministic:
-        return "deterministic arithmetic has no step of fixed shape"
     if not isinstance(cache.rows, PlainRows):
         return "the cache holds packed rows"
     return why_not_fused(model)
@@ -106,15 +104,23 @@ class DecodeStep:
             context,
             self._kernels,
             future,  # type: ignore[arg-type]
+            deterministic=model.deterministic,
         )
         if model.engram_hash is not None:
             run.engram_rows = model.engram_hash.rows(run.history(model.engram_hash.ngram))
         streams = F.embedding(run.ids, model.embed.weight).unsqueeze(1)
         streams = streams.repeat(1, model.config.hc_mult, 1)
         pre = initial_pre(len(run.ids), model.config.hc_mult, run.ids.device)
-        hidden = collapse(*run_layers(model.layers, streams, pre, run))
-        norm = model.norm
-        normed = self._kernels.norm_rope_round(hidden.unsqueeze(1), norm.weight, norm.eps)
-        logits = model.head(normed.squeeze(1).float())
+        if model.deterministic:
+            # The layers' own steps: those of the general pass, so that its bits come out.
+            for layer in model.layers:
+                streams, pre = layer(streams, pre, run)
+            hidden = collapse(streams, pre, deterministic=True)
+            logits = model.compute_logits(hidden)
+        else:
+            hidden = collapse(*run_layers(model.layers, streams, pre, run))
+            norm = model.norm
+            normed = self._kernels.norm_rope_round(hidden.unsqueeze(1), norm.weight, norm.eps)
+            logits = model.head(normed.squeeze(1).float())
         features = None if run.features is None else torch.cat(run.features, -1)
         return DecodeOutput(hidden, features, logits)
