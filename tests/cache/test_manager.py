@@ -254,6 +254,25 @@ def test_failed_loads_are_forgotten_and_nothing_of_theirs_is_published() -> None
     cache.check()
 
 
+def test_a_request_may_end_between_the_two_passes() -> None:
+    cache = make(num_blocks=3, num_host_blocks=8)
+    run(cache, request("a", [1] * 9))
+    run(cache, request("b", [2] * 12))
+    again = request("c", [1] * 9)
+    cache.take_updates()
+    for grown in (0, 8):
+        hit = cache.lookup(again, again.prompt_token_ids, 8)
+        assert len(hit.host_blocks) == 2
+        cache.allocate(again, hit, upto=0)
+        cache.allocate(again, None, upto=grown)
+        cache.check()
+        cache.release(again, -1)
+        cache.check()
+        updates, copies = cache.take_updates()
+        assert updates == ()
+        assert [c.kind for c in copies if c.rid] == []
+
+
 def windowed(**options: Any) -> BlockCacheManager:
     defaults: dict[str, Any] = {
         "replay": ReplayPolicy(mode="off", window=4, layers=2),
@@ -307,6 +326,18 @@ def test_windows_are_not_saved_under_a_running_prefill() -> None:
     cache.settle(wanted, wanted.prompt_token_ids, 8, step=2)
     cache.release(wanted, after_step=1)
     assert len(cache.take_updates()[1]) == 1
+
+
+def test_windows_are_not_saved_under_the_prefill_of_a_resumed_request() -> None:
+    cache = windowed()
+    wanted = request("a", range(6))
+    ids = list(range(30))  # 24 of them were generated before it lost its slot
+    for step, known, saved in ((0, 30, 0), (2, 9, 1)):
+        cache.allocate(wanted, None, upto=30)
+        cache.settle(wanted, ids[:known], 8, step)
+        cache.release(wanted, after_step=step + 1)
+        assert len(cache.take_updates()[1]) == saved
+        cache.step_done(step + 1)
 
 
 def test_window_slots_expire_and_go_least_recently_used_first() -> None:

@@ -37,6 +37,7 @@ class Holding:
         hit: What it adopted.
         entries: The entry that stands for each leading block that was published or adopted.
         settled: Tokens that are final.
+        num_known: Tokens that there were when it was settled last.
         may_publish: Whether its blocks may become findable.
         approximate: Whether its blocks depend on a bounded replay.
         pinned: Host blocks of the hit that are still to be loaded, by index in the table.
@@ -51,6 +52,7 @@ class Holding:
     hit: Hit
     entries: list[IndexEntry]
     settled: int = 0
+    num_known: int = 0
     may_publish: bool = True
     approximate: bool = False
     pinned: dict[int, tuple[IndexEntry, int]] = field(default_factory=dict)

@@ -84,8 +84,8 @@ def save_windows(
     end = count * block_size
     if len(holding.entries) < count or holding.settled - end > ring_spare:
         return
-    if in_flight and holding.settled < holding.request.num_prompt_tokens:
-        return  # a chunk of any length may be overwriting the ring
+    if in_flight and holding.settled + 1 < holding.num_known:
+        return  # a chunk of known tokens, of any length, may be overwriting the ring
     if holding.hit.replay_tokens and end - window_rows < holding.hit.num_tokens:
         return  # rows that a replay wrote are never kept
     entry = holding.entries[count - 1]

@@ -297,7 +297,7 @@ class BlockCacheManager:
                 f"step {step} settled {settled} tokens of {request.rid!r}, which has {len(token_ids)} "
                 f"tokens and {len(holding.table)} blocks of {self.block_size}."
             )
-        holding.settled = settled
+        holding.settled, holding.num_known = settled, len(token_ids)
         if holding.may_publish:
             publish_settled(self._books, holding, token_ids)
 
