@@ -24,6 +24,7 @@ from deepinfer.models.deepseek_v41.hyper_connection import collapse, initial_pre
 from deepinfer.models.deepseek_v41.indexer import Indexer
 from deepinfer.models.deepseek_v41.model import DeepseekV41
 from deepinfer.models.deepseek_v41.rope import rope_frequencies, rope_phases
+from deepinfer.models.deepseek_v41.row_storage import PlainRows
 
 __all__ = ["DraftStep", "num_final"]
 
@@ -122,11 +123,12 @@ class DraftStep:
         Raises:
             ConfigError: The model has no draft, or cannot run steps of fixed shape.
         """
-        draft = model.draft
+        draft, rows = model.draft, cache.rows
         reason = why_no_fixed_shape(model, cache) if draft is not None else "there is no draft"
-        if draft is None or reason:
+        if draft is None or reason or not isinstance(rows, PlainRows):
             raise ConfigError(f"No draft step of fixed shape: {reason}.")
         self._draft = draft
+        self._rings = rows.rings
         self._model = model
         self._cache = cache
         self._kernels = kernels or fused_kernels(cache.device)
@@ -159,7 +161,7 @@ class DraftStep:
             norm = stage.attn.kv_norm
             kernels.norm_rope_round(
                 stage.attn.wkv(x).unsqueeze(1), norm.weight, norm.eps, phases, rounding=rounding,
-                out=cache.rows.rings[stage.layer_id], index=index,
+                out=self._rings[stage.layer_id], index=index,
             )  # fmt: skip
 
     @without_autocast

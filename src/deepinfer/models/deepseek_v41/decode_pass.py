@@ -30,6 +30,7 @@ from deepinfer.models.deepseek_v41.decode_inputs import (
 from deepinfer.models.deepseek_v41.decode_selection import DecodeSelection
 from deepinfer.models.deepseek_v41.indexer import Indexer
 from deepinfer.models.deepseek_v41.rope import Rotation, apply_rope_, rope_phases
+from deepinfer.models.deepseek_v41.row_storage import PlainRows
 
 __all__ = ["DecodePass", "window_index"]
 
@@ -91,7 +92,10 @@ class DecodePass:
             future: Token sampled last for each slot, shape [slots], int64, for rows whose id the host does not know.
             deterministic: Whether to compute what `StepPass` computes bit for bit, with fixed widths.
         """
+        if not isinstance(cache.rows, PlainRows):
+            raise InvariantBroken("A step of fixed shape reads plain rows; the cache holds others.")
         self.cache, self.kernels = cache, kernels
+        self._rings = cache.rows.rings
         self._deterministic = deterministic
         self.engram_rows: dict[int, Tensor] = {}
         self.features: list[Tensor] | None = [] if cache.config.num_nextn_predict_layers else None
@@ -257,7 +261,7 @@ class DecodePass:
 
     def ring(self, layer: int) -> Tensor:
         """Window rows of a layer, shape [slots * ring_size, head_dim]."""
-        return self.cache.rows.rings[layer]
+        return self._rings[layer]
 
     def pool_index(self, ratio: int) -> Tensor:
         """Where the row that each token completes lies in a pool of a ratio, -1 for none, shape [tokens]."""

@@ -103,6 +103,7 @@ class DecodeStep:
             self._frequencies,
             context,
             self._kernels,
+            future,
             future,  # type: ignore[arg-type]
             deterministic=model.deterministic,
         )
