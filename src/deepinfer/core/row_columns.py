@@ -278,7 +278,7 @@ class PlanRows(FrozenRows, Sequence[PlanRow]):
         put(out, "rids", rids)
         put(out, "_values", None)
         for name, array in columns.items():
-            array.flags.writeable = False
+            array.setflags(write=False)
             put(out, name, array)
         return out
 

@@ -162,6 +162,9 @@ class Books:
         self._reads_cache = bool(getattr(key, "reads_cache", False))
         self._num_published = 0
         self.grows = cache.block_size < cache.capacity_tokens
+        self.block_size = cache.block_size
+        size = self.block_size
+        self.block_mask = size - 1 if size > 1 and size & (size - 1) == 0 else 0
 
     @property
     def active(self) -> Active:

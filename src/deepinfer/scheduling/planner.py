@@ -214,14 +214,14 @@ class Planner:
             decodes = flying.samples | ((known - first == 1) & (first >= active.prompt))
             takes = decodes & ~(flying.samples & (known + 1 >= active.limit))
         prompts = []
-        if not decodes.all():
+        if np.count_nonzero(decodes) < len(slots):
             places = np.flatnonzero(~decodes)
             prompts = list(zip(places.tolist(), first[places].tolist(), strict=True))
         if draft.supply.preempted:
             gone = {sequence.rid for sequence in draft.supply.preempted}
             takes = takes & np.array([rid not in gone for rid in active.rids])
-        chosen = None if takes.all() else np.flatnonzero(takes)
-        count = len(slots) if chosen is None else len(chosen)
+        count = np.count_nonzero(takes)
+        chosen = None if count == len(slots) else np.flatnonzero(takes)
         if not count:
             return prompts
         if count > draft.budget:  # they take turns
@@ -251,7 +251,7 @@ class Planner:
             columns["num_drafts"] = num_drafts
             columns["num_tokens"] = num_drafts + 1
             columns["roles"] = np.where(num_drafts > 0, VERIFY, DECODE).astype(np.uint8)
-        if samples is None or open_drafts is None or not samples.any():
+        if samples is None or open_drafts is None or not np.count_nonzero(samples):
             columns["token_ids"] = table.last_token[slots]
         else:
             columns["num_known"] = (~samples).astype(np.int64)
@@ -285,7 +285,7 @@ class Planner:
         left = draft.budget - len(want)
         before = np.cumsum(want) - want
         want = np.minimum(want, np.maximum(left - before, 0))
-        return want if want.any() else None
+        return want if np.count_nonzero(want) else None
 
     def _asked(self, chosen: Ints | None, want: Ints) -> Ints:
         """What the policy of verify lengths says; rows without confidences are not asked about."""
@@ -314,7 +314,7 @@ class Planner:
         room = books.table.room[slots]
         ends = starts + 1 if num_drafts is None else starts + 1 + num_drafts
         growing = ends > room
-        if not growing.any():
+        if not np.count_nonzero(growing):
             return chosen, num_drafts
 
         def needs() -> list[tuple[Sequence, int, int]]:

@@ -303,7 +303,7 @@ class Scheduler:
             sequence = books.table.sequences[slot]
             if sequence is not None:
                 books.requeue(sequence, keep_tokens=False)
-        for _, sequence in books.orphans.get(step, ()):
+        for _, sequence in list(books.orphans.get(step, ())):
             books.discard_orphans(sequence)
         books.orphans.pop(step, None)
         del books.launched[step]

@@ -55,13 +55,16 @@ def settle_result(books: Books, plan: StepPlan, results: RowResults) -> Progress
 
 def _is_plain(books: Books, rows: PlanRows, results: RowResults, kept: Ints | None) -> bool:
     """Whether every row decoded one token of a request that still runs in the same company."""
+    count = len(rows)
+    columns = books.active.columns
     return (
         kept is None
         and not results.errors
-        and rows.num_tokens is books.active.columns["num_tokens"]
-        and len(results.token_ids) == len(rows)
-        and bool((results.num_token_ids == 1).all())
-        and not results.num_accepted.any()
+        and rows.num_tokens is columns["num_tokens"]
+        and rows.num_open is columns["num_open"]
+        and len(results.token_ids) == count
+        and np.count_nonzero(results.num_token_ids) == count  # which are not negative, so 1 each
+        and np.count_nonzero(results.num_accepted) == 0
     )
 
 
@@ -75,20 +78,22 @@ def _settle_plain(
 ) -> None:
     table, active = books.table, books.active
     slots, tokens = rows.slots, results.token_ids
-    known = table.add_one_each(slots, tokens) + 1
-    settled = table.settled[slots] + 1
+    settled = rows.first_positions + 1
     table.settled[slots] = settled
-    over = known >= active.limit
-    over |= table.ends_sequence(tokens) & active.uses_eos
+    known = table.add_one_each(slots, settled, tokens)
     if books.grows:
-        crossed = settled % books.cache.block_size == 0
-        if crossed.any():
-            for at in np.flatnonzero(crossed).tolist():
+        inside = settled & books.block_mask if books.block_mask else settled % books.block_size
+        if np.count_nonzero(inside) < len(slots):
+            for at in np.flatnonzero(inside == 0).tolist():
                 books.settle_blocks(sequences[at], step)
+    over = known >= active.limit
+    is_eos = table.ends_sequence(tokens)
+    if is_eos is not None:
+        over |= is_eos & active.uses_eos
     for at in active.own_stops:
         if int(tokens[at]) in sequences[at].stop_token_ids:
             over[at] = True
-    if over.any():
+    if np.count_nonzero(over):
         for at in np.flatnonzero(over).tolist():
             sequence = sequences[at]
             _, reason, stop = sequence.cut((int(tokens[at]),), int(known[at]) - 1)
@@ -143,8 +148,10 @@ def _settle_any(
     tokens = results.token_ids[starts[owner] + inner]
     known = np.zeros(len(slots), np.int64)
     known[tokens_of] = table.add(slots[tokens_of], counts[tokens_of], tokens)
-    over = table.ends_sequence(tokens) & table.uses_eos[slots[owner]]
-    over |= known[owner] + inner + 1 >= table.limit[slots[owner]]
+    over = known[owner] + inner + 1 >= table.limit[slots[owner]]
+    is_eos = table.ends_sequence(tokens)
+    if is_eos is not None:
+        over |= is_eos & table.uses_eos[slots[owner]]
     for at in np.flatnonzero(table.has_own_stops[slots[owner]]).tolist():
         sequence = sequences[int(owner[at])]
         over[at] |= int(tokens[at]) in sequence.stop_token_ids

@@ -69,7 +69,9 @@ class SlotTable:
         while size < 4 * most_tokens:
             size *= 2
         self._mask = size - 1
+        self._most_tokens = most_tokens
         self._full = size - most_tokens
+        self._most_recent = 0  # no ring holds more than that
         self._recent = np.zeros((num_slots, size), np.int32)
         self._stored = ints()  # ids of each slot that its request has in its own buffer
 
@@ -141,21 +143,21 @@ class SlotTable:
         self.sequences = [None] * len(self.sequences)
         self.confidences.clear()
 
-    def add_one_each(self, slots: Ints, tokens: Ints) -> Ints:
+    def add_one_each(self, slots: Ints, known: Ints, tokens: Ints) -> Ints:
         """Notes one new token for each of some slots.
 
         Args:
             slots: The slots, each once.
+            known: Tokens known before, one number a slot.
             tokens: Their tokens.
 
         Returns:
-            Tokens known before, one number a slot.
+            Tokens known now, one number a slot.
         """
-        known = self.known[slots]
         self._recent[slots, known & self._mask] = tokens
         self.last_token[slots] = tokens
-        self.known[slots] = known + 1
-        self._make_room(slots, known + 1)
+        self.known[slots] = known = known + 1
+        self._make_room(1)
         return known
 
     def add(self, slots: Ints, counts: Ints, tokens: Ints) -> Ints:
@@ -176,9 +178,8 @@ class SlotTable:
         self._recent[slots[row], at & self._mask] = tokens
         has = counts > 0
         self.last_token[slots[has]] = tokens[(starts + counts - 1)[has]]
-        after = known + counts
-        self.known[slots] = after
-        self._make_room(slots, after)
+        self.known[slots] = known + counts
+        self._make_room(self._most_tokens)
         return known
 
     def drop_last(self, slot: int, known: int) -> None:
@@ -194,14 +195,14 @@ class SlotTable:
             sequence.truncate(known)
             self._stored[slot] = known
 
-    def ends_sequence(self, tokens: Ints) -> NDArray[np.bool_]:
-        """Which tokens are among the shared end-of-sequence tokens, shape [tokens], bool."""
+    def ends_sequence(self, tokens: Ints) -> NDArray[np.bool_] | None:
+        """Which tokens are among the shared end-of-sequence tokens, shape [tokens], bool; None for none."""
         if not self._eos:
-            return np.zeros(len(tokens), np.bool_)
+            return None
         found: NDArray[np.bool_] = tokens == self._eos[0]
         for token in self._eos[1:]:
             found |= tokens == token
-        return found
+        return found if np.count_nonzero(found) else None
 
     def flush(self, slot: int) -> None:
         """Moves the newest tokens of a slot to its request's own ids."""
@@ -218,11 +219,14 @@ class SlotTable:
             sequence.store(ring[:end])
         self._stored[slot] = known
 
-    def _make_room(self, slots: Ints, known: Ints) -> None:
-        full = known - self._stored[slots] > self._full
-        if full.any():
-            for slot in slots[full].tolist():
+    def _make_room(self, num_added: int) -> None:
+        """Empties rings before the next step could overflow one; looks at them once in many steps only."""
+        self._most_recent += num_added
+        if self._most_recent > self._full:
+            waiting = np.where(self.is_held, self.known - self._stored, 0)
+            for slot in np.flatnonzero(waiting > self._full // 2).tolist():
                 self.flush(slot)
+            self._most_recent = self._full // 2
 
     def check(self, slot: int, fail: Callable[[str], Any]) -> None:
         """Looks for a slot whose numbers cannot be.
