@@ -114,14 +114,28 @@ def test_what_fits_no_recording_changes_nothing(model, cache) -> None:
         graphs.warmup([GraphBucket(9, 1, 64)])
 
 
-def test_deterministic_arithmetic_is_not_recorded(model, cache) -> None:
+def test_arithmetic_that_was_switched_after_recording(model, cache) -> None:
+    graphs = DecodeGraphs(model, cache)
+    graphs.warmup([GraphBucket(1, 1, 64)])
+    row = GraphRow(Segment(0, 5, 1), [1])
     model.deterministic = True
     try:
-        graphs = DecodeGraphs(model, cache)
+        assert graphs.try_run([row]) is None
     finally:
         model.deterministic = False
-    assert "deterministic" in graphs.warmup([GraphBucket(1, 1, 64)]).skipped
+    assert graphs.stats.misses == {"other arithmetic": 1}
+    assert graphs.try_run([row]) is not None
+
+
+def test_a_step_that_cannot_be_recorded(model, cache, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    graphs = DecodeGraphs(model, cache)
+    monkeypatch.setattr(graphs, "_record", refuse)
+    assert "not permitted" in graphs.warmup([GraphBucket(1, 1, 64)]).skipped
     assert graphs.try_run([GraphRow(Segment(0, 5, 1), [1])]) is None
+    assert graphs.stats.misses == {"unsupported": 1}
 
 
 def test_bucket_tables() -> None:

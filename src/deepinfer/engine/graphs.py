@@ -168,6 +168,7 @@ class DecodeGraphs:
     ) -> None:
         self.stats = GraphStats()
         self.unsupported = why_no_fixed_shape(model, cache)
+        self._model = model
         self._cache = cache
         self._future = future
         self._device = cache.device
@@ -189,7 +190,7 @@ class DecodeGraphs:
             buckets: The shapes.
 
         Returns:
-            What was recorded, and what it cost.
+            What was recorded, and what it cost; nothing, and why, when a shape cannot be recorded.
 
         Raises:
             ConfigError: A shape has no rows or tokens, or more tokens than a cache slot.
@@ -204,7 +205,14 @@ class DecodeGraphs:
         # The largest first: its memory serves the others.
         for bucket in sorted(wanted, key=lambda b: (b.rows * b.tokens, b.context), reverse=True):
             inputs = DecodeInputs.empty(bucket.rows, bucket.tokens, self._device)
-            self._recordings[bucket] = self._record(step, inputs, bucket.context)
+            try:
+                self._recordings[bucket] = self._record(step, inputs, bucket.context)
+            except (
+                RuntimeError
+            ) as error:  # an operation that waits for the device cannot be recorded
+                self.close()
+                self.unsupported = f"{bucket} could not be recorded: {error}"
+                return WarmupReport((), time.perf_counter() - began, 0, self.unsupported)
         return WarmupReport(
             tuple(wanted), time.perf_counter() - began, max(0, self._reserved() - before)
         )
@@ -256,7 +264,7 @@ class DecodeGraphs:
 
     def _find(self, rows: Sequence[GraphRow]) -> tuple[GraphBucket, _Recording] | str:
         if self.unsupported:
-            return self.unsupported
+            return "unsupported"
         if not rows:
             return "no rows"
         segments = [row.segment for row in rows]
@@ -274,6 +282,8 @@ class DecodeGraphs:
         if self._future is None and any(row.from_future for row in rows):
             return "ids unknown"
         bucket = min(fitting, key=lambda b: (b.rows * b.tokens, b.context))
+        if self._recordings[bucket].deterministic != self._model.deterministic:
+            return "other arithmetic"
         return bucket, self._recordings[bucket]
 
     def _check(self, bucket: GraphBucket) -> None:
@@ -295,7 +305,7 @@ class DecodeGraphs:
             return step(inputs, context, self._future)
 
         if self._device.type != "cuda":
-            return _Recording(inputs, run)
+            return _Recording(inputs, run, self._model.deterministic)
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(
@@ -310,7 +320,7 @@ class DecodeGraphs:
             output = run()
         if self._pool is None:
             self._pool = graph.pool()
-        return _Recording(inputs, run, graph, output)
+        return _Recording(inputs, run, self._model.deterministic, graph, output)
 
     def _send(
         self, inputs: DecodeInputs, ids: list[Sequence[int]], values: list[tuple[int, ...]]
@@ -343,6 +353,7 @@ class _Recording:
 
     inputs: DecodeInputs
     call: Callable[[], DecodeOutput]
+    deterministic: bool
     graph: Any = None
     output: DecodeOutput | None = None
 

@@ -104,7 +104,6 @@ class DecodeStep:
             context,
             self._kernels,
             future,
-            future,  # type: ignore[arg-type]
             deterministic=model.deterministic,
         )
         if model.engram_hash is not None:
