@@ -57,6 +57,7 @@ def test_a_prefix_is_shared_and_new_blocks_follow_it() -> None:
     updates, copies = cache.take_updates()
     assert [(u.slot, u.first, u.blocks) for u in updates] == [(0, 0, (0, 1, 2)), (1, 0, (0, 1, 3))]
     assert copies == ()
+    assert (cache.freed_by(second), cache.freed_by(request("x", [1]))) == (1, 0)
     cache.allocate(second, None, upto=17)
     assert [(u.slot, u.first, u.blocks) for u in cache.take_updates()[0]] == [(1, 3, (4, 5))]
     assert cache.take_updates() == ((), ())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from deepinfer.cache._holding import Chain, Holding
 from deepinfer.cache.block_keys import BlockHasher, CacheIdentity, HashFn, MediaSpan
 from deepinfer.cache.block_pool import BlockPool
-from deepinfer.cache.events import BlockRemoved, BlockStored
+from deepinfer.cache.events import BlockRemoved, BlockStored, CacheCleared
 from deepinfer.cache.host_tier import HostTier
 from deepinfer.cache.index_entry import NOWHERE, IndexEntry
 from deepinfer.cache.prefix_index import PrefixIndex
@@ -225,3 +225,8 @@ class Books:
         self.chains.clear()
         self.updates.clear()
         self.copies.clear()
+        self.report_cleared()
+
+    def report_cleared(self) -> None:
+        if self.sink is not None:
+            self.sink.record(CacheCleared(time_s=self.clock.now()))

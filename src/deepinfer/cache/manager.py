@@ -10,7 +10,6 @@ from deepinfer.cache._publish import publish_settled, save_windows
 from deepinfer.cache._search import choose, walk
 from deepinfer.cache.block_keys import CacheIdentity, HashFn, sha256
 from deepinfer.cache.block_pool import BlockPool
-from deepinfer.cache.events import CacheCleared
 from deepinfer.cache.host_tier import HostTier
 from deepinfer.cache.replay import ReplayPolicy
 from deepinfer.cache.slot_pool import SlotPool
@@ -98,7 +97,6 @@ class BlockCacheManager:
         clock: Clock | None = None,
         hash_fn: HashFn = sha256,
     ) -> None:
-        clock = clock or MonotonicClock()
         self._books = books = Books(
             SlotPool(num_slots),
             BlockPool(num_blocks),
@@ -110,17 +108,14 @@ class BlockCacheManager:
             windows=WindowSlots(num_window_slots, window_ttl_s) if num_window_slots else None,
             media=media,
             sink=sink,
-            clock=clock,
+            clock=clock or MonotonicClock(),
             hash_fn=hash_fn,
         )
-        self.num_slots = books.slots.num_slots
-        self.num_blocks = books.pool.num_blocks
+        self.num_slots, self.num_blocks = books.slots.num_slots, books.pool.num_blocks
         self.block_size = books.block_size
         whole = self.num_blocks * self.block_size
-        self.max_tokens = whole
-        if max_tokens is not None:
-            most = checks.check_int("max_tokens", max_tokens, 1, 2**31 - 1, ConfigError)
-            self.max_tokens = min(whole, most)
+        most = whole if max_tokens is None else max_tokens
+        self.max_tokens = min(whole, checks.check_int("max_tokens", most, 1, 2**62, ConfigError))
         self.replay = replay or ReplayPolicy()
         self.window_rows = checks.check_int("window_rows", window_rows, 0, 2**31 - 1, ConfigError)
         self.ring_spare = checks.check_int("ring_spare", ring_spare, 0, 2**31 - 1, ConfigError)
@@ -171,8 +166,8 @@ class BlockCacheManager:
     def lookup(self, request: Request, token_ids: Sequence[int], limit: int) -> Hit:
         """Finds cached entries for the beginning of a sequence; changes nothing that can be seen.
 
-        Of what was found, the hit is taken that leaves the fewest tokens to run, those of a replay included; of equal
-        ones the one with the numbers of a full run. At least one token is left to run.
+        Of what was found, the hit is taken that leaves the fewest tokens to run, a replay's included; of equal ones the
+        one with the numbers of a full run. At least one token is left to run.
 
         Args:
             request: The request. One that asks for log probabilities of its prompt finds nothing, nor does one with
@@ -226,10 +221,8 @@ class BlockCacheManager:
             The blocks; 0 when it holds nothing.
         """
         holding = self._books.held.get(request.rid)
-        if holding is None:
-            return 0
-        references = self._books.pool.references
-        return sum(references(block) == 1 for block in holding.table)
+        table = holding.table if holding is not None else ()
+        return sum(self._books.pool.references(block) == 1 for block in table)
 
     def allocate(
         self, request: Request, hit: Hit | None, upto: int, reserve: int = 0
@@ -302,10 +295,7 @@ class BlockCacheManager:
             publish_settled(self._books, holding, token_ids)
 
     def release(self, request: Request, after_step: int) -> None:
-        """Takes slot and blocks back once step `after_step` was collected, at once if it was already.
-
-        What the request published stays findable. When there are window slots, the window rows before its last full
-        block are saved, as far as its ring still holds them.
+        """Takes slot and blocks back once step `after_step` was collected; what was published stays findable.
 
         Args:
             request: The request; of one that holds nothing, the keys computed for `lookup` are forgotten.
@@ -368,15 +358,11 @@ class BlockCacheManager:
             books.pool.forget(block)
         for holding in books.held.values():
             holding.may_publish = False
-        if books.sink is not None:
-            books.sink.record(CacheCleared(time_s=books.clock.now()))
+        books.report_cleared()
 
     def reset(self) -> None:
         """Takes everything back, in whatever state the books are; what was given out before is void."""
-        books = self._books
-        books.reset()
-        if books.sink is not None:
-            books.sink.record(CacheCleared(time_s=books.clock.now()))
+        self._books.reset()
 
     def stats(self) -> CacheStats:
         """How full the cache is, and what it saved."""
