@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -480,6 +481,40 @@ class TestReplay:
         check(loop, item)
         assert loop.plans[-1].rows[0].role is RowRole.LAST_PREFILL
         assert loop.plans[-1].rows[0].num_tokens >= 6
+
+    @pytest.mark.parametrize("failing", [0, 1])
+    def test_failed_replay_ends_its_request_once(self, failing: int) -> None:
+        prompt = tuple(range(20))
+        loop = make(window=3)
+        loop.add(request("a", prompt, max_tokens=1))
+        loop.run()
+        loop.add(request("b", prompt, max_tokens=3))
+        plan = loop.launch()
+        assert plan is not None
+        assert len(plan.rows) == 2
+        _, result = loop.flying.popleft()
+        rows = result.rows.with_errors({failing: ValueError("no")})
+        progress = loop.scheduler.apply(dataclasses.replace(result, rows=rows))
+        ends = [(entry.token_ids, entry.finish_reason) for entry in progress]
+        assert sorted(map(str, ends)) == sorted(map(str, [((), FinishReason.ERROR), ((), None)]))
+        loop.scheduler.check()
+        assert not loop.scheduler.has_unfinished
+
+    def test_failed_load_runs_again_without_what_was_to_come(self) -> None:
+        loop = make(1)
+        item = request("a", 8, max_tokens=4)
+        loop.add(item, request("b", 8, max_tokens=4))
+        loop.launch()
+        loop.launch()
+        plan, result = loop.flying.popleft()
+        progress = loop.scheduler.apply(dataclasses.replace(result, failed_loads=("a", "x")))
+        assert [entry.request.rid for entry in progress] == ["b"]
+        loop.outputs["b"] += progress[0].token_ids
+        sequence = loop.scheduler.sequence("a")
+        assert sequence is not None
+        assert (sequence.epoch, sequence.slot, sequence.num_orphans) == (1, None, 0)
+        assert plan.step == 0
+        check(loop, item, request("b", 8, max_tokens=4))
 
     def test_scraps_of_budget_are_left(self) -> None:
         loop = make(window=6, max_num_batched_tokens=18)

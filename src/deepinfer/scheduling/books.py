@@ -25,6 +25,7 @@ Flags = NDArray[np.bool_]
 
 REPLAY, PREFILL, LAST_PREFILL, DECODE, VERIFY = (ROLES.index(role) for role in RowRole)
 
+_STRIDE = 128
 _REFRESHED = 128
 _REFRESH_STEPS = 8
 
@@ -135,6 +136,8 @@ class Books:
         orphans: By step in flight: rows of requests that lost their slot since, whose tokens still count.
         next_step: Id of the next step.
         num_added: Requests taken so far.
+        stride: Tokens after which a decoding request asks for blocks and shows those that it filled: a block, or several
+            small ones at once, so that a step costs the same whatever the block size.
         version: Rises with every change, so that a plan of an earlier state is told from a current one.
     """
 
@@ -163,8 +166,9 @@ class Books:
         self._num_published = 0
         self.grows = cache.block_size < cache.capacity_tokens
         self.block_size = cache.block_size
-        size = self.block_size
-        self.block_mask = size - 1 if size > 1 and size & (size - 1) == 0 else 0
+        self.stride = self.block_size
+        while self.stride < _STRIDE:
+            self.stride *= 2
 
     @property
     def active(self) -> Active:
@@ -282,6 +286,8 @@ class Books:
         slot = sequence.slot
         assert slot is not None  # noqa: S101 - running requests hold one
         after_step = int(self.table.last_step[slot])
+        if self.grows and int(self.table.settled[slot]) >= self.block_size:
+            self.settle_blocks(sequence, after_step)
         self.table.free(slot)
         del self.running[sequence.rid]
         self._active = None

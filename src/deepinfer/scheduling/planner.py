@@ -220,7 +220,7 @@ class Planner:
         if draft.supply.preempted:
             gone = {sequence.rid for sequence in draft.supply.preempted}
             takes = takes & np.array([rid not in gone for rid in active.rids])
-        count = np.count_nonzero(takes)
+        count = int(np.count_nonzero(takes))
         chosen = None if count == len(slots) else np.flatnonzero(takes)
         if not count:
             return prompts
@@ -317,21 +317,27 @@ class Planner:
         if not np.count_nonzero(growing):
             return chosen, num_drafts
 
-        def needs() -> list[tuple[Sequence, int, int]]:
+        def needs(stride: int) -> list[tuple[Sequence, int, int]]:
             out = []
             for at in np.flatnonzero(growing).tolist():
                 place = at if chosen is None else int(chosen[at])
-                sequence, upto = active.sequences[place], int(ends[at])
+                sequence = active.sequences[place]
+                upto = min(-(-int(ends[at]) // stride) * stride, sequence.limit)
                 out.append((sequence, cache.blocks_for(sequence.request, None, upto), upto))
             return out
 
-        wanted = needs()
         supply = draft.supply
+        wanted = needs(books.stride)
+        if (
+            books.stride > books.block_size
+            and sum(need for _, need, _ in wanted) > supply.free // 2
+        ):
+            wanted = needs(1)  # no more than must be
         if num_drafts is not None and sum(need for _, need, _ in wanted) > supply.free:
             num_drafts = np.minimum(num_drafts, np.maximum(room - starts - 1, 0))
             ends = starts + 1 + num_drafts
             growing = ends > room
-            wanted = needs()
+            wanted = needs(1)
         supply.grant((sequence, need) for sequence, need, _ in wanted)
         if not supply.is_short:
             draft.growth += [(sequence, upto) for sequence, _, upto in wanted]

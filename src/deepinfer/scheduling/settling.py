@@ -9,7 +9,7 @@ from deepinfer.core.errors import InvariantBroken
 from deepinfer.core.plan import PlanRows, RowResults, StepPlan
 from deepinfer.core.types import FinishReason
 from deepinfer.scheduling import ledger
-from deepinfer.scheduling.books import LAST_PREFILL, REPLAY, Books
+from deepinfer.scheduling.books import DECODE, LAST_PREFILL, REPLAY, Books
 from deepinfer.scheduling.progress import ProgressList
 
 __all__ = ["settle_result"]
@@ -82,7 +82,8 @@ def _settle_plain(
     table.settled[slots] = settled
     known = table.add_one_each(slots, settled, tokens)
     if books.grows:
-        inside = settled & books.block_mask if books.block_mask else settled % books.block_size
+        stride = books.stride
+        inside = settled & (stride - 1) if stride & (stride - 1) == 0 else settled % stride
         if np.count_nonzero(inside) < len(slots):
             for at in np.flatnonzero(inside == 0).tolist():
                 books.settle_blocks(sequences[at], step)
@@ -116,6 +117,7 @@ def _settle_any(
     slots, roles = rows.slots[kept], rows.roles[kept]
     counts, accepted = results.num_token_ids[kept], results.num_accepted[kept]
     drafts = rows.num_drafts[kept]
+    moved = rows.num_tokens[kept] - drafts + accepted
     expected = np.where(roles >= LAST_PREFILL, accepted + 1, 0)
     bad = (counts != expected) | (accepted < 0) | (accepted > drafts)
     failed: dict[int, Exception] = {}
@@ -130,11 +132,11 @@ def _settle_any(
         for row, error in results.errors.items():
             if row in place:
                 failed[place[row]] = error
-        for at in failed:
-            counts[at] = accepted[at] = 0  # copies, made by indexing
-    moved = rows.num_tokens[kept] - drafts + accepted
-    for at in failed:
-        moved[at] = 0
+        lost = {id(sequences[at]) for at in failed}
+        for at, sequence in enumerate(sequences):
+            if id(sequence) in lost:  # the other row of a replay and the chunk behind it, too
+                counts[at] = accepted[at] = moved[at] = 0  # copies, made by indexing
+                ends[at] = (0, None, None, None)
     old = table.settled[slots]
     if (roles == REPLAY).any():  # a slot occurs twice
         np.add.at(table.settled, slots, moved)
@@ -163,13 +165,13 @@ def _settle_any(
         slot = int(slots[at])
         table.drop_last(slot, before + count)
         table.settled[slot] = min(int(table.settled[slot]), before + count)
-    _publish(books, step, sequences, slots, old, moved)
+    _publish(books, step, sequences, slots, roles, old, moved)
     for at, (_, reason, _, _) in list(ends.items()):
         if reason is not None:
             books.drop(sequences[at])
     for at, error in failed.items():
-        ends[at] = (0, FinishReason.ERROR, None, error)
         if books.sequences.get(sequences[at].rid) is sequences[at]:
+            ends[at] = (0, FinishReason.ERROR, None, error)
             books.drop(sequences[at])
 
 
@@ -178,13 +180,15 @@ def _publish(
     step: int,
     sequences: tuple[ledger.Sequence, ...],
     slots: Ints,
+    roles: NDArray[np.uint8],
     old: Ints,
     moved: Ints,
 ) -> None:
     """Tells the cache of blocks that were settled; what a replay ran again is none."""
     if not books.grows:
         return
-    size, table = books.cache.block_size, books.table
+    table = books.table
+    size = np.where(roles >= DECODE, books.stride, books.block_size)
     new = table.settled[slots]
     low = np.maximum(old, table.pool_start[slots])
     crossed = (new // size > low // size) & (moved > 0)
