@@ -56,8 +56,16 @@ def test_stored_rows_are_exact_until_the_last_window(
     assert ReplayPolicy(mode=mode, window=128, narrowed=False).restored(hit, 1000) is False
 
 
+def test_stored_rows_of_some_layers_restore_nothing_where_all_are_needed() -> None:
+    for stored, expected in ((20, None), (40, False), (None, False)):
+        policy = ReplayPolicy(window=128, layers=40, narrowed=False, stored_layers=stored)
+        assert policy.restored(512, 4096) is expected
+
+
 def test_fields_are_checked() -> None:
     with pytest.raises(ConfigError, match="bounded"):
         ReplayPolicy(mode="bound")
     with pytest.raises(ConfigError, match="layers"):
         ReplayPolicy(layers=0)
+    with pytest.raises(ConfigError, match="stored_layers"):
+        ReplayPolicy(layers=2, stored_layers=3)

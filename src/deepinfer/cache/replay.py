@@ -27,6 +27,8 @@ class ReplayPolicy:
         layers: Layers with windows that run for every token of a prompt.
         narrowed: Whether the other layers run for the last window of the prompt only, so that nothing of theirs
             before N - W is ever needed.
+        stored_layers: Layers whose window rows a window slot keeps, or None for `layers`. Without `narrowed` a window
+            slot is of use only when it keeps those of all layers.
 
     Raises:
         ConfigError: A value is out of range.
@@ -44,6 +46,7 @@ class ReplayPolicy:
     window: int = 0
     layers: int = 1
     narrowed: bool = True
+    stored_layers: int | None = None
 
     def __post_init__(self) -> None:
         """Checks every field."""
@@ -51,6 +54,8 @@ class ReplayPolicy:
         checks.check_int("window", self.window, 0, 2**31 - 1, ConfigError)
         checks.check_int("layers", self.layers, 1, 100_000, ConfigError)
         checks.check_bool("narrowed", self.narrowed, ConfigError)
+        if self.stored_layers is not None:
+            checks.check_int("stored_layers", self.stored_layers, 0, self.layers, ConfigError)
 
     @property
     def exact_tokens(self) -> int:
@@ -91,6 +96,10 @@ class ReplayPolicy:
             Whether the numbers differ from a full run, or None when such a hit is not allowed: stored rows are those
             of the layers that run for every token, and the others need the last window of the prompt.
         """
+        if not self.window:
+            return False
+        if self.stored_layers is not None and self.stored_layers < self.layers:
+            return None
         if not self.narrowed or prompt_tokens - hit_tokens >= self.window:
             return False
         return True if self.mode == "bounded" else None
