@@ -207,6 +207,42 @@ class TestLedger:
         check(loop, request("a", 4, max_tokens=2))
 
 
+@DEPTHS
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_long_outputs_come_back_in_order(depth: int, drafts: int) -> None:
+    """What is generated passes a small ring a slot; a preempted request runs all of it again."""
+    item = request("a", 5, max_tokens=300)
+    loop = make(
+        depth, blocks=None, max_model_len=400, prefill_chunk_tokens=400, max_num_batched_tokens=500,
+        draft_length=drafts, num_right=2,
+    )  # fmt: skip
+    loop.add(item)
+    for turn in range(95):
+        loop.step()
+        if turn == 80:
+            sequence = loop.scheduler.sequence("a")
+            assert sequence is not None
+            assert sequence.token_ids.tolist() == [*item.prompt_token_ids, *loop.outputs["a"]]
+        if turn == 94:
+            loop.scheduler.preempt("a")
+    loop.run()
+    assert tuple(loop.outputs["a"]) == alone(item, 400)
+
+
+@pytest.mark.parametrize("place", range(12))
+def test_nothing_past_a_stop_is_published(place: int) -> None:
+    """Drafts behind the token that ends a request may be accepted; their blocks are not for others."""
+    plain = alone(request("a", 5, max_tokens=20), 48)
+    item = request("a", 5, max_tokens=20, stop_token_ids=(plain[place],))
+    loop = make(0, block_size=2, blocks=40, draft_length=3, num_right=3)
+    loop.add(item)
+    check(loop, item)
+    ids = (*item.prompt_token_ids, *plain)
+    hit = loop.scheduler.cache.lookup(request("b", ids), ids, len(ids))
+    known = 5 + len(loop.outputs["a"])
+    assert known - 3 < hit.num_tokens <= known
+
+
 class TestBlocks:
     """B10 to B12, B17, B19, B39, B41."""
 
