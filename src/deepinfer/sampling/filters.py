@@ -74,7 +74,8 @@ def top_logits(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     Returns:
         Token ids, shape [rows, k], int64, and logits, shape [rows, k], fp32, both highest first.
     """
-    if k + _SPARE < logits.shape[-1]:
+    # On a GPU the look at the values would make the host wait.
+    if k + _SPARE < logits.shape[-1] and logits.is_cpu:
         values, token_ids = logits.topk(k + _SPARE, dim=-1)
         if bool((values[:, -1] < values[:, k - 1]).all()):
             # All tokens that equal the last one are among these, so only these need the unique order.
@@ -108,6 +109,8 @@ def filter_logits(
     top_k: Tensor,
     top_p: Tensor,
     min_p: Tensor,
+    *,
+    widest: int | None = None,
 ) -> Candidates:
     """Applies temperature and filters; every row depends on itself only.
 
@@ -120,14 +123,17 @@ def filter_logits(
         top_p: Above 0; 1 or more keeps all. The smallest set of tokens, highest first, whose share of what the
             other filters left reaches this, shape [rows], float64.
         min_p: From 0 to 1. Tokens of at least this share of the highest probability, shape [rows], float64.
+        widest: The largest number of tokens that the top-k of a row keeps, where the host knows it: no look at values
+            makes it wait for a GPU then, where rows without top-k are sorted as a whole.
 
     Returns:
         The kept tokens of each row.
     """
     vocab = logits.shape[-1]
     top_k = torch.where((top_k <= 0) | (top_k > vocab), vocab, top_k)
-    widest = int(top_k.max())
-    if widest < vocab:
+    known = widest is not None
+    widest = int(top_k.max()) if widest is None else widest
+    if widest < vocab or (known and not logits.is_cpu):
         return _keep(logits, widest, temperature, top_k, top_p, min_p, None)
     # Rows without top-k: the tokens that top-p or min-p keep are nearly always among the first thousand; the
     # share of the rest is known from the whole row, so the answer is the same as after a full sort.

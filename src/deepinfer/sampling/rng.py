@@ -111,7 +111,7 @@ def _seed_words(seeds: Sequence[int] | Tensor, device: torch.device) -> tuple[Te
     if not isinstance(seeds, Tensor):
         low = [int(seed) & _MASK for seed in seeds]
         high = [(int(seed) >> 32) & _MASK for seed in seeds]
-        words = torch.tensor([low, high], dtype=torch.int64, device=device)
+        words = torch.tensor([low, high], dtype=torch.int64).to(device, non_blocking=True)
         return words[0].unsqueeze(-1), words[1].unsqueeze(-1)
     seeds = seeds.to(device=device, dtype=torch.int64).unsqueeze(-1)
     return seeds & _MASK, (seeds >> 32) & _MASK
@@ -119,7 +119,7 @@ def _seed_words(seeds: Sequence[int] | Tensor, device: torch.device) -> tuple[Te
 
 def _position_column(positions: Sequence[int] | Tensor, device: torch.device) -> Tensor:
     """Positions as counter words, shape [rows, 1]."""
-    column = torch.as_tensor(positions, dtype=torch.int64, device=device)
+    column = torch.as_tensor(positions, dtype=torch.int64).to(device, non_blocking=True)
     return column.unsqueeze(-1) & _MASK
 
 

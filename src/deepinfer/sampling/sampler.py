@@ -265,7 +265,7 @@ class Sampler:
         self, logits: Tensor, token_ids: Tensor, rows: SampleRows, part: list[int]
     ) -> None:
         """Draws over the whole vocabulary."""
-        at = torch.tensor(part, dtype=torch.int64, device=logits.device)
+        at = torch.tensor(part, dtype=torch.int64).to(logits.device, non_blocking=True)
         scores = logits[at].to(torch.float64)
         scores.sub_(scores.amax(dim=-1, keepdim=True))
         scores.div_(_column(rows, part, "temperature", logits.device).unsqueeze(-1))
@@ -282,13 +282,14 @@ class Sampler:
     ) -> None:
         """Draws among the candidates that the filters keep, with noise for those only."""
         vocab = logits.shape[-1]
-        at = torch.tensor(part, dtype=torch.int64, device=logits.device)
+        at = torch.tensor(part, dtype=torch.int64).to(logits.device, non_blocking=True)
         kept = filter_logits(
             logits[at],
             _column(rows, part, "temperature", logits.device),
             _column(rows, part, "top_k", logits.device).to(torch.int64),
             _column(rows, part, "top_p", logits.device),
             _column(rows, part, "min_p", logits.device),
+            widest=max(_width(rows.requests[index].params, vocab) for index in part),
         )
         seeds = [rows.seeds[index] for index in part]
         positions = [rows.positions[index] for index in part]
@@ -320,7 +321,11 @@ class Sampler:
         return tuple(out)
 
 
+def _width(params: SamplingParams, vocab: int) -> int:
+    return params.top_k if 0 < params.top_k < vocab else vocab
+
+
 def _column(rows: SampleRows, indices: Sequence[int], name: str, device: torch.device) -> Tensor:
     """One option of some rows, shape [rows], float64."""
     values = [float(getattr(rows.requests[index].params, name)) for index in indices]
-    return torch.tensor(values, dtype=torch.float64, device=device)
+    return torch.tensor(values, dtype=torch.float64).to(device, non_blocking=True)
