@@ -122,7 +122,7 @@ def swiglu_round(
 
     Args:
         gate: Shape [rows, channels], any float dtype.
-        up: The same.
+        up: Of the same shape and dtype.
         weights: Shape [rows], fp32, or None.
         limit: Clamp of both; the gate has no lower limit.
         rounding: Format in which values are rounded, once they are in the dtype of `gate`.
