@@ -19,10 +19,10 @@ from deepinfer.testing import ToyModel, ToyTokenizer
 class PrintingScheduler(Scheduler):
     """The usual scheduler, which also shows its plans: a plan is plain data."""
 
-    def launch(self, plan: StepPlan) -> None:
+    def launch(self, plan: StepPlan) -> StepPlan:
         """Prints a plan and commits to it."""
         print(f"  {plan}")
-        super().launch(plan)
+        return super().launch(plan)
 
 
 def main() -> None:

@@ -411,10 +411,10 @@ def test_several_threads_share_an_engine(make_engine) -> None:
     assert found == {i: ToyModel().greedy([5, i], 12) * 3 for i in range(4, 10)}
 
 
-def test_options_that_are_not_built_are_refused() -> None:
-    for option in ({"deterministic": True},):
-        with pytest.raises(ConfigError, match="not built into this version"):
-            Engine(model=ToyModel(), config=option)
+def test_options_that_a_model_cannot_meet_are_refused(monkeypatch) -> None:
+    monkeypatch.delattr(ToyModel, "set_deterministic")
+    with pytest.raises(ConfigError, match="has no set_deterministic"):
+        Engine(model=ToyModel(), config={"deterministic": True})
 
 
 class TestCallsFromInside:

@@ -36,7 +36,9 @@ def model() -> DeepseekV41:
 
 
 def engine_of(model: DeepseekV41, **parts: Any) -> Engine:
-    config = {"max_num_seqs": 16, "max_model_len": 256, **parts.pop("config", {})}
+    # Every layer for every token, as `model.logits` runs them.
+    defaults = {"max_num_seqs": 16, "max_model_len": 256, "decoder_replay": False}
+    config = {**defaults, **parts.pop("config", {})}
     return Engine(model=model, config=config, **parts)
 
 

@@ -13,7 +13,7 @@ from deepinfer.core import FakeClock, MemorySink
 from deepinfer.core.errors import ConfigError, UnsupportedHardware
 from deepinfer.core.events import RequestAdded, RequestFinished, StepFinished
 from deepinfer.engine import DSparkDrafter
-from deepinfer.engine.assemble import fit_model_len
+from deepinfer.engine.cache_setup import fit_model_len
 from deepinfer.engine.loading import resolve_device, resolve_dtype
 from deepinfer.engine.memory import free_bytes
 from deepinfer.engine.runner import ModelRunner
@@ -144,18 +144,18 @@ class TestOptions:
         model = ToyModel(ToyConfig(max_position_embeddings=2**20))
         per_token = 8 + 4
         monkeypatch.setattr(
-            "deepinfer.engine.assemble.free_bytes", lambda device: 2 * 4 * 5000 * 12
+            "deepinfer.engine.cache_setup.free_bytes", lambda device: 2 * 4 * 5000 * 12
         )
         assert fit_model_len(model, 4, 512, 2**20) == 5000 // 128 * 128
         assert fit_model_len(model, 4, 512, 1000) == 1000
         assert ToyCache(1, 256).size_bytes == 256 * per_token
-        monkeypatch.setattr("deepinfer.engine.assemble.free_bytes", lambda device: 1000)
+        monkeypatch.setattr("deepinfer.engine.cache_setup.free_bytes", lambda device: 1000)
         with pytest.raises(ConfigError, match="does not fit"):
             fit_model_len(model, 4, 512, 2**20)
 
     @pytest.mark.parametrize("error", [MemoryError("none"), torch.OutOfMemoryError("none")])
     def test_cache_that_cannot_be_allocated(self, make_engine, monkeypatch, error) -> None:
-        def refuse(*sizes: int) -> None:
+        def refuse(*sizes: int, **options: int) -> None:
             raise error
 
         monkeypatch.setattr(ToyModel, "new_cache", refuse)

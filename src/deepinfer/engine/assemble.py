@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from deepinfer.cache import SlotCacheManager
-from deepinfer.core import _checks as checks
 from deepinfer.core.clock import Clock, MonotonicClock
 from deepinfer.core.config import EngineConfig
 from deepinfer.core.errors import ConfigError
-from deepinfer.core.protocols import ModelInfo, StatsSink
+from deepinfer.core.protocols import CacheManager, ModelInfo, StatsSink
+from deepinfer.engine.cache_setup import (
+    CacheShape,
+    device_of,
+    fit_blocks,
+    fit_model_len,
+    make_host_tier,
+    make_manager,
+    narrows,
+)
 from deepinfer.engine.constraints import GrammarMasks
 from deepinfer.engine.drafter import DRAFTERS
 from deepinfer.engine.loop import EngineLoop
-from deepinfer.engine.memory import allocating, free_bytes
+from deepinfer.engine.memory import allocating
+from deepinfer.engine.part_checks import Owner, check_callable, check_part, is_factory
 from deepinfer.engine.parts import (
     EngineDrafter,
     EngineRunner,
@@ -29,9 +38,15 @@ from deepinfer.engine.prompts import PromptEncoder
 from deepinfer.engine.runner import ModelRunner
 from deepinfer.engine.stats import StatsRecorder
 from deepinfer.sampling import Sampler
-from deepinfer.scheduling import Scheduler, SchedulerLimits
+from deepinfer.scheduling import (
+    Scheduler,
+    SchedulerLimits,
+    StepCoefficients,
+    StepCostModel,
+    TimedChunks,
+)
 
-__all__ = ["PART_NAMES", "Parts", "assemble", "device_of", "fit_model_len", "refuse_unbuilt"]
+__all__ = ["PART_NAMES", "Parts", "assemble"]
 
 PART_NAMES = (
     "model",
@@ -45,7 +60,7 @@ PART_NAMES = (
     "sink",
     "clock",
 )
-_MIN_FITTED_TOKENS = 256
+_MIN_CHUNK = 16
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,6 +78,7 @@ class Parts:
         encoder: Makes requests of prompts.
         loop: Moves them on.
         device: Where the model is.
+        owner: Marks the parts that no other engine may use meanwhile.
     """
 
     info: ModelInfo
@@ -75,6 +91,7 @@ class Parts:
     encoder: PromptEncoder
     loop: EngineLoop
     device: torch.device
+    owner: Owner
 
     def close(self, successor: Parts | None = None) -> None:
         """Aborts every request and lets go of model and cache.
@@ -85,6 +102,7 @@ class Parts:
         self.loop.shut_down()
         if successor is None or self.runner is not successor.runner:
             self.runner.close()
+        self.owner.give_back()
         self.drafter = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -113,7 +131,8 @@ def assemble(
         runner: A runner, or None for `ModelRunner`.
         scheduler: A scheduler, the name of an order policy, something called with (limits, cache) that returns a
             scheduler, or None for `Scheduler`.
-        cache: A cache manager, something called with (limits) that returns one, or None for `SlotCacheManager`.
+        cache: "blocks", "slots", a cache manager, something called with (limits) that returns one, or None for
+            "blocks", and for "slots" with a runner.
         sampler: A sampler, or None for `Sampler`.
         drafter: A drafter, its registered name such as "dspark", something called with (model) that returns one,
             or None to decode without drafts.
@@ -125,9 +144,8 @@ def assemble(
         The parts.
 
     Raises:
-        ConfigError: An option cannot be met, a part is missing, or a part lacks a method.
+        ConfigError: An option cannot be met, a part is missing, lacks a method, or belongs to another engine.
     """
-    refuse_unbuilt(config)
     if model is None and runner is None:
         raise ConfigError(
             "an engine needs a model or a runner, and got neither; use Engine.from_pretrained(...) or "
@@ -135,36 +153,50 @@ def assemble(
             field="model",
         )
     if runner is not None:
-        _check_part("runner", runner, EngineRunner)
-    _check_callable("sampler", sampler, "(logits, rows)")
-    _check_callable("grammar", grammar, "(params)")
-    info: ModelInfo = runner.info if runner is not None else model_info(model, tokenizer)
-    drafter = _make_drafter(drafter, model)
-    limits = _limits(config, info, drafter, model if runner is None else None)
-    if cache is None:
-        cache = SlotCacheManager(limits.max_num_seqs, limits.max_model_len)
-    elif _is_factory(cache, "allocate"):
-        cache = cache(limits)
-    clock = clock or MonotonicClock()
-    if scheduler is None or isinstance(scheduler, str):
-        scheduler = Scheduler(limits, cache, order=scheduler or "fcfs", clock=clock)
-    elif _is_factory(scheduler, "plan"):
-        scheduler = scheduler(limits, cache)
-    _check_part("scheduler", scheduler, EngineScheduler)
-    if runner is None:
-        with allocating(limits):
+        check_part("runner", runner, EngineRunner)
+    check_callable("sampler", sampler, "(logits, rows)")
+    check_callable("grammar", grammar, "(params)")
+    if config.deterministic and not hasattr(model, "set_deterministic"):
+        raise ConfigError(
+            f"deterministic is True, and {type(model).__name__} has no set_deterministic; use a model that has it, or "
+            "deterministic=False.",
+            field="deterministic",
+            value=True,
+            limit="False",
+        )
+    owner = Owner()
+    try:
+        for name, part in (("runner", runner), ("scheduler", scheduler), ("cache", cache)):
+            if not (part is None or isinstance(part, str | type) or callable(part)):
+                owner.claim(name, part)
+        info: ModelInfo = runner.info if runner is not None else model_info(model, tokenizer)
+        drafter = _make_drafter(drafter, model)
+        owner.claim("drafter", drafter)
+        clock = clock or MonotonicClock()
+        cached = _Cached(config, info, model, runner, drafter, cache, scheduler)
+        limits = cached.limits
+        model_cache, cache, host_tier, shape = cached.make(sink, clock)
+        scheduler = _make_scheduler(scheduler, config, limits, cache, clock)
+        if runner is None:
             runner = ModelRunner(
                 model,
                 sampler if sampler is not None else Sampler(),
                 info=info,
-                num_slots=getattr(cache, "num_slots", limits.max_num_seqs),
+                num_slots=cache.num_slots,
                 max_model_len=limits.max_model_len,
                 max_step_tokens=limits.prefill_chunk_tokens,
                 drafter=drafter,
                 may_draft=getattr(scheduler, "may_draft", None),
                 ungenerated_ids=ungenerated_ids(model, tokenizer),
                 device=device_of(model),
+                cache=model_cache,
+                cache_shape=shape,
+                host_tier=host_tier,
+                deterministic=config.deterministic,
             )
+    except BaseException:
+        owner.give_back()
+        raise
     masks, recorder = GrammarMasks(info.vocab_size), StatsRecorder(sink)
     return Parts(
         info=info,
@@ -183,107 +215,141 @@ def assemble(
         ),
         loop=EngineLoop(scheduler, runner, masks, recorder, clock, tokenizer, config.async_depth),
         device=device_of(model),
+        owner=owner,
     )
 
 
-def device_of(model: Any) -> torch.device:
-    """Where a model is.
+class _Cached:
+    """Limits, cache manager and the model's cache, which depend on each other's sizes."""
 
-    Args:
-        model: Any model, or None.
-
-    Returns:
-        Its `device`, or that of its first parameter, or the CPU.
-    """
-    device = getattr(model, "device", None)
-    if device is None and hasattr(model, "parameters"):
-        device = next(model.parameters()).device
-    return torch.device(device if device is not None else "cpu")
-
-
-def fit_model_len(model: Any, num_slots: int, max_step_tokens: int, limit: int) -> int:
-    """The longest sequence for which all slots fit into half of the memory that is free.
-
-    Args:
-        model: Has `new_cache`.
-        num_slots: Slots.
-        max_step_tokens: Most tokens of one request in one step.
-        limit: The model's own limit in tokens.
-
-    Returns:
-        Tokens, at most `limit`, a multiple of 128 when below it.
-
-    Raises:
-        ConfigError: Not even 256 tokens fit.
-    """
-    short = min(limit, _MIN_FITTED_TOKENS)
-    if limit <= 2 * short:
-        return limit
-    step = min(max_step_tokens, 2 * short)
-    sizes = [model.new_cache(1, tokens, step).size_bytes for tokens in (short, 2 * short)]
-    per_token = (sizes[1] - sizes[0]) / short
-    fixed = sizes[0] - per_token * short
-    fixed *= max(1.0, max_step_tokens / step)
-    room = free_bytes(device_of(model)) / 2 / num_slots - fixed
-    fitted = int(room / max(per_token, 1e-9)) // 128 * 128
-    if fitted < short:
-        raise ConfigError(
-            f"the cache of {num_slots} requests does not fit: {free_bytes(device_of(model)) >> 20} MiB are free, half "
-            f"of them for the cache, and one request of {short} tokens takes "
-            f"{(fixed + per_token * short) / 2**20:.0f} MiB. Lower max_num_seqs or prefill_chunk_tokens.",
-            field="max_num_seqs",
-            value=num_slots,
-        )
-    return min(limit, fitted)
-
-
-def _limits(
-    config: EngineConfig, info: ModelInfo, drafter: EngineDrafter | None, model: Any
-) -> SchedulerLimits:
-    draft_length = drafter.draft_length if drafter is not None else 0
-    longest = config.max_model_len
-    if longest is not None and longest > info.max_model_len:
-        raise ConfigError(
-            f"max_model_len is {longest}, and the model takes sequences of at most {info.max_model_len} "
-            "tokens. Lower it.",
-            field="max_model_len",
-            value=longest,
-            limit=f"at most {info.max_model_len}",
-        )
-    chunk = min(config.prefill_chunk_tokens, longest or info.max_model_len)
-    chunk = max(chunk, draft_length + 1)
-    if longest is None:
-        longest = info.max_model_len
-        if model is not None:
-            longest = fit_model_len(model, config.max_num_seqs, chunk, longest)
-    return SchedulerLimits(
-        max_model_len=longest,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        prefill_chunk_tokens=chunk,
-        eos_token_ids=info.eos_token_ids,
-        draft_length=draft_length,
-    )
-
-
-def refuse_unbuilt(config: EngineConfig) -> None:
-    """Refuses options that this version cannot meet.
-
-    Args:
-        config: Options.
-
-    Raises:
-        ConfigError: Such an option is set.
-    """
-    for name, is_asked, instead in (("deterministic", config.deterministic, "False"),):
-        if is_asked:
-            value = getattr(config, name)
+    def __init__(
+        self,
+        config: EngineConfig,
+        info: ModelInfo,
+        model: Any,
+        runner: Any,
+        drafter: EngineDrafter | None,
+        cache: Any,
+        scheduler: Any,
+    ) -> None:
+        if runner is not None:
+            model = None
+        given: CacheShape | None = getattr(runner, "cache_shape", None)
+        if cache is None:
+            cache = getattr(scheduler, "cache", None)
+        if cache is None:
+            in_blocks = runner is None or (given is not None and given.num_blocks is not None)
+            cache = "blocks" if in_blocks else "slots"
+        if isinstance(cache, str) and cache not in ("blocks", "slots"):
             raise ConfigError(
-                f"{name}={value} is not built into this version of the engine; use {instead}.",
-                field=name,
-                value=value,
-                limit=instead,
+                f"cache is {cache!r}; it must be 'blocks', 'slots', a cache manager, or something that makes one.",
+                field="cache",
+                value=cache,
+                limit="'blocks' or 'slots'",
             )
+        self._config, self._info, self._model, self._cache = config, info, model, cache
+        self._runner, self._given = runner, given
+        draft_length = drafter.draft_length if drafter is not None else 0
+        longest = config.max_model_len
+        if longest is not None and longest > info.max_model_len:
+            raise ConfigError(
+                f"max_model_len is {longest}, and the model takes sequences of at most {info.max_model_len} "
+                "tokens. Lower it.",
+                field="max_model_len",
+                value=longest,
+                limit=f"at most {info.max_model_len}",
+            )
+        chunk = min(config.prefill_chunk_tokens, longest or info.max_model_len)
+        chunk = max(chunk, draft_length + 1)
+        self._num_blocks: int | None = None
+        is_narrow = False
+        longest = longest or info.max_model_len
+        if given is not None:
+            longest = min(longest, given.max_model_len)
+            chunk = min(chunk, given.max_step_tokens)
+            is_narrow = narrows(runner.cache, config)
+        with allocating(config.max_num_seqs, longest):
+            if cache == "blocks" and model is not None:
+                longest, self._num_blocks = fit_blocks(
+                    model, config, chunk, info.max_model_len, device_of(model)
+                )
+            elif model is not None and config.max_model_len is None:
+                longest = fit_model_len(model, config.max_num_seqs, chunk, longest)
+            if model is not None:
+                is_narrow = narrows(model.new_cache(1, min(longest, _MIN_CHUNK), chunk), config)
+        self.limits = SchedulerLimits(
+            max_model_len=longest,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            prefill_chunk_tokens=chunk,
+            eos_token_ids=info.eos_token_ids,
+            draft_length=draft_length,
+            async_depth=config.async_depth,
+            window=info.window,
+            narrows=is_narrow,
+        )
+
+    def make(self, sink: StatsSink | None, clock: Clock) -> tuple[Any, Any, Any, CacheShape]:
+        """The model's cache, the manager of its books, and host memory (two may be None), and the measures."""
+        limits, config, model = self.limits, self._config, self._model
+        cache = self._cache
+        if cache == "slots":
+            cache = SlotCacheManager(limits.max_num_seqs, limits.max_model_len)
+        elif is_factory(cache, "allocate"):
+            cache = cache(limits)
+        elif cache != "blocks":
+            check_part("cache", cache, CacheManager)
+            cache.reset()  # what it knows is in the memory of another cache
+        shape = CacheShape(
+            num_slots=getattr(cache, "num_slots", limits.max_num_seqs),
+            max_model_len=limits.max_model_len,
+            max_step_tokens=limits.prefill_chunk_tokens,
+            num_blocks=getattr(cache, "num_blocks", self._num_blocks),
+            block_size=getattr(cache, "block_size", config.block_size),
+            draft_length=limits.draft_length,
+        )
+        if model is None:
+            if cache == "blocks" and self._given is not None:
+                runner = self._runner
+                cache = make_manager(
+                    runner.cache, self._given, config, self._info, runner.host_tier,
+                    sink=sink, clock=clock,
+                )  # fmt: skip
+            return None, cache, None, shape
+        if isinstance(cache, SlotCacheManager):
+            with allocating(shape.num_slots, shape.max_model_len):
+                shape = dataclasses.replace(shape, num_blocks=None)
+                return shape.make_contiguous(model), cache, None, shape
+        with allocating(shape.num_slots, shape.max_model_len):
+            model_cache = shape.make(model)
+            host_tier = make_host_tier(model_cache, config, device_of(model))
+        if cache == "blocks":
+            cache = make_manager(
+                model_cache, shape, config, self._info, host_tier, sink=sink, clock=clock
+            )
+        return model_cache, cache, host_tier, shape
+
+
+def _make_scheduler(
+    scheduler: Any, config: EngineConfig, limits: SchedulerLimits, cache: Any, clock: Clock
+) -> Any:
+    if scheduler is None or isinstance(scheduler, str):
+        chunks = None
+        if config.target_step_s is not None:
+            most = limits.prefill_chunk_tokens
+            chunks = TimedChunks(
+                StepCostModel(StepCoefficients()),
+                config.target_step_s,
+                max_tokens=most,
+                min_tokens=min(most, max(limits.window, _MIN_CHUNK)),
+                window=limits.window,
+                first_tokens=most,
+            )
+        scheduler = Scheduler(limits, cache, order=scheduler or "fcfs", chunks=chunks, clock=clock)
+    elif is_factory(scheduler, "plan"):
+        scheduler = scheduler(limits, cache)
+    check_part("scheduler", scheduler, EngineScheduler)
+    return scheduler
 
 
 def _make_drafter(drafter: Any, model: Any) -> EngineDrafter | None:
@@ -291,39 +357,7 @@ def _make_drafter(drafter: Any, model: Any) -> EngineDrafter | None:
         return None
     if isinstance(drafter, str):
         drafter = DRAFTERS.create(drafter, model)
-    elif _is_factory(drafter, "propose"):
+    elif is_factory(drafter, "propose"):
         drafter = drafter(model)
-    _check_part("drafter", drafter, EngineDrafter)
+    check_part("drafter", drafter, EngineDrafter)
     return drafter
-
-
-def _is_factory(part: Any, method: str) -> bool:
-    return isinstance(part, type) or (isinstance(part, Callable) and not hasattr(part, method))  # type: ignore[arg-type]
-
-
-def _check_part(name: str, part: Any, protocol: Any) -> None:
-    wanted = sorted(
-        member
-        for base in protocol.__mro__
-        for member in {*vars(base), *getattr(base, "__annotations__", {})}
-        if not member.startswith("_")
-    )
-    missing = [member for member in wanted if not hasattr(part, member)]
-    if missing:
-        raise ConfigError(
-            f"{name} is {checks.show(part)}, which lacks {', '.join(missing)}; a {name} has "
-            f"{', '.join(wanted)}.",
-            field=name,
-            value=part,
-        )
-
-
-def _check_callable(name: str, part: Any, arguments: str) -> None:
-    is_class = name == "sampler" and isinstance(part, type)  # calling it would make one, not sample
-    if is_class or not (part is None or callable(part)):
-        raise ConfigError(
-            f"{name} is {checks.show(part)}; a {name} is called with {arguments}."
-            f"{' Give an object of the class.' if is_class else ''}",
-            field=name,
-            value=part,
-        )

@@ -44,7 +44,8 @@ class Engine:
         runner: Runs plans; None for `ModelRunner`.
         scheduler: A scheduler, an order policy's name ("fcfs", "priority"), or something called with
             (limits, cache) that returns a scheduler.
-        cache: A cache manager, or something called with (limits) that returns one.
+        cache: "blocks" (blocks that requests with equal beginnings share), "slots" (one contiguous slot a request),
+            a cache manager, or something called with (limits) that returns one; None for "blocks".
         sampler: Chooses tokens; None for `Sampler`.
         drafter: "dspark" for the model's own draft, a drafter, or None to decode without drafts. Drafts are used
             for greedy requests without penalties and grammars; the others are decoded one token a step.
@@ -364,7 +365,8 @@ class Engine:
                     f"unfinished requests: {self._loop.num_live}; finish or abort them before parts "
                     "are replaced."
                 )
-            new = type(self)(**{**self._given, "config": self.config, **parts})
+            with self._parts.owner.handing_over():
+                new = type(self)(**{**self._given, "config": self.config, **parts})
             self._close(new._parts)
             return new
 

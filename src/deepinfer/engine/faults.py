@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from deepinfer.core.errors import InvariantBroken
-from deepinfer.core.plan import RowResult, StepPlan, StepResult
+from deepinfer.core.errors import InvariantBroken, RequestError
+from deepinfer.core.plan import RowResults, StepPlan, StepResult
 from deepinfer.engine.parts import EngineScheduler
 
 __all__ = ["InterruptGuard", "check_books", "failed_result", "with_row_errors"]
@@ -47,16 +47,9 @@ def failed_result(plan: StepPlan, error: Exception | None) -> StepResult:
     Returns:
         The error, once a row.
     """
-    rows = tuple(
-        RowResult(
-            rid=row.rid,
-            slot=row.slot,
-            slot_generation=row.slot_generation,
-            epoch=row.epoch,
-            error=error,
-        )
-        for row in plan.rows
-    )
+    count = len(plan.rows)
+    errors = dict.fromkeys(range(count), error or RequestError("the step was never run"))
+    rows = RowResults(plan.rows, [], num_token_ids=[0] * count, errors=errors)
     return StepResult(step=plan.step, rows=rows)
 
 
@@ -70,8 +63,8 @@ def with_row_errors(result: StepResult, errors: Mapping[str, Exception]) -> Step
     Returns:
         The result with these errors.
     """
-    rows = (dataclasses.replace(row, error=errors.get(row.rid, row.error)) for row in result.rows)
-    return dataclasses.replace(result, rows=tuple(rows))
+    found = {index: errors[rid] for index, rid in enumerate(result.rows.rids) if rid in errors}
+    return dataclasses.replace(result, rows=result.rows.with_errors(found))
 
 
 def check_books(

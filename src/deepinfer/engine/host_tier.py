@@ -59,6 +59,11 @@ class HostTier:
         self._stream = torch.cuda.Stream(self._device) if self._is_cuda else None
 
     @property
+    def num_blocks(self) -> int:
+        """Blocks that host memory holds."""
+        return len(self._blocks)
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of host memory."""
         return self._blocks.numel() + self._windows.numel()

@@ -14,7 +14,7 @@ from deepinfer.core.errors import ConfigError, MissingDependency, UnsupportedHar
 from deepinfer.core.lazy import optional_import
 from deepinfer.core.protocols import ProgressFn
 from deepinfer.core.variables import read_variable
-from deepinfer.engine.assemble import PART_NAMES, refuse_unbuilt
+from deepinfer.engine.assemble import PART_NAMES
 from deepinfer.engine.tokenizer import Tokenizer
 from deepinfer.models import load_model, resolve_checkpoint
 
@@ -65,12 +65,12 @@ def load_parts(
         UnsupportedHardware: The device is not there.
     """
     parts = [name for name in PART_NAMES if name not in ("model", "runner")]
+    checks.check_bool("packed", packed, ConfigError)
     known = {*EngineConfig.__dataclass_fields__, *parts}
     checks.check_keys("Engine.from_pretrained", overrides, known, ConfigError)
     given = {name: value for name, value in overrides.items() if name in parts}
     options = {name: value for name, value in overrides.items() if name not in parts}
     config = as_config(config).replace(**options)
-    refuse_unbuilt(config)
     device = resolve_device(config.device)
     bars = progress if isinstance(progress, bool) else None
     folder = resolve_checkpoint(path_or_repo, revision, progress=bars)

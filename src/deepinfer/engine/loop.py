@@ -235,6 +235,8 @@ class EngineLoop:
                 self._unscheduled.discard(rid)
                 self._live[rid].first_scheduled_s = flight.launched_s
                 self.recorder.scheduled(self._live[rid], flight.launched_s)
+        for rid, lost in flight.preempted:
+            self.recorder.preempted(rid, lost, flight.launched_s)
         for entry in progress:
             self._deliver(entry, now)
         load = self.scheduler.snapshot() if self.recorder.has_sink else None

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from deepinfer.core.errors import ConfigError
-from deepinfer.scheduling import SchedulerLimits
 
 __all__ = ["allocating", "free_bytes"]
 
@@ -40,11 +39,12 @@ def free_bytes(device: torch.device) -> int:
 
 
 @contextmanager
-def allocating(limits: SchedulerLimits) -> Iterator[None]:
+def allocating(num_seqs: int, num_tokens: int) -> Iterator[None]:
     """Says which options to lower when a cache cannot be allocated.
 
     Args:
-        limits: The limits that give its size.
+        num_seqs: Requests that it holds.
+        num_tokens: Tokens of one.
 
     Raises:
         ConfigError: The memory was refused.
@@ -56,8 +56,8 @@ def allocating(limits: SchedulerLimits) -> Iterator[None]:
         if not is_memory and "allocate memory" not in str(error):
             raise
         raise ConfigError(
-            f"the cache of {limits.max_num_seqs} requests of {limits.max_model_len} tokens cannot be "
+            f"the cache of {num_seqs} requests of {num_tokens} tokens cannot be "
             f"allocated: {error} Lower max_num_seqs or max_model_len.",
             field="max_num_seqs",
-            value=limits.max_num_seqs,
+            value=num_seqs,
         ) from error

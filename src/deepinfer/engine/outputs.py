@@ -85,6 +85,8 @@ class OutputBuilder:
             None if params.prompt_logprobs is None else [None]
         )
         self._drafted = self._verified = self._accepted = 0
+        self._cached = self._replayed = 0
+        self._is_approximate = False
         self._usage = Usage(prompt=request.num_prompt_tokens)
 
     @property
@@ -113,6 +115,10 @@ class OutputBuilder:
             The delta, or None when there is nothing to tell: a chunk of prompt was run.
         """
         self._take_prompt_logprobs(progress)
+        sequence = progress.sequence
+        if sequence.is_approximate:
+            self._is_approximate = True
+        self._cached, self._replayed = sequence.adopted_tokens, sequence.replayed_tokens
         if progress.error is not None:
             return self.end(FinishReason.ERROR, now, error=progress.error)
         tokens = progress.token_ids
@@ -142,17 +148,19 @@ class OutputBuilder:
         self._token_ids += tokens
         logprobs = None
         if self._logprobs is not None:
-            logprobs = progress.result.logprobs[: len(tokens)]
+            logprobs = progress.logprobs[: len(tokens)]
             self._logprobs += logprobs
-        if progress.plan_row.role is RowRole.VERIFY:
-            self._drafted += progress.result.num_drafts
-            self._verified += progress.result.num_drafts
-            self._accepted += min(progress.result.num_accepted, len(tokens))
+        if progress.role is RowRole.VERIFY:
+            self._drafted += progress.num_drafts
+            self._verified += progress.num_drafts
+            self._accepted += min(progress.num_accepted, len(tokens))
         if self.first_token_s is None:
             self.first_token_s = now
         self.last_token_s = now
         self._usage = Usage(
             prompt=self.request.num_prompt_tokens,
+            cached=self._cached,
+            replayed=self._replayed,
             generated=len(self._token_ids),
             drafted=self._drafted,
             verified=self._verified,
@@ -209,6 +217,7 @@ class OutputBuilder:
             logprobs=None if self._logprobs is None else tuple(self._logprobs),
             prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
             usage=self._usage,
+            approximate_prefix=self._is_approximate,
             arrival_s=self.request.arrival_s,
             first_token_s=self.first_token_s,
             finish_s=self.finish_s,
@@ -217,6 +226,9 @@ class OutputBuilder:
 
     def _take_prompt_logprobs(self, progress: Progress) -> None:
         """Adds the entries that are new; a request that is run again brings the old ones once more."""
-        if self._prompt_logprobs is not None and progress.result.prompt_logprobs:
-            known = len(self._prompt_logprobs) - 1 - progress.plan_row.first_position
-            self._prompt_logprobs += progress.result.prompt_logprobs[max(0, known) :]
+        if self._prompt_logprobs is not None:
+            entries = progress.results.prompt_logprobs.get(progress.index, ())
+            if entries:
+                first = int(progress.plan_rows.first_positions[progress.index])
+                known = len(self._prompt_logprobs) - 1 - first
+                self._prompt_logprobs += entries[max(0, known) :]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from deepinfer.core.plan import StepPlan, StepResult
@@ -21,29 +21,12 @@ _SAMPLED_VALUES = 64
 class EngineScheduler(Scheduler, Protocol):
     """A scheduler that an engine can drive.
 
-    It may also have `reset()`, which forgets every request whatever state the books are in. Without it an
-    interrupt that breaks the books ends the engine.
+    It may also have `reset()`, which forgets every request whatever state the books are in (without it an
+    interrupt that breaks the books ends the engine), `sequence(rid)`, `preempt(rid)` and `reset_prefix_cache()`.
     """
 
-    @property
-    def has_unfinished(self) -> bool:
-        """Whether any request waits, runs, or is in flight."""
-        ...
-
-    def launch(self, plan: StepPlan) -> None:
-        """Commits to a plan."""
-        ...
-
-    def apply(self, result: StepResult) -> list[Progress]:
+    def apply(self, result: StepResult) -> Sequence[Progress]:
         """Settles the result of the oldest launched step."""
-        ...
-
-    def cancel(self, step: int) -> None:
-        """Takes a launched step back; its requests will be run again."""
-        ...
-
-    def check(self) -> None:
-        """Raises `InvariantBroken` when the books do not add up."""
         ...
 
 

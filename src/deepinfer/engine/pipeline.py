@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deepinfer.core.clock import Clock
+from deepinfer.core.errors import InvariantBroken
 from deepinfer.core.plan import StepPlan, StepResult
 from deepinfer.core.types import Request
 from deepinfer.engine.constraints import GrammarMasks
@@ -33,6 +34,7 @@ class Flight:
         row_errors: What kept a grammar mask from being made, by request id.
         error: Why the step failed, or None.
         launched_s: When the plan was made, on the engine's clock, in seconds.
+        preempted: Requests that lost their slot to it, with the tokens that they have to run again.
         spans: When each part of the step began and ended, by name, in seconds of `time.perf_counter`.
         result: Its result, once collected.
     """
@@ -43,6 +45,7 @@ class Flight:
     row_errors: Mapping[str, Exception] = field(default_factory=dict)
     error: Exception | None = None
     launched_s: float = 0.0
+    preempted: tuple[tuple[str, int], ...] = ()
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)
     result: StepResult | None = None
 
@@ -156,9 +159,15 @@ class StepPipeline:
         if plan is None:
             return None
         self.planned = plan
-        plan = self._scheduler.launch(plan) or plan
-        rids = dict.fromkeys(row.rid for row in plan.rows)
-        flight = Flight(plan, {rid: requests[rid] for rid in rids}, launched_s=now)
+        lost = tuple((rid, self._settled(rid)) for rid in plan.preempted)
+        launched = self._scheduler.launch(plan)
+        if launched is None:
+            raise InvariantBroken(
+                f"launch of {type(self._scheduler).__name__} returned nothing; it must return the plan to run."
+            )
+        plan = launched
+        flight = Flight(plan, {rid: requests[rid] for rid in plan.rows.rids}, launched_s=now)
+        flight.preempted = lost
         self.flights.append(flight)
         self.planned = None
         forward = time.perf_counter()
@@ -204,6 +213,11 @@ class StepPipeline:
         self.flights.popleft()
         self._on_applied(flight, progress, apply)
         self.applying = None
+
+    def _settled(self, rid: str) -> int:
+        look_up = getattr(self._scheduler, "sequence", None)
+        sequence = look_up(rid) if look_up is not None else None
+        return 0 if sequence is None else int(sequence.settled)
 
     @staticmethod
     def _fail(flight: Flight, error: Exception) -> None:

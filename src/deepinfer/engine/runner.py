@@ -12,9 +12,10 @@ from torch import Tensor
 
 from deepinfer.core.errors import InvariantBroken
 from deepinfer.core.params import SamplingParams
-from deepinfer.core.plan import CacheCopy, RowResult, RowRole, StepPlan, StepResult
+from deepinfer.core.plan import CacheCopy, RowRole, StepPlan, StepResult
 from deepinfer.core.protocols import DraftView, ModelInfo, Sampler
 from deepinfer.core.types import Request, TokenLogprob
+from deepinfer.engine.cache_setup import CacheShape
 from deepinfer.engine.future_tokens import FutureTokens
 from deepinfer.engine.graph_runs import run_recorded
 from deepinfer.engine.graphs import DecodeGraphs
@@ -23,10 +24,10 @@ from deepinfer.engine.parts import EngineDrafter
 from deepinfer.engine.step_batch import (
     build_batch,
     check_ids,
+    collect_rows,
     kept_places,
     mask_rows,
     num_accepted,
-    row_errors,
     sample_rows,
 )
 from deepinfer.engine.step_state import RunningRow, RunningStep, SlotStates
@@ -61,12 +62,15 @@ class ModelRunner:
         ungenerated_ids: Token ids that are never chosen, such as the image placeholder, which has no embedding.
         device: Where token ids are sent.
         cache: The model's cache; None makes one of contiguous slots.
+        cache_shape: Measures of that cache, for engines that are given the runner.
         host_tier: Host memory for cache content, or None.
+        deterministic: Switch the model to arithmetic whose rows do not depend on the batch, until `close`.
         check_ids: Check every id before it is run, and that no sampled token is run twice; None does so on a CPU,
             where nothing waits for it.
 
     Attributes:
         cache: The model's cache.
+        cache_shape: Its measures, or None when they were not given.
         host_tier: Host memory for cache content, or None.
     """
 
@@ -84,13 +88,16 @@ class ModelRunner:
         ungenerated_ids: Sequence[int] = (),
         device: torch.device | str = "cpu",
         cache: Any = None,
+        cache_shape: CacheShape | None = None,
         host_tier: HostTier | None = None,
+        deterministic: bool = False,
         check_ids: bool | None = None,
     ) -> None:
         self.info = info
         if cache is None:
             cache = model.new_cache(num_slots, max_model_len, max_step_tokens)
         self.cache = cache
+        self.cache_shape = cache_shape
         self.host_tier = host_tier
         self._model = model
         self._sampler = sampler
@@ -107,6 +114,8 @@ class ModelRunner:
         )
         self._last: RunningStep | None = None
         self._graphs: DecodeGraphs | None = None
+        self._switched_on = False
+        self._deterministic = deterministic
         if drafter is not None and hasattr(drafter, "bind"):
             drafter.bind(self.cache)
 
@@ -139,6 +148,9 @@ class ModelRunner:
         if self._device.type == "cuda":
             step.started = torch.cuda.Event(enable_timing=True)
             step.started.record()
+        if self._deterministic and not getattr(self._model, "deterministic", True):
+            self._model.set_deterministic(True)  # another engine may have switched it off since
+            self._switched_on = True
         before, self._last = self._last, step
         if before is not None and self._needs_settled(plan):
             self._settle(before)
@@ -201,45 +213,13 @@ class ModelRunner:
         """
         began = time.perf_counter()
         self._settle(handle)
-        sampled = handle.sampled
-        logprobs = sampled.logprobs if sampled is not None else ()
-        errors = row_errors(handle)
-        by_index: dict[int, RowResult] = {}
-        at = 0
-        for running, tokens in zip(handle.rows, handle.tokens, strict=True):
-            used = len(tokens)
-            row_logprobs: tuple[TokenLogprob, ...] = ()
-            if logprobs and used and logprobs[at] is not None:
-                row_logprobs = tuple(logprobs[at : at + used])  # type: ignore[arg-type]
-            row = running.row
-            by_index[running.index] = RowResult(
-                rid=row.rid,
-                slot=row.slot,
-                slot_generation=row.slot_generation,
-                epoch=row.epoch,
-                token_ids=tuple(tokens),
-                num_drafts=len(running.draft),
-                num_accepted=max(0, used - 1),
-                logprobs=row_logprobs,
-                prompt_logprobs=handle.prompt_logprobs.get(running.index, ()),
-                error=next(filter(None, errors[at : at + used]), None) if errors else None,
-            )
-            at += running.num_logits
-        if len(by_index) < len(handle.plan.rows):
-            for index, row in enumerate(handle.plan.rows):
-                if index not in by_index:
-                    by_index[index] = RowResult(
-                        rid=row.rid,
-                        slot=row.slot,
-                        slot_generation=row.slot_generation,
-                        epoch=row.epoch,
-                    )
+        rows = collect_rows(handle)
         if self._last is handle:
             self._last = None
         handle.busy_s += time.perf_counter() - began
         return StepResult(
             step=handle.step,
-            rows=tuple(by_index[index] for index in range(len(by_index))),
+            rows=rows,
             duration_s=handle.duration_s,
             failed_loads=handle.failed_loads,
         )
@@ -266,6 +246,9 @@ class ModelRunner:
             self._drafter.unbind(self.cache)
         if self.host_tier is not None:
             self.host_tier.close()
+        if self._switched_on:
+            self._model.set_deterministic(False)
+            self._switched_on = False
         if self._graphs is not None:
             self._graphs.close()
             self._graphs = None

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from deepinfer.core.events import (
     Event,
     NullSink,
@@ -17,7 +19,7 @@ from deepinfer.core.events import (
     RequestPreempted,
     StepFinished,
 )
-from deepinfer.core.plan import LoadSnapshot, RowRole
+from deepinfer.core.plan import ROLES, LoadSnapshot, RowRole
 from deepinfer.core.protocols import StatsSink
 from deepinfer.core.types import FinishReason
 from deepinfer.engine.latency import Latency, LatencyWindow
@@ -29,7 +31,8 @@ from deepinfer.scheduling import Progress
 __all__ = ["EngineStats", "StatsRecorder"]
 
 _LOG = logging.getLogger("deepinfer.engine")
-_PREFILL = (RowRole.PREFILL, RowRole.LAST_PREFILL)
+_REPLAY = ROLES.index(RowRole.REPLAY)
+_PREFILL = [ROLES.index(RowRole.PREFILL), ROLES.index(RowRole.LAST_PREFILL)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,25 +210,22 @@ class StatsRecorder:
     ) -> None:
         """Counts a step that was applied."""
         plan, result = flight.plan, flight.result
-        prefill = replayed = generated = verified = accepted = num_progress = 0
-        for row in plan.rows:
-            if row.role in _PREFILL:
-                prefill += row.num_tokens
-            elif row.role is RowRole.REPLAY:
-                replayed += row.num_tokens
+        rows, results = plan.rows, result.rows if result is not None else None
+        by_role = np.bincount(rows.roles, weights=rows.num_tokens, minlength=len(ROLES))
+        replayed, prefill = int(by_role[_REPLAY]), int(by_role[_PREFILL].sum())
         decode = plan.num_tokens - prefill - replayed
-        for entry in progress:
-            num_progress += 1
-            generated += len(entry.token_ids)
-            verified += entry.result.num_drafts
-            accepted += entry.result.num_accepted
+        generated = sum(len(entry.token_ids) for entry in progress)
+        verified = accepted = 0
+        if results is not None and rows.num_drafts.any():
+            verified = sum(entry.num_drafts for entry in progress)
+            accepted = sum(entry.num_accepted for entry in progress)
         failed = flight.error is not None
         duration = (result.duration_s if result is not None else None) or 0.0
         overhead = max(0.0, flight.wall_s - flight.runner_s)
         counts = self._counts
         counts["steps"] += 1
         counts["failed_steps"] += failed
-        counts["void_rows"] += max(0, len(plan.rows) - num_progress)
+        counts["void_rows"] += max(0, len(plan.rows) - len(progress))
         counts["prefill_tokens"] += prefill
         counts["replayed_tokens"] += replayed
         counts["decode_tokens"] += decode

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from deepinfer.core.errors import InvariantBroken
-from deepinfer.core.plan import PlanRow
+from deepinfer.core.plan import PlanRow, RowResults
 from deepinfer.core.protocols import SampleRows
-from deepinfer.core.types import Request
+from deepinfer.core.types import Request, TokenLogprob
 from deepinfer.engine.future_tokens import FutureTokens
 from deepinfer.engine.step_state import RunningRow, RunningStep
 from deepinfer.models.deepseek_v41.batch import ForwardBatch, Segment
@@ -19,10 +19,10 @@ from deepinfer.models.deepseek_v41.batch import ForwardBatch, Segment
 __all__ = [
     "build_batch",
     "check_ids",
+    "collect_rows",
     "kept_places",
     "mask_rows",
     "num_accepted",
-    "row_errors",
     "sample_rows",
 ]
 
@@ -173,15 +173,51 @@ def mask_rows(step: RunningStep, masks: Tensor) -> Tensor:
     return masks if len(wanted) == len(masks) else masks[torch.tensor(wanted)]
 
 
-def row_errors(step: RunningStep) -> Sequence[Exception | None]:
-    """Errors of single rows of logits, without waiting for what was launched behind the step.
+def collect_rows(step: RunningStep) -> RowResults:
+    """The results of a step whose tokens are on the host and were compared with the drafts.
 
     Args:
-        step: A step whose tokens are on the host.
+        step: The step.
 
     Returns:
-        One entry a row of logits, or none when all are good.
+        One result a row of the plan; a row that was not run has no tokens.
     """
+    plan_rows = step.plan.rows
+    count = len(plan_rows)
+    tokens: list[int] = []
+    num_tokens, num_drafts, num_accepted = [0] * count, [0] * count, [0] * count
+    logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
+    errors: dict[int, Exception] = {}
+    entries = step.sampled.logprobs if step.sampled is not None else ()
+    row_errors = _row_errors(step)
+    at = 0
+    for running, chosen in zip(step.rows, step.tokens, strict=True):
+        used, index = len(chosen), running.index
+        tokens += chosen
+        num_tokens[index] = used
+        if running.draft:
+            num_drafts[index], num_accepted[index] = len(running.draft), used - 1
+        if entries and used and entries[at] is not None:
+            logprobs[index] = tuple(entries[at : at + used])  # type: ignore[arg-type]
+        if row_errors:
+            error = next(filter(None, row_errors[at : at + used]), None)
+            if error is not None:
+                errors[index] = error
+        at += running.num_logits
+    return RowResults(
+        plan_rows,
+        tokens,
+        num_token_ids=num_tokens,
+        num_drafts=num_drafts,
+        num_accepted=num_accepted,
+        logprobs=logprobs,
+        prompt_logprobs=step.prompt_logprobs,
+        errors=errors,
+    )
+
+
+def _row_errors(step: RunningStep) -> Sequence[Exception | None]:
+    """One entry a row of logits, or none when all are good; waits for nothing that was launched behind the step."""
     sampled, highest = step.sampled, step.host_highest
     if (
         highest is not None

@@ -51,6 +51,7 @@ class Trace:
         self._spans: deque[tuple[str, str, float, float, dict[str, Any]]] = deque(maxlen=capacity)
         self._attach, self._detach = attach, detach
         self._begins: dict[str, float] = {}
+        self._ended: tuple[set[str], set[str]] = (set(), set())  # in this step, in the one before
         self._start_s = time.perf_counter()
         self.num_spans = 0
 
@@ -66,6 +67,8 @@ class Trace:
             rid: Its id.
         """
         self._begins[rid] = time.perf_counter()
+        for ended in self._ended:
+            ended.discard(rid)
 
     def preempted(self, rid: str) -> None:
         """Notes that a request lost its slot.
@@ -84,7 +87,7 @@ class Trace:
             reason: Why.
         """
         now = time.perf_counter()
-        self._begins.pop(rid, None)
+        self._ended[0].add(rid)  # a void row may follow
         self._add(reason, rid, now, now, {})
 
     def step(self, flight: Flight, progress: Iterable[Progress]) -> None:
@@ -125,6 +128,10 @@ class Trace:
             self._add(str(row.role), row.rid, max(begin, launched), arrived, about)
             if row.rid in generated:
                 self._begins[row.rid] = arrived
+        now, before = self._ended
+        for rid in before:
+            self._begins.pop(rid, None)
+        self._ended = (set(), now)
 
     def to_dict(self) -> dict[str, Any]:
         """The trace as plain values, in the Chrome trace format; times in microseconds since the trace was made."""

@@ -43,6 +43,7 @@ class ToyCache:
         lengths: Tokens held, one a slot.
         draft_lengths: Tokens in the draft's context, one a slot.
         window_starts: Lowest position whose window rows may be read, one a slot.
+        ring_size: Rows of a window ring.
         narrowing: What the engine reads off a cache about `narrows` and exact replays.
 
     Raises:
@@ -72,9 +73,9 @@ class ToyCache:
         self.pairs = torch.full((count, block_size // 2), _EMPTY, dtype=torch.int64)
         self._row_ids = torch.full((count, block_size), _EMPTY, dtype=torch.int64)
         self._tokens = torch.full((num_slots, max_tokens), _EMPTY, dtype=torch.int64)
-        self._ring_size = window + max_step_tokens if window else 0
-        self._rings = torch.zeros((num_slots, _WINDOW_LAYERS, self._ring_size), dtype=torch.int64)
-        self._ring_positions = torch.full((num_slots, self._ring_size), _EMPTY, dtype=torch.int64)
+        self.ring_size = window + max_step_tokens if window else 0
+        self._rings = torch.zeros((num_slots, _WINDOW_LAYERS, self.ring_size), dtype=torch.int64)
+        self._ring_positions = torch.full((num_slots, self.ring_size), _EMPTY, dtype=torch.int64)
         self.tables = [[slot] if num_blocks is None else [] for slot in range(num_slots)]
         self.lengths = [0] * num_slots
         self.adopted = [0] * num_slots
@@ -94,7 +95,7 @@ class ToyCache:
         return 8 * (2 * self.block_size + self.block_size // 2)
 
     @property
-    def window_bytes(self) -> int:
+    def windows_bytes(self) -> int:
         """Bytes of one saved window."""
         return 8 * _WINDOW_LAYERS * self.window
 
@@ -264,7 +265,7 @@ class ToyCache:
             A cache with this one slot.
         """
         length = self.lengths[slot]
-        out = ToyCache(1, length + spare, self._ring_size - self.window, window=self.window)
+        out = ToyCache(1, length + spare, self.ring_size - self.window, window=self.window)
         block, row = self._where(slot, torch.arange(length))
         out.rows[0, :length] = self.rows[block, row]
         out._row_ids[0, :length] = self._row_ids[block, row]
@@ -297,7 +298,7 @@ class ToyCache:
         """Fills the window rows before a position of a slot with what `save_windows` gave."""
         positions = torch.arange(max(0, end - self.window), end)
         values = data.clone().view(torch.int64)[: _WINDOW_LAYERS * len(positions)]
-        places = positions % self._ring_size
+        places = positions % self.ring_size
         self._rings[slot][:, places] = values.view(_WINDOW_LAYERS, -1)
         self._ring_positions[slot, places] = positions
 
@@ -307,7 +308,7 @@ class ToyCache:
 
     def _write_windows(self, slot: int, at: Tensor, values: Tensor) -> Tensor:
         """Two layers: the first holds the tokens' values, the second sums of its window; returns the rows."""
-        places = at % self._ring_size
+        places = at % self.ring_size
         self._ring_positions[slot, places] = at
         self._rings[slot, 0, places] = values
         sums = self._window_sum(slot, at, 0, 630_360_016)
@@ -318,7 +319,7 @@ class ToyCache:
         distance = torch.arange(self.window)
         wanted = at.unsqueeze(1) - distance
         valid = wanted >= self.window_starts[slot]
-        places = wanted.clamp(min=0) % self._ring_size
+        places = wanted.clamp(min=0) % self.ring_size
         if bool((valid & (self._ring_positions[slot][places] != wanted)).any()):
             raise InvariantBroken(f"slot {slot} lacks window rows before position {int(at[-1])}.")
         weights = (distance * factor + 7) % MODULUS
@@ -327,7 +328,7 @@ class ToyCache:
 
     def _ring_places(self, slot: int, end: int) -> Tensor:
         positions = torch.arange(max(0, end - self.window), end)
-        places = positions % self._ring_size
+        places = positions % self.ring_size
         if not torch.equal(self._ring_positions[slot, places], positions):
             raise InvariantBroken(f"slot {slot} lacks window rows before position {end}.")
         return places

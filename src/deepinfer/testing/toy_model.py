@@ -98,12 +98,24 @@ class ToyModel:
         self.rounding = "none"
         self.fault: Callable[[Any], None] | None = None
         self.num_forwards = 0
+        self.deterministic = True  # integers add up to the same in any order
         self.draft = ToyDraft(self) if self.config.dspark_block_size else None
 
     @property
     def device(self) -> torch.device:
         """Always the CPU."""
         return torch.device("cpu")
+
+    def set_deterministic(self, enabled: bool = True) -> ToyModel:
+        """Does nothing: integers are exact.
+
+        Args:
+            enabled: Ignored.
+
+        Returns:
+            The model.
+        """
+        return self
 
     def new_cache(
         self,
