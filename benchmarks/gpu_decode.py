@@ -201,7 +201,7 @@ def replay_times(report: Report, model: DeepseekV41, name: str, rows: list[int])
         recording.graph.replay()
         torch.cuda.synchronize()
     kernels: dict[str, list[float]] = {}
-    for event in trace.events():
+    for event in gpu_events(trace):
         kernels.setdefault(event.name[:60], []).append(event.device_time)
     total = sum(map(len, kernels.values()))
     report.add(
@@ -254,6 +254,11 @@ def decode_speed(report: Report, model: DeepseekV41, name: str, batch: int, dept
     )  # fmt: skip
 
 
+def gpu_events(trace: Any) -> list[Any]:
+    """What ran on the GPU."""
+    return [e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+
+
 def idle_share(engine: Engine) -> dict[str, float]:
     """Share of the time in which no kernel ran, and share in gaps of 10 us or more, over a few steps."""
     kinds = [torch.profiler.ProfilerActivity.CUDA]
@@ -261,7 +266,7 @@ def idle_share(engine: Engine) -> dict[str, float]:
         for _ in range(6):
             engine.step()
         torch.cuda.synchronize()
-    spans = sorted((e.time_range.start, e.time_range.end) for e in trace.events())
+    spans = sorted((e.time_range.start, e.time_range.end) for e in gpu_events(trace))
     if not spans:
         return {}
     busy, gaps, end = 0.0, 0.0, spans[0][0]

@@ -66,7 +66,7 @@ def leave_streams(
     Args:
         streams: Streams before it, shape [tokens, n, channels].
         output: Its output, shape [tokens, channels].
-        coefficients: From `enter_streams`.
+        coefficients: Post then mix, from `enter_streams`, shape [tokens, n + n * n], fp32.
         routed: Outputs that are added to `output` in fp32 first, the sum rounded to the dtype of the streams; shape
             [tokens, parts, channels], or None.
 
