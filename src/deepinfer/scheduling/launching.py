@@ -8,7 +8,7 @@ from deepinfer.core.errors import InvariantBroken
 from deepinfer.core.plan import PlanRow, RowRole, StepPlan
 from deepinfer.scheduling.books import Books
 from deepinfer.scheduling.ledger import Sequence
-from deepinfer.scheduling.planner import Admission, Decision
+from deepinfer.scheduling.plan_draft import Admission, Decision
 
 __all__ = ["decision_of", "execute"]
 

@@ -138,7 +138,7 @@ class Sequence:
         """Adds ids to the end of the buffer, nothing else.
 
         Args:
-            token_ids: The ids.
+            token_ids: The ids, shape [tokens].
         """
         end = self._num_ids + len(token_ids)
         if end > len(self._ids):

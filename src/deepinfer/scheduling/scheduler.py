@@ -23,7 +23,8 @@ from deepinfer.scheduling.chunking import ChunkPolicy, FixedChunks
 from deepinfer.scheduling.launching import decision_of, execute
 from deepinfer.scheduling.ledger import Sequence
 from deepinfer.scheduling.limits import SchedulerLimits, allows_drafts
-from deepinfer.scheduling.planner import Decision, Planner
+from deepinfer.scheduling.plan_draft import Decision
+from deepinfer.scheduling.planner import Planner
 from deepinfer.scheduling.policies import (
     ORDER_POLICIES,
     VICTIM_POLICIES,
