@@ -3,7 +3,7 @@
 Chunks by time, whose cost model starts empty and learns from noisy steps, against fixed budgets of tokens a step, on
 the same predicted hardware. What a step costs is an estimate, NOT a measurement: see `HARDWARE`. What scheduler and
 cache do with it is the real code. Further lines: how far the learned model is off by length of prefix, how well a fit
-recovers known coefficients, and how long a simulation takes.
+recovers known coefficients, and what very long prompts do to requests that decode.
 
 Run: python benchmarks/simulate.py --trace mooncake_conversation_min00_29.jsonl
 Without --trace, a generated trace of the same kind is played.
@@ -44,7 +44,6 @@ from deepinfer.testing import (
     TraceRecord,
     generate_chat_trace,
     load_mooncake_jsonl,
-    summarize_trace,
     to_requests,
 )
 
@@ -70,10 +69,11 @@ def play(
     chunks: ChunkPolicy,
     budget: int,
     options: argparse.Namespace,
+    until_s: float | None = None,
 ) -> tuple[Simulation, float]:
     """One run, and the processor time that it took."""
     limits = SchedulerLimits(
-        max_model_len=262_144,
+        max_model_len=1_048_576,
         max_num_seqs=options.seqs,
         max_num_batched_tokens=budget,
         prefill_chunk_tokens=budget,
@@ -93,13 +93,14 @@ def play(
         scheduler, StepCostModel(HARDWARE), async_depth=1, noise=0.02, keep_steps=False
     )
     begin = time.process_time()
-    run = simulator.run(to_requests(records, time_scale=options.time_scale))
+    scale = options.time_scale if until_s is None else 1.0
+    run = simulator.run(to_requests(records, time_scale=scale), max_time_s=until_s)
     return run, time.process_time() - begin
 
 
 def policies(targets_ms: list[float]) -> Iterator[tuple[str, ChunkPolicy, int]]:
     """Name, policy and budget of tokens a step."""
-    for tokens in (2_048, 8_192, 32_768):
+    for tokens in (2_048, 4_096, 8_192, 32_768):
         yield f"{tokens} tokens a step", FixedChunks(tokens), tokens
     for target in targets_ms:
         model = StepCostModel(StepCoefficients())
@@ -114,41 +115,67 @@ def trace_lines(
     records: list[TraceRecord], options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     """One line a policy, and lines about the models that learned."""
-    sizes = summarize_trace(records)
+    shown = f"{options.targets[len(options.targets) // 2]:g} ms" if options.targets else None
     for name, policy, budget in policies(options.targets):
         run, seconds = play(records, policy, budget, options)
-        found = run.summary()
         yield {
-            "case": name,
-            "value": round(1e3 * found["itl_p99_s"], 1),
-            "unit": "ms between tokens, p99",
-            "itl_p50_ms": round(1e3 * found["itl_p50_s"], 1),
-            "longest_step_ms": round(1e3 * found["longest_step_s"], 1),
-            "ttft_p50_s": round(found["ttft_p50_s"], 3),
-            "ttft_p99_s": round(found["ttft_p99_s"], 2),
-            "prompt_tokens_per_s": round(found["prompt_tokens_per_s"]),
-            "output_tokens_per_s": round(found["output_tokens_per_s"]),
-            "busy_share": round(found["busy_share"], 3),
-            "hit_rate": round(found["hit_rate"], 3),
-            "preemptions": found["preemptions"],
-            "finished": found["finished"],
-            "steps": found["steps"],
-            "requests": sizes.num_requests,
+            **figures(name, run),
+            "requests": len(records),
             "time_scale": options.time_scale,
             "trace": options.trace.name if options.trace else "generated",
             "simulated_in_s": round(seconds, 1),
         }
-        if isinstance(policy, TimedChunks):
+        if isinstance(policy, TimedChunks) and name.endswith(f" {shown}"):
             report = policy.model.report  # type: ignore[attr-defined]
             for bucket in report.buckets:
                 yield {
-                    "case": f"error of the learned model, prefix {bucket.bucket}, {name}",
+                    "case": f"error of the learned model, prefix {bucket.bucket}",
                     "value": round(100 * bucket.mean_error, 2),
                     "unit": "%",
                     "samples": bucket.num_samples,
                     "bias_percent": round(100 * bucket.mean_bias, 2),
                     "noise_percent": 2,
                 }
+
+
+def long_lines(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """64 requests decode while four prompts of 512 Ki tokens arrive."""
+    decoders = [TraceRecord(0.0, 512, 20_000) for _ in range(64)]
+    prompts = [TraceRecord(30.0, 524_288, 1) for _ in range(4)]
+    for name, policy, budget in policies(options.targets):
+        run, _ = play([*decoders, *prompts], policy, budget, options, until_s=900.0)
+        waits = [r.time_to_first_token_s for r in run.requests if r.prompt_tokens > 512]
+        line = figures(f"64 decoders and four prompts of 524288 tokens, {name}", run)
+        in_prompts = [gap for gap in run.inter_token_s.tolist() if gap > 0.03]
+        yield {
+            "case": line["case"],
+            "value": round(1e3 * float(np.percentile(in_prompts, 99)), 1),
+            "unit": "ms between tokens while prompts run, p99",
+            "longest_step_ms": line["longest_step_ms"],
+            "last_prompt_done_s": round(max(w for w in waits if w is not None), 1),
+            "done": sum(w is not None for w in waits),
+        }
+
+
+def figures(name: str, run: Simulation) -> dict[str, Any]:
+    """The figures of a run."""
+    found = run.summary()
+    return {
+        "case": name,
+        "value": round(1e3 * found["itl_p99_s"], 1),
+        "unit": "ms between tokens, p99",
+        "itl_p50_ms": round(1e3 * found["itl_p50_s"], 1),
+        "longest_step_ms": round(1e3 * found["longest_step_s"], 1),
+        "ttft_p50_s": round(found["ttft_p50_s"], 3),
+        "ttft_p99_s": round(found["ttft_p99_s"], 2),
+        "prompt_tokens_per_s": round(found["prompt_tokens_per_s"]),
+        "output_tokens_per_s": round(found["output_tokens_per_s"]),
+        "busy_share": round(found["busy_share"], 3),
+        "hit_rate": round(found["hit_rate"], 3),
+        "preemptions": found["preemptions"],
+        "finished": found["finished"],
+        "steps": found["steps"],
+    }
 
 
 def fit_lines() -> Iterator[dict[str, Any]]:
@@ -232,6 +259,8 @@ def main() -> None:
     given = {name: value for name, value in dataclasses.asdict(HARDWARE).items() if value}
     head = {"case": "predicted hardware", "value": HARDWARE.token_s * 1e6, "unit": "us/token"}
     for line in ({**head, "coefficients": given}, *fit_lines()):
+        print(json.dumps({"part": "simulate", **line, **machine}), flush=True)
+    for line in long_lines(options):
         print(json.dumps({"part": "simulate", **line, **machine}), flush=True)
     for line in trace_lines(records, options):
         print(json.dumps({"part": "simulate", **line, **machine}), flush=True)
