@@ -30,6 +30,7 @@ from torch import Tensor
 
 from deepinfer.engine.graphs import DecodeGraphs, GraphBucket, GraphRow
 from deepinfer.kernels import batch_invariant as bi
+from deepinfer.kernels.fused import fused_kernels
 from deepinfer.models.deepseek_v41 import DeepseekV41, DeepseekV41Config, ForwardBatch, Segment
 from deepinfer.models.deepseek_v41.engram import EngramHash
 from deepinfer.testing.determinism import Situation, unique_model_rows, unique_rows
@@ -203,6 +204,26 @@ def check_rows(report: Report) -> None:
                 if not torch.equal(bi.expert_linear(batch, w, counts)[5 + at], alone[0]):
                     bad.append(count)
         report.add(f"rows expert_linear {name}", bad_sizes=sorted(set(bad)))
+        x, w = cancelling(2000, 16 * 320, 256, dtype)
+        w = w.view(16, 320, 256)
+        generator = torch.Generator(device="cuda").manual_seed(3)
+        experts = torch.randint(16, (2000, 4), generator=generator, device="cuda")
+        kernels = fused_kernels("cuda")
+        for label, fn in (
+            ("pair_linear", bi.pair_linear),
+            ("control grouped", kernels.grouped_linear),
+        ):
+            whole = fn(x, w, kernels.expert_order(experts, 16), 4)
+            bad = []
+            for rows in BATCHES:
+                for first in {0, 2000 - rows}:
+                    end = first + rows
+                    order = kernels.expert_order(experts[first:end].clone(), 16)
+                    if not torch.equal(
+                        fn(x[first:end].clone(), w, order, 4), whole[4 * first : 4 * end]
+                    ):
+                        bad.append(rows)
+            report.add(f"rows {label} {name}", bad_sizes=sorted(set(bad)))
     x = randn(2048, 5120, dtype=torch.bfloat16)
     gains = randn(5120, dtype=torch.bfloat16)
     for label, fn in (

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from deepinfer.core.errors import ConfigError, ShapeError, UnsupportedHardware
 from deepinfer.kernels import batch_invariant as bi
 from deepinfer.kernels.batch_invariant.row_tiles import tile_sizes
+from deepinfer.kernels.reference.experts import expert_order
 from deepinfer.testing.determinism import unique_rows
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -110,6 +111,20 @@ def test_expert_rows_are_free_of_other_rows_of_the_expert(dtype) -> None:
                     assert torch.equal(out[at], alone[expert][0]), (counts, expert, at)
             first += count
     assert bi.expert_linear(x[:0], weight, [0] * 4).shape == (0, 40)
+
+
+def test_pairs_are_free_of_each_other() -> None:
+    weight, x = random(4, 40, 64), random(30, 64)
+    experts = torch.randint(4, (30, 2), generator=torch.Generator().manual_seed(1))
+    whole = bi.pair_linear(x, weight, expert_order(experts, 4), 2)
+    wanted = torch.einsum("tk,tenk->ten", x.double(), weight[experts].double())
+    assert (whole - wanted.flatten(0, 1)).norm() < 1e-6 * wanted.norm()
+    for first, end in ((0, 1), (7, 9), (3, 30)):
+        order = expert_order(experts[first:end], 4)
+        part = bi.pair_linear(x[first:end], weight, order, 2)
+        assert torch.equal(part, whole[2 * first : 2 * end])
+    with pytest.raises(ShapeError):
+        bi.pair_linear(x, weight, expert_order(experts, 4), 1)
 
 
 def test_attention_of_a_token_is_free_of_the_batch() -> None:

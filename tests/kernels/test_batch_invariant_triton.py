@@ -33,6 +33,15 @@ check("grouped", bi.grouped_linear(x, w, **on), bi.grouped_linear(x, w))
 counts = [0, 3, 20, 0, 1]
 x, w = r(24, 64), r(5, 40, 64)
 check("expert", bi.expert_linear(x, w, counts, **on), bi.expert_linear(x, w, counts))
+from deepinfer.kernels.reference.experts import ExpertOrder
+experts = torch.tensor([2, 0, 2, 2, 1, 0])
+places = torch.full((3 * 16,), 6, dtype=torch.int32)  # a tile of 16 places for each expert
+for e in range(3):
+    found = (experts == e).nonzero().flatten().int()
+    places[e * 16 : e * 16 + len(found)] = found
+order = ExpertOrder(experts, places, torch.tensor([0, 1, 2, -1], dtype=torch.int32), 16)
+x, w = r(3, 72), r(3, 40, 72)
+check("pair", bi.pair_linear(x, w, order, 2, **on), bi.pair_linear(x, w, ExpertOrder(experts), 2))
 q, kv, sink = r(3, 5, 24), r(50, 24), r(5)
 index = torch.randint(0, 50, (3, 40), generator=g)
 valid = torch.rand(3, 40, generator=g) > 0.3
@@ -131,6 +140,22 @@ def test_bf16_products_use_one_family_of_instructions(tokens, shape, tmp_path) -
     assert "cp.async" in ptx
     assert kernel.metadata.shared <= 227 * 1024
     assert spilled_bytes(ptx, tmp_path) == 0
+
+
+@pytest.mark.parametrize("rows", [16, 32, 64])
+def test_bf16_products_of_experts_use_the_same_family(rows, tmp_path) -> None:
+    from deepinfer.kernels.batch_invariant.triton_linear import pair_linear_kernel
+
+    types = dict.fromkeys(pair_linear_kernel.arg_names, "i32")
+    types |= dict.fromkeys(("x", "weight", "out"), "*bf16")
+    types |= dict.fromkeys(("places", "tile_experts"), "*i32")
+    constants = {
+        "PER_INPUT": 6, "BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 64, "EVEN_K": True, "NUM_STAGES": 6
+    }  # fmt: skip
+    kernel = compile_kernel(pair_linear_kernel, types, constants, 4, 6)
+    assert "wgmma.mma_async" in kernel.asm["ptx"]
+    assert "mma.sync" not in kernel.asm["ptx"]
+    assert spilled_bytes(kernel.asm["ptx"], tmp_path) == 0
 
 
 def test_inner_tiles_follow_from_the_weight_alone() -> None:

@@ -9,7 +9,8 @@ import sys
 import pytest
 import torch
 
-from deepinfer.models.deepseek_v41 import ForwardBatch
+from deepinfer.kernels.reference import fused
+from deepinfer.models.deepseek_v41 import ForwardBatch, Segment
 from deepinfer.models.deepseek_v41 import model as model_module
 from deepinfer.models.deepseek_v41.step_pass import StepPass
 from deepinfer.testing.determinism import (
@@ -159,3 +160,25 @@ def test_the_switch_goes_both_ways(random_model, small_config, ids) -> None:
     assert model.set_deterministic().deterministic
     assert model.draft.deterministic
     assert torch.equal(model_logits(model.set_deterministic(False), ids, Situation((1,))), before)
+
+
+@pytest.mark.parametrize("rounding", ["none", "full"])
+def test_the_layers_as_few_calls_in_the_general_pass(
+    random_model, small_config, ids, rounding, monkeypatch
+) -> None:
+    """The road of a GPU, with the reference kernels: the same values, and narrowed rows drop out."""
+    model = build(random_model, small_config, rounding=rounding)
+    wanted = model_logits(model, ids, Situation((13,), 2, 1))
+    long = Segment(0, 0, 60, full_start=45)
+    row = torch.tensor(ids)
+    narrow = model(ForwardBatch(row, (long,)), model.new_cache(1, 64, 64))
+    monkeypatch.setattr(model, "row_kernels", lambda: fused)
+    assert (model_logits(model, ids, Situation((13,), 2, 1)) - wanted).abs().amax(
+        -1
+    ).median() < 1e-3
+    assert (model.logits(ids) - wanted).abs().amax(-1).median() < 1e-3
+    found = model(ForwardBatch(row, (long,)), model.new_cache(1, 64, 64))
+    assert found.hidden.shape == narrow.hidden.shape
+    assert len(narrow.hidden) == 15
+    assert (found.hidden - narrow.hidden).abs().amax(-1).median() < 1e-3
+    assert (found.features - narrow.features).abs().amax(-1).median() < 1e-3

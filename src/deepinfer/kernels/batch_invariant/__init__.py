@@ -24,6 +24,7 @@ from deepinfer.kernels.batch_invariant.pointwise import ordered_sum as ordered_s
 from deepinfer.kernels.batch_invariant.pointwise import sigmoid as sigmoid
 from deepinfer.kernels.batch_invariant.pointwise import silu as silu
 from deepinfer.kernels.batch_invariant.pointwise import softplus as softplus
+from deepinfer.kernels.reference.experts import ExpertOrder
 
 __all__ = [
     "expert_linear",
@@ -34,6 +35,7 @@ __all__ = [
     "mean_square",
     "mix_streams",
     "ordered_sum",
+    "pair_linear",
     "rms_norm",
     "row_sum",
     "sigmoid",
@@ -105,6 +107,35 @@ def expert_linear(
     fits = x.dim() == 2 and weight.dim() == 3 and x.shape[1] == weight.shape[2]
     _check_product(x, weight, fits and len(counts) == weight.shape[0])
     return _kernels(x, backend).expert_linear(x, weight, counts)
+
+
+def pair_linear(
+    x: Tensor,
+    weight: Tensor,
+    order: ExpertOrder,
+    rows_per_input: int,
+    *,
+    backend: Backend | None = None,
+) -> Tensor:
+    """Each pair's row times the matrix of the pair's expert.
+
+    Args:
+        x: Rows, shape [pairs / rows_per_input, in_channels], fp32 or bf16.
+        weight: Matrices, shape [experts, out_channels, in_channels], dtype of `x`.
+        order: Of the pairs, from `expert_order` of the device's `deepinfer.kernels.fused`.
+        rows_per_input: Consecutive pairs that share a row of `x`.
+        backend: As in `linear`.
+
+    Returns:
+        Shape [pairs, out_channels], in the order of the pairs, dtype of `x`.
+
+    Raises:
+        ShapeError: Shapes or dtypes do not fit.
+        UnsupportedHardware: As in `linear`.
+    """
+    fits = x.dim() == 2 and weight.dim() == 3 and x.shape[1] == weight.shape[2]
+    _check_product(x, weight, fits and len(x) * rows_per_input == len(order.experts))
+    return _kernels(x, backend).pair_linear(x, weight, order, rows_per_input)
 
 
 def sparse_attention(

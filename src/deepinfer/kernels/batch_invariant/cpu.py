@@ -10,6 +10,7 @@ from torch import Tensor
 
 from deepinfer.kernels.batch_invariant.pointwise import ordered_sum
 from deepinfer.kernels.batch_invariant.row_tiles import tiled_linear
+from deepinfer.kernels.reference.experts import ExpertOrder
 
 __all__ = [
     "expert_linear",
@@ -19,6 +20,7 @@ __all__ = [
     "log_softmax",
     "mean_square",
     "mix_streams",
+    "pair_linear",
     "rms_norm",
     "row_sum",
     "sinkhorn",
@@ -46,6 +48,14 @@ def expert_linear(x: Tensor, weight: Tensor, counts: Sequence[int]) -> Tensor:
     parts = x.split(list(counts))
     done = [tiled_linear(p, weight[e]) for e, p in enumerate(parts) if len(p)]
     return torch.cat(done) if done else x.new_empty(0, weight.shape[1])
+
+
+def pair_linear(x: Tensor, weight: Tensor, order: ExpertOrder, rows_per_input: int) -> Tensor:
+    """See `batch_invariant.pair_linear`."""
+    place = order.experts.argsort(stable=True)
+    counts = torch.bincount(order.experts, minlength=weight.shape[0]).tolist()
+    found = expert_linear(x[place // rows_per_input], weight, counts)
+    return torch.empty_like(found).index_copy_(0, place, found)
 
 
 def sparse_attention(

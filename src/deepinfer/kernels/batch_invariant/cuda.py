@@ -21,6 +21,7 @@ from deepinfer.kernels.batch_invariant.triton_attention import (
 from deepinfer.kernels.batch_invariant.triton_linear import (
     expert_linear_kernel,
     linear_kernel,
+    pair_linear_kernel,
     sum_parts_kernel,
 )
 from deepinfer.kernels.batch_invariant.triton_rows import (
@@ -30,6 +31,7 @@ from deepinfer.kernels.batch_invariant.triton_rows import (
     row_sum_kernel,
     sinkhorn_kernel,
 )
+from deepinfer.kernels.reference.experts import ExpertOrder
 
 __all__ = [
     "ProductTile",
@@ -40,6 +42,7 @@ __all__ = [
     "log_softmax",
     "mean_square",
     "mix_streams",
+    "pair_linear",
     "product_tile",
     "rms_norm",
     "row_sum",
@@ -79,9 +82,7 @@ def product_tile(
 ) -> ProductTile:
     """The tiles for a weight and a number of tokens."""
     if dtype is torch.float32:
-        part_k = in_channels
-        if out_channels <= 128 and in_channels > 2048:
-            part_k = 1024
+        part_k = 1024 if out_channels <= 1024 and in_channels > 2048 else in_channels
         if num_tokens <= 16:
             return ProductTile(16, 32, 32, part_k, 4, 4)
         return ProductTile(64, 32 if out_channels <= 128 else 64, 32, part_k, 4, 3)
@@ -161,6 +162,25 @@ def expert_linear(x: Tensor, weight: Tensor, counts: Sequence[int] | Tensor) -> 
             BLOCK_E=triton.next_power_of_2(experts), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k, EVEN_K=in_channels % tile.block_k == 0, NUM_STAGES=tile.num_stages,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
+        )  # fmt: skip
+    return out
+
+
+def pair_linear(x: Tensor, weight: Tensor, order: ExpertOrder, rows_per_input: int) -> Tensor:
+    """See `batch_invariant.pair_linear`; the order must be that of `deepinfer.kernels.triton.experts`."""
+    x, weight = _rows(x), _plain(weight)
+    _, out_channels, in_channels = weight.shape
+    pairs = len(order.experts)
+    out = x.new_empty(pairs, out_channels)
+    if not out.numel() or order.pairs is None or order.tile_experts is None:
+        return out
+    block_n, block_k, stages = (64, 64, 6) if x.dtype is torch.bfloat16 else (32, 32, 3)
+    with _on(x):
+        pair_linear_kernel[(triton.cdiv(out_channels, block_n), len(order.tile_experts))](
+            x, weight, out, order.pairs, order.tile_experts, pairs, out_channels, in_channels,
+            x.stride(0), weight.stride(0), weight.stride(1), out.stride(0),
+            PER_INPUT=rows_per_input, BLOCK_M=order.tile_rows, BLOCK_N=block_n, BLOCK_K=block_k,
+            EVEN_K=in_channels % block_k == 0, NUM_STAGES=stages, num_warps=4, num_stages=stages,
         )  # fmt: skip
     return out
 

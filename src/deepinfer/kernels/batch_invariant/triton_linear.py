@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["expert_linear_kernel", "linear_kernel", "sum_parts_kernel"]
+__all__ = ["expert_linear_kernel", "linear_kernel", "pair_linear_kernel", "sum_parts_kernel"]
 
 
 @triton.jit
@@ -126,6 +126,43 @@ def expert_linear_kernel(
         acc = _product(x_rows, w_rows, 0, K, BLOCK_K, BLOCK_M, BLOCK_N, EVEN_K, NUM_STAGES)
         to = out + m.to(tl.int64)[:, None] * stride_om + n[None, :]
         inside = (m < end)[:, None] & (n < N)[None, :]
+        tl.store(to, tl.trans(acc).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def pair_linear_kernel(
+    x,
+    weight,
+    out,
+    places,
+    tile_experts,
+    num_pairs,
+    N,
+    K,
+    stride_xm,
+    stride_we,
+    stride_wn,
+    stride_om,
+    PER_INPUT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    """One tile of pairs of one expert, read from their tokens' rows and written to the pairs' own."""
+    tile = tl.program_id(1)
+    expert = tl.load(tile_experts + tile)
+    if expert >= 0:
+        pair = tl.load(places + tile * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+        used = pair < num_pairs
+        n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        x_rows = x + tl.where(used, pair // PER_INPUT, 0) * stride_xm
+        w_rows = weight + tl.minimum(n, N - 1).to(tl.int64) * stride_wn
+        w_rows += expert.to(tl.int64) * stride_we
+        acc = _product(x_rows, w_rows, 0, K, BLOCK_K, BLOCK_M, BLOCK_N, EVEN_K, NUM_STAGES)
+        to = out + pair[:, None] * stride_om + n[None, :]
+        inside = used[:, None] & (n < N)[None, :]
         tl.store(to, tl.trans(acc).to(out.dtype.element_ty), mask=inside)
 
 

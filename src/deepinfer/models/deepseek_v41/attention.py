@@ -226,9 +226,18 @@ class Attention(nn.Module):
             Shape [tokens, hidden].
         """
         grouped = apply_rope_(attended, inverse).view(len(attended), self.num_groups, -1)
+        return self.wo_b(self.rounding.activation(self.group_outputs(grouped).flatten(1)))
+
+    def group_outputs(self, grouped: Tensor) -> Tensor:
+        """The output bottleneck of each group of heads.
+
+        Args:
+            grouped: Shape [tokens, groups, heads / groups * head_dim].
+
+        Returns:
+            Shape [tokens, groups, o_lora].
+        """
         weight = self.wo_a.weight.view(self.num_groups, -1, grouped.shape[-1])
         if self.deterministic:
-            narrow = batch_invariant.grouped_linear(grouped, weight)
-            return self.wo_b(self.rounding.activation(narrow.flatten(1)))
-        narrow = torch.bmm(grouped.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
-        return self.wo_b(self.rounding.activation(narrow.flatten(1)))
+            return batch_invariant.grouped_linear(grouped, weight)
+        return torch.bmm(grouped.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)

@@ -80,6 +80,7 @@ class DecodePass:
         future: Tensor | None = None,
         *,
         deterministic: bool = False,
+        own_steps: bool = True,
     ) -> None:
         """Prepares the step and writes the token history.
 
@@ -91,12 +92,13 @@ class DecodePass:
             kernels: Row-wise steps.
             future: Token sampled last for each slot, shape [slots], int64, for rows whose id the host does not know.
             deterministic: Whether to compute what `StepPass` computes bit for bit, with fixed widths.
+            own_steps: Whether the general pass of that mode runs the layers' own steps instead of these kernels.
         """
         if not isinstance(cache.rows, PlainRows):
             raise InvariantBroken("A step of fixed shape reads plain rows; the cache holds others.")
         self.cache, self.kernels = cache, kernels
         self._rings = cache.rows.rings
-        self._deterministic = deterministic
+        self._own_steps = deterministic and own_steps
         self.engram_rows: dict[int, Tensor] = {}
         self.features: list[Tensor] | None = [] if cache.config.num_nextn_predict_layers else None
         values = inputs.values
@@ -184,7 +186,7 @@ class DecodePass:
         index = self.pool_index(ratio)
         rounds = attention.rounding.level != "none"
         pool, keys = cache.pools[source], cache.index_keys[source]
-        if self._deterministic:
+        if self._own_steps:
             turned = torch.view_as_complex(phases)
             kernels.scatter_rows(
                 keys.view(-1, keys.shape[-1]), index, indexer.keys(latents, turned)
@@ -205,7 +207,7 @@ class DecodePass:
         """Chooses the pool rows that this layer and the layers that reuse it attend to."""
         layer = attention.layer_id
         source = max(s for s in self.cache.config.kv_source_layer_ids if s <= layer)
-        if self._deterministic:
+        if self._own_steps:
             phases = self.rotation(True).per_head
             self._selection.select(layer, indexer, bottleneck, y, phases)
             return
@@ -246,7 +248,7 @@ class DecodePass:
         first_full = cache.narrowing.first_layer
         windows = self._windows[first_full is not None and layer >= first_full]
         extra = self._selection.index if attention.ratio else None
-        if self._deterministic:
+        if self._own_steps:
             rows = windows + layer * len(self.ring(layer))
             rows = rows if extra is None else torch.cat((rows, extra), 1)
             valid = windows >= 0 if extra is None else torch.cat((windows, extra), 1) >= 0

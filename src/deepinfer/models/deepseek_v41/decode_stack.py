@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deepinfer.core.errors import InvariantBroken
+from deepinfer.kernels import batch_invariant
 from deepinfer.models.deepseek_v41.attention import Attention
 from deepinfer.models.deepseek_v41.layer import Layer
 from deepinfer.models.deepseek_v41.moe import MoE
@@ -44,7 +46,7 @@ def run_layers(
         layers: `Layer` modules.
         streams: Residual streams, shape [tokens, streams, hidden].
         pre: Weights by which the first sublayer sums them, shape [tokens, streams], fp32.
-        run: A `DecodePass` or a pass of the draft with the same methods.
+        run: A `DecodePass`, a `StepPass` with kernels, or a pass of the draft with the same methods.
 
     Returns:
         The streams behind the last layer, and the weights that collapse them.
@@ -59,9 +61,13 @@ def _run_layer(layer: Layer, streams: Tensor, pre: Tensor, run: Any) -> tuple[Te
     kernels, options = run.kernels, layer.mix_options
     rounds = layer.attn.rounding.level == "full"
     if layer.engram is not None:
-        streams = layer.engram(streams, run.engram_rows[layer.layer_id])
+        streams = layer.engram(streams, run.engram_rows[layer.layer_id], run.is_image)
     if layer.feeds_draft and run.features is not None:
-        run.features.append(streams.float().mean(1).to(streams.dtype))
+        run.features.append(layer.mean_stream(streams))
+    if run.narrow_layer == layer.layer_id:
+        streams, pre = _narrow(layer, streams, pre, run)
+        if not len(streams):
+            return streams, pre
     pre, coefficients, y, x = kernels.enter_streams(
         streams, pre, layer.hc_attn_fn, layer.hc_attn_base, layer.hc_attn_scale,
         layer.attn_norm.weight, round_input=rounds, **options,
@@ -74,6 +80,20 @@ def _run_layer(layer: Layer, streams: Tensor, pre: Tensor, run: Any) -> tuple[Te
     )  # fmt: skip
     shared, routed = _experts(layer.ffn, y, x, run)
     return kernels.leave_streams(streams, shared, coefficients, routed), pre
+
+
+def _narrow(layer: Layer, streams: Tensor, pre: Tensor, run: Any) -> tuple[Tensor, Tensor]:
+    """Extends the pool by all rows, then keeps those that run the rest of the layers."""
+    attention = layer.attn
+    if attention.compressor is None or attention.indexer is None:
+        raise InvariantBroken(f"Layer {layer.layer_id} owns no pool; rows cannot drop out here.")
+    *_, y, _ = run.kernels.enter_streams(
+        streams, pre, layer.hc_attn_fn, layer.hc_attn_base, layer.hc_attn_scale,
+        layer.attn_norm.weight, round_input=False, **layer.mix_options,
+    )  # fmt: skip
+    run.extend_pool(attention, attention.compressor, attention.indexer, y)
+    kept = run.narrow()
+    return (streams, pre) if kept is None else (streams[kept], pre[kept])
 
 
 def _attention(attention: Attention, y: Tensor, x: Tensor, run: Any) -> Tensor:
@@ -99,9 +119,7 @@ def _attention(attention: Attention, y: Tensor, x: Tensor, run: Any) -> Tensor:
         run.select(attention, attention.indexer, bottleneck, y)
     attended = run.attend_cached(attention, queries)
     kernels.norm_rope_round(attended, phases=phases, inverse=True, out=attended)
-    grouped = attended.view(len(y), attention.num_groups, -1).transpose(0, 1)
-    weight = attention.wo_a.weight.view(attention.num_groups, -1, grouped.shape[-1])
-    narrow = torch.bmm(grouped, weight.transpose(1, 2)).transpose(0, 1)
+    narrow = attention.group_outputs(attended.view(len(y), attention.num_groups, -1))
     if narrow.shape[-1] % _GROUP:
         narrow = narrow.reshape(len(y), 1, -1)
     narrow = kernels.norm_rope_round(narrow, rounding=inputs)
@@ -112,12 +130,19 @@ def _experts(moe: MoE, y: Tensor, x: Tensor, run: Any) -> tuple[Tensor, Tensor]:
     """Output of the shared expert, shape [tokens, hidden], and of the chosen ones, [tokens, topk, hidden]."""
     kernels, gate, shared = run.kernels, moe.gate, moe.shared_experts
     inputs = "fp8" if moe.rounding.level == "full" else "none"
-    scores = F.linear(y.float(), gate.weight)
+    fixed = moe.deterministic
+    scores = (batch_invariant.linear if fixed else F.linear)(y.float(), gate.weight)
     weights, experts = kernels.topk_gate(scores, gate.bias, gate.topk, gate.scaling)
+    if run.is_image is not None:
+        others = kernels.topk_gate(scores, gate.bias_vl, gate.topk, gate.scaling)
+        is_image = run.is_image.unsqueeze(-1)
+        weights = torch.where(is_image, others[0], weights)
+        experts = torch.where(is_image, others[1], experts)
+    grouped_linear = batch_invariant.pair_linear if fixed else kernels.grouped_linear
     order = kernels.expert_order(experts, moe.experts.w2.shape[0])
-    gate_up = kernels.grouped_linear(x, moe.experts.w13, order, gate.topk)
+    gate_up = grouped_linear(x, moe.experts.w13, order, gate.topk)
     left, right = gate_up.chunk(2, -1)
     hidden = kernels.swiglu_round(left, right, weights.view(-1), moe.limit, rounding=inputs)
-    routed = kernels.grouped_linear(hidden, moe.experts.w2, order, 1)
+    routed = grouped_linear(hidden, moe.experts.w2, order, 1)
     hidden = kernels.swiglu_round(shared.w1(x), shared.w3(x), None, moe.limit, rounding=inputs)
     return shared.w2(hidden), routed.view(len(y), gate.topk, -1)

@@ -105,20 +105,24 @@ class DecodeStep:
             self._kernels,
             future,
             deterministic=model.deterministic,
+            own_steps=model.row_kernels() is None,
         )
         if model.engram_hash is not None:
             run.engram_rows = model.engram_hash.rows(run.history(model.engram_hash.ngram))
         streams = F.embedding(run.ids, model.embed.weight).unsqueeze(1)
         streams = streams.repeat(1, model.config.hc_mult, 1)
         pre = initial_pre(len(run.ids), model.config.hc_mult, run.ids.device)
-        if model.deterministic:
+        if model.deterministic and model.row_kernels() is None:
             # The layers' own steps: those of the general pass, so that its bits come out.
             for layer in model.layers:
                 streams, pre = layer(streams, pre, run)
             hidden = collapse(streams, pre, deterministic=True)
+        else:
+            streams, pre = run_layers(model.layers, streams, pre, run)
+            hidden = collapse(streams, pre, deterministic=model.deterministic)
+        if model.deterministic:
             logits = model.compute_logits(hidden)
         else:
-            hidden = collapse(*run_layers(model.layers, streams, pre, run))
             norm = model.norm
             normed = self._kernels.norm_rope_round(hidden.unsqueeze(1), norm.weight, norm.eps)
             logits = model.head(normed.squeeze(1).float())

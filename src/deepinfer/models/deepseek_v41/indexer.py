@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch import Tensor, nn
 
@@ -76,6 +78,24 @@ class Indexer(nn.Module):
         return self.rounding.index(apply_rope_(queries, phases)), self.weights_proj(
             y
         ).float() * self.scale
+
+    def fused_keys(self, latents: Tensor, phases: Tensor, kernels: ModuleType) -> Tensor:
+        """As `keys`, through row-wise kernels; `phases` is real, shape [rows, rope_dim / 2, 2]."""
+        if self.wk is None or self.k_norm is None:
+            raise InvariantBroken("This indexer reads the keys of an earlier layer; it makes none.")
+        form = "none" if self.rounding.level == "none" else "mxfp4"
+        keys, norm = self.wk(latents).unsqueeze(1), self.k_norm
+        found = kernels.norm_rope_round(keys, norm.weight, norm.eps, phases, rounding=form)
+        return found.squeeze(1)
+
+    def fused_queries(
+        self, bottleneck: Tensor, y: Tensor, phases: Tensor, kernels: ModuleType
+    ) -> tuple[Tensor, Tensor]:
+        """As `queries`, through row-wise kernels; `phases` is real, shape [tokens, rope_dim / 2, 2]."""
+        form = "none" if self.rounding.level == "none" else "mxfp4"
+        queries = self.wq_b(bottleneck).view(len(y), self.num_heads, -1)
+        queries = kernels.norm_rope_round(queries, phases=phases, rounding=form)
+        return queries, self.weights_proj(y).float() * self.scale
 
 
 def index_scores(

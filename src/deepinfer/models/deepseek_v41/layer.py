@@ -131,11 +131,7 @@ class Layer(nn.Module):
         if self.engram is not None:
             streams = self.engram(streams, run.engram_rows[self.layer_id], run.is_image)
         if self.feeds_draft and run.features is not None:
-            if fixed:
-                mean = batch_invariant.ordered_sum(streams.float(), 1) / streams.shape[1]
-            else:
-                mean = streams.float().mean(1)
-            run.features.append(mean.to(streams.dtype))
+            run.features.append(self.mean_stream(streams))
         if run.narrow_layer == self.layer_id:
             streams, pre = self._narrow(streams, pre, run)
             if not len(streams):
@@ -152,6 +148,13 @@ class Layer(nn.Module):
         output = self.ffn(y, run.is_image)
         streams = leave_sublayer(streams, output, ffn_mixes, deterministic=fixed)
         return streams, ffn_mixes.pre
+
+    def mean_stream(self, streams: Tensor) -> Tensor:
+        """Mean of the streams, shape [tokens, hidden], which the draft is fed with."""
+        wide = streams.float()
+        if self.deterministic:
+            return (batch_invariant.ordered_sum(wide, 1) / wide.shape[1]).to(streams.dtype)
+        return wide.mean(1).to(streams.dtype)
 
     def _narrow(self, streams: Tensor, pre: Tensor, run: LayerPass) -> tuple[Tensor, Tensor]:
         """Extends the pool by all rows, then keeps those that run the rest of the layers."""

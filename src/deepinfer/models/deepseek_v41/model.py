@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -11,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepinfer.core.errors import InvalidRequest, RequestTooLong, ShapeError
+from deepinfer.kernels.fused import fused_kernels
 from deepinfer.models.deepseek_v41.autocast import without_autocast
-from deepinfer.models.deepseek_v41.batch import ForwardBatch, ForwardOutput
+from deepinfer.models.deepseek_v41.batch import ForwardBatch, ForwardOutput, Segment
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.deterministic import set_deterministic
@@ -80,6 +82,7 @@ class DeepseekV41(nn.Module):
         self.engram_hash = EngramHash(config) if config.engram_layer_ids else None
         self._stack = LayerStack(self.layers)
         self._frequencies: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._is_plain = True
         self.requires_grad_(False)
 
     @property
@@ -104,7 +107,18 @@ class DeepseekV41(nn.Module):
             UnsupportedHardware: The device's products of matrices depend on what shares a call with a row.
         """
         set_deterministic(self, enabled)
+        self._is_plain = all(type(p) is nn.Parameter for p in self.parameters())
         return self
+
+    def row_kernels(self) -> ModuleType | None:
+        """The row-wise steps that deterministic mode runs everywhere, or None where the layers run their own.
+
+        Layers run their own steps on a CPU, and with packed weights.
+        """
+        device = self.embed.weight.device
+        if not self.deterministic or device.type != "cuda" or self.config.hc_mult != 4:
+            return None
+        return fused_kernels(device) if self._is_plain else None
 
     def set_engram_token_map(self, token_map: Sequence[int] | Tensor) -> None:
         """Sets the Engram folding of token ids, shape [vocab]; nothing happens without Engram layers.
@@ -141,6 +155,11 @@ class DeepseekV41(nn.Module):
             RequestTooLong: More tokens than `max_position_embeddings`.
         """
         ids = self._check_ids(input_ids)
+        if self.row_kernels() is not None:
+            # One pass through a cache: the kernels, and so the bits, of every cached step.
+            count = ids.shape[0]
+            batch = ForwardBatch(ids, (Segment(0, 0, count),), images)
+            return self.compute_logits(self.forward(batch, self.new_cache(1, count, count)).hidden)
         embedded, is_image = self._embed(ids, ids, images)
         engram_rows = self._sequence_engram_rows(ids, is_image)
 
@@ -232,6 +251,7 @@ class DeepseekV41(nn.Module):
             self._frequencies_on(ids.device),
             is_image,
             deterministic=self.deterministic,
+            kernels=self.row_kernels(),
         )
         if self.engram_hash is not None:
             run.engram_rows = self.engram_hash.rows(run.history(self.engram_hash.ngram))

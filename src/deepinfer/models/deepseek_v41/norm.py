@@ -12,9 +12,7 @@ from deepinfer.models.deepseek_v41 import small_cpu
 __all__ = ["Linear", "RMSNorm", "rms_norm"]
 
 
-def rms_norm(
-    x: Tensor, weight: Tensor, eps: float, *, deterministic: bool = False
-) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, deterministic: bool = False) -> Tensor:
     """Root-mean-square norm over the last axis, computed in fp32.
 
     Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -48,6 +49,7 @@ class PoolWriter:
         positions: np.ndarray,
         cache: SlotCache,
         frequencies: Tensor,
+        kernels: ModuleType | None = None,
     ) -> None:
         lengths = [s.num_tokens for s in segments]
         self._cache = cache
@@ -57,6 +59,7 @@ class PoolWriter:
         ends = {s.slot: s.end for s in segments}
         self._ends = np.repeat([ends[s.slot] for s in segments], lengths)
         self._frequencies = frequencies
+        self._kernels = kernels
         self._completed: dict[int, _Completed] = {}
         self._tail_index: tuple[Tensor, Tensor] | None = None
 
@@ -83,8 +86,15 @@ class PoolWriter:
             latents = compressor.latents(second, None, y.dtype)
         else:
             latents = compressor.latents(first, second, y.dtype)
-        keys = indexer.keys(latents, done.phases)
-        rows = rounding.pool(apply_rope_(latents, done.phases))
+        if self._kernels is None:
+            keys = indexer.keys(latents, done.phases)
+            rows = rounding.pool(apply_rope_(latents, done.phases))
+        else:
+            phases = torch.view_as_real(done.phases)
+            keys = indexer.fused_keys(latents, phases, self._kernels)
+            form = "none" if rounding.level == "none" else "nvfp4"
+            latents = latents.unsqueeze(1)
+            rows = self._kernels.norm_rope_round(latents, phases=phases, rounding=form).squeeze(1)
         cache.rows.write_pool(source, done.index, rows, keys)
 
     def _complete(self, ratio: int) -> _Completed:

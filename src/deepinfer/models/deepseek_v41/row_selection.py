@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -36,9 +37,11 @@ class RowSelection:
         cache: SlotCache,
         *,
         deterministic: bool = False,
+        kernels: ModuleType | None = None,
     ) -> None:
         self._cache = cache
         self._deterministic = deterministic
+        self._kernels = kernels
         self._config = cache.config
         self._slots = repeat_over(segments, [s.slot for s in segments])
         self._groups = _group(segments, positions)
@@ -73,7 +76,11 @@ class RowSelection:
                 self._taken_all_of = source
             return
         self._taken_all_of = None
-        queries, weights = indexer.queries(bottleneck, y, phases)
+        if self._kernels is None:
+            queries, weights = indexer.queries(bottleneck, y, phases)
+        else:
+            turned = torch.view_as_real(phases.squeeze(1))
+            queries, weights = indexer.fused_queries(bottleneck, y, turned, self._kernels)
         picks = []
         for group, needed in zip(self._groups, scored, strict=True):
             if needed:

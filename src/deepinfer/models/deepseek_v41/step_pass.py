@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from types import ModuleType
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from deepinfer.core.errors import InvariantBroken
 from deepinfer.models.deepseek_v41.attention import Attention
 from deepinfer.models.deepseek_v41.batch import ForwardBatch, Segment, positions_of, repeat_over
 from deepinfer.models.deepseek_v41.cache import SlotCache
@@ -21,6 +23,7 @@ from deepinfer.models.deepseek_v41.indexer import Indexer
 from deepinfer.models.deepseek_v41.pool_writer import PoolWriter
 from deepinfer.models.deepseek_v41.rope import Rotation
 from deepinfer.models.deepseek_v41.row_selection import RowSelection, bias_of
+from deepinfer.models.deepseek_v41.row_storage import PlainRows
 
 __all__ = ["StepPass"]
 
@@ -46,6 +49,7 @@ class StepPass:
         is_image: Tensor | None = None,
         *,
         deterministic: bool = False,
+        kernels: ModuleType | None = None,
     ) -> None:
         """Prepares the step and writes the token history.
 
@@ -55,7 +59,9 @@ class StepPass:
             frequencies: Radians per position of layers without and with a pool, each of shape [rope_dim / 2].
             is_image: True for image tokens, shape [tokens], or None when there is none.
             deterministic: Whether a row's bits must be free of the batch: widths are fixed.
+            kernels: Row-wise steps for `decode_stack.run_layers`; None when the layers run their own.
         """
+        self.kernels = kernels
         self.is_image = is_image
         self.engram_rows: dict[int, Tensor] = {}
         self.features: list[Tensor] | None = [] if cache.config.num_nextn_predict_layers else None
@@ -65,7 +71,9 @@ class StepPass:
         self._frequencies = frequencies
         self._deterministic = deterministic
         self._set_rows(batch.segments, [s.window_start for s in batch.segments])
-        self._writer = PoolWriter(batch.segments, self._rows.positions, cache, frequencies[True])
+        self._writer = PoolWriter(
+            batch.segments, self._rows.positions, cache, frequencies[True], kernels
+        )
         self._joint_bias: Tensor | None = None
         self._has_narrowed = False
         self._floors = cache.full_floors(batch.segments)
@@ -161,6 +169,48 @@ class StepPass:
             out.append(self._attend(attention, queries[part], index, pool_part, bias_part))
         return torch.cat(out)
 
+    def phases(self, compressed: bool) -> Tensor:
+        """Cosines and sines of the positions, shape [tokens, rope_dim / 2, 2], fp32."""
+        return torch.view_as_real(self._rows.rotations[compressed].per_token)
+
+    def write_windows(
+        self,
+        attention: Attention,
+        kv: Tensor,
+        weight: Tensor,
+        eps: float,
+        phases: Tensor,
+        rounding: str,
+    ) -> None:
+        """Norms, rotates, rounds and writes window rows from the projection `kv`, shape [tokens, 1, head_dim]."""
+        kernels = self._needed_kernels()
+        rows = kernels.norm_rope_round(kv, weight, eps, phases, rounding=rounding).squeeze(1)
+        self._cache.rows.write_windows(attention.layer_id, self._rows.ring_index, rows)
+
+    def attend_cached(self, attention: Attention, queries: Tensor) -> Tensor:
+        """Attends to rows that are all written; shape [tokens, heads, head_dim]."""
+        rows, table = self._rows, self._cache.rows
+        windows, bias, pool = rows.window_index, rows.window_bias, None
+        if attention.ratio and self._selection.index is not None:
+            pool = self._selection.index
+            if not isinstance(table, PlainRows):
+                bias = self._joint_bias
+        if not isinstance(table, PlainRows):
+            return self._attend(attention, queries, windows, pool, bias)
+        if bias is not None:
+            windows = windows.masked_fill(bias.squeeze(1) < 0, -1)
+        if pool is not None and self._selection.bias is not None:
+            pool = pool.masked_fill(self._selection.bias.squeeze(1) < 0, -1)
+        return self._needed_kernels().sparse_attention(
+            queries, table.kv, windows, pool, attention.attn_sink, attention.softmax_scale,
+            offset=attention.layer_id * len(table.rings[attention.layer_id]),
+        )  # fmt: skip
+
+    def _needed_kernels(self) -> ModuleType:
+        if self.kernels is None:
+            raise InvariantBroken("This pass was made without kernels; run the layers themselves.")
+        return self.kernels
+
     def _attend(
         self,
         attention: Attention,
@@ -177,7 +227,9 @@ class StepPass:
     def _set_rows(self, segments: Sequence[Segment], floors: Sequence[int]) -> None:
         cache, fixed = self._cache, self._deterministic
         self._rows = _Rows(segments, floors, cache, self._frequencies, fixed)
-        self._selection = RowSelection(segments, self._rows.positions, cache, deterministic=fixed)
+        self._selection = RowSelection(
+            segments, self._rows.positions, cache, deterministic=fixed, kernels=self.kernels
+        )
 
     def _is_narrow(self) -> bool:
         """Whether a row drops out, or sees a shorter window in the layers above."""
