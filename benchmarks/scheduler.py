@@ -1,8 +1,8 @@
 """Times the scheduler alone: plan, launch and apply of steps on a CPU, without a model, and prints one JSON line a case.
 
 "decode" is a step in which every running request decodes one token; "drafts" is one in which each verifies three drafts
-of which one is accepted; "mixed" decodes with all but four requests, which run chunks of long prompts, and one request in
-sixteen ends and is replaced every step. Results are made from columns, as a runner makes them, outside of the time.
+of which one is accepted; in "mixed" one request in 128 ends every step, and one with a prompt of 2,000 tokens, which is
+run in chunks of 512, takes its place. Results are made from columns, as a runner makes them, outside of the time.
 "progress" adds what it costs to look at every entry that `apply` returns. Median over the steps, in processor time of one
 thread, which other work on the machine disturbs little.
 Run: python benchmarks/scheduler.py [--running 64 256 512 1024] [--block 16 64 128 256] [--depth 0 1]
@@ -27,7 +27,6 @@ from deepinfer.cache import BlockCacheManager
 from deepinfer.core import Request, RowResults, SamplingParams, StepPlan, StepResult
 from deepinfer.scheduling import Scheduler, SchedulerLimits
 
-LONG = 1_000_000
 PROMPT = 100
 WARM_UP = 40
 
@@ -61,7 +60,7 @@ def numbers() -> Iterator[int]:
 
 def run(kind: str, running: int, block: int, depth: int, steps: int) -> dict[str, object]:
     """Times one case."""
-    longest = 4096 if kind != "mixed" else 65_536
+    longest = 4096
     limits = SchedulerLimits(
         max_model_len=longest,
         max_num_seqs=running,
@@ -72,31 +71,28 @@ def run(kind: str, running: int, block: int, depth: int, steps: int) -> dict[str
         async_depth=depth,
         window=128,
     )
-    blocks = running * (-(-4096 // block)) + 4 * (-(-longest // block))
+    blocks = running * (-(-longest // block))
     cache = BlockCacheManager(
         num_slots=running, num_blocks=blocks, block_size=block, max_tokens=longest
     )
     scheduler = Scheduler(limits, cache)
     names = numbers()
-    long_prompts = 4 if kind == "mixed" else 0
-    for index in range(running - long_prompts):
+    for index in range(running):
         number = next(names)
         # Lengths differ, so that borders of blocks do not fall into one step.
         scheduler.add(request(number, PROMPT + index % 256, 3000))
     flying: deque[StepPlan] = deque()
     times: dict[str, list[float]] = {"plan": [], "launch": [], "apply": [], "progress": []}
     clock = time.thread_time
-    timed = 0
-    step = 0
+    timed = step = 0
+    leaving = 0.0
     while timed < steps:
         if kind == "mixed":
-            for rid in list(scheduler._books.running)[: running // 16]:
+            leaving += running / 128
+            for rid in list(scheduler._books.running)[: int(leaving)]:
                 scheduler.abort(rid)
-            missing = running - scheduler.num_running - scheduler.num_waiting
-            for _ in range(missing):
-                number = next(names)
-                is_long = number % (running // 16) == 0
-                scheduler.add(request(number, 4000 if is_long else PROMPT, 3000))
+                scheduler.add(request(next(names), 2000, 2000))
+            leaving -= int(leaving)
         begin = clock()
         plan = scheduler.plan(0.0)
         planned = clock()
@@ -114,8 +110,8 @@ def run(kind: str, running: int, block: int, depth: int, steps: int) -> dict[str
             pass
         looked = clock()
         step += 1
-        full = kind == "mixed" or (plan is not None and len(plan.rows) == running)
-        if step > WARM_UP and full and not scheduler.num_waiting:
+        full = plan is not None and (kind == "mixed" or len(plan.rows) == running)
+        if step > WARM_UP and full:
             timed += 1
             for name, value in (
                 ("plan", planned - begin),

@@ -98,7 +98,8 @@ class DecodePlanner:
         else:
             columns["num_known"] = (~samples).astype(np.int64)
             columns["token_ids"] = table.last_token[slots[~samples]]
-            columns["num_open"] = np.where(samples, open_drafts, 0)
+            if np.count_nonzero(open_drafts):
+                columns["num_open"] = np.where(samples, open_drafts, 0)
             if active.is_host_bound is not None:
                 columns["is_late"] = table.is_host_bound[slots] & samples
         draft.decode = columns
