@@ -25,21 +25,26 @@ from deepinfer.testing import ToyConfig, ToyModel, ToyTokenizer
 MAX_LEN = 40
 
 
-def toy(draft: bool) -> ToyModel:
+def toy(draft: bool, window: int = 0) -> ToyModel:
     return ToyModel(
         ToyConfig(
             vocab_size=24,
             max_position_embeddings=MAX_LEN,
             dspark_block_size=4 * draft,
             draft_errors=3,
+            sliding_window=window,
+            narrows=window > 0,
         )
     )
 
 
 @functools.cache
-def alone(prompt: tuple[int, ...], params: SamplingParams) -> tuple[tuple[Any, ...], ...]:
-    config = {"max_num_seqs": 1}
-    with Engine(model=toy(False), tokenizer=ToyTokenizer(24), config=config) as engine:
+def alone(
+    prompt: tuple[int, ...], params: SamplingParams, window: int
+) -> tuple[tuple[Any, ...], ...]:
+    config = {"max_num_seqs": 1, "prefix_cache": False}
+    model = toy(False, window)
+    with Engine(model=model, tokenizer=ToyTokenizer(24), config=config) as engine:
         return tuple(
             (o.text, o.token_ids, o.finish_reason, o.logprobs)
             for o in engine.generate(prompt, params)
@@ -70,9 +75,26 @@ class EngineMachine(RuleBasedStateMachine):
         seqs=st.integers(1, 4),
         chunk=st.integers(5, 9),
         spare=st.integers(0, 20),
+        depth=st.integers(0, 1),
+        window=st.sampled_from([0, 0, 1, 2, 3]),
+        block_size=st.sampled_from([2, 4, 8]),
+        blocks=st.integers(0, 30),
+        host=st.sampled_from([0, 0, 3]),
     )
-    def start(self, draft: bool, seqs: int, chunk: int, spare: int) -> None:
-        self.model = toy(draft)
+    def start(
+        self,
+        draft: bool,
+        seqs: int,
+        chunk: int,
+        spare: int,
+        depth: int,
+        window: int,
+        block_size: int,
+        blocks: int,
+        host: int,
+    ) -> None:
+        self.window = window
+        self.model = toy(draft, window)
         self.engine = self.make_engine(
             model=self.model,
             tokenizer=ToyTokenizer(24),
@@ -81,6 +103,12 @@ class EngineMachine(RuleBasedStateMachine):
                 "max_num_seqs": seqs,
                 "prefill_chunk_tokens": chunk,
                 "max_num_batched_tokens": seqs + spare,
+                "async_depth": depth,
+                "block_size": block_size,
+                "num_blocks": -(-MAX_LEN // block_size) + blocks,
+                "host_cache_bytes": host * 20 * block_size,
+                "num_window_slots": host,
+                "replay": "exact",
             },
         )
         self.asked: dict[str, tuple[tuple[int, ...], SamplingParams]] = {}
@@ -94,7 +122,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(length=st.integers(1, 20), params=PARAMS)
     def add(self, length: int, params: SamplingParams) -> None:
-        prompt = tuple((self.count * 5 + i * i) % 20 + 4 for i in range(length))
+        first = self.count % 3 * 5  # so that some begin alike
+        prompt = tuple((first + i * i) % 20 + 4 for i in range(length))
         rid = self.engine.add_request(prompt, params, rid=f"r{self.count}")
         self.count += 1
         self.asked[rid] = (prompt, params)
@@ -118,7 +147,13 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.asked)
     @rule(data=st.data())
     def preempt(self, data: st.DataObject) -> None:
-        self.engine._parts.scheduler.preempt(data.draw(st.sampled_from(sorted(self.asked))))
+        self.engine.preempt(data.draw(st.sampled_from(sorted(self.asked))))
+
+    @precondition(lambda self: self.asked)
+    @rule(chance=st.integers(0, 3))
+    def reset_prefix_cache(self, chance: int) -> None:
+        if chance == 0:
+            self.engine.reset_prefix_cache()
 
     @precondition(lambda self: self.asked)
     @rule()
@@ -154,7 +189,7 @@ class EngineMachine(RuleBasedStateMachine):
     def compare(self, rid: str) -> None:
         """Everything that came is the beginning of what comes alone; all of it, without a reason why not."""
         deltas = self.deltas.pop(rid)
-        for index, wanted in enumerate(alone(*self.asked.pop(rid))):
+        for index, wanted in enumerate(alone(*self.asked.pop(rid), self.window)):
             mine = [delta for delta in deltas if delta.index == index]
             assert [delta.finished for delta in mine] == [False] * (len(mine) - 1) + [True]
             text = "".join(delta.text for delta in mine)

@@ -82,6 +82,7 @@ def generate(
         with progress_bar(progress, batch.total, many=len(items) > 1) as report:
             while batch.done < batch.total:
                 if not engine._advance() and batch.done < batch.total:
+                    engine._loop.raise_if_paused()
                     raise RequestError("an interrupt took the end of a request; run it again.")
                 report(batch.done, batch.total)
     except BaseException:

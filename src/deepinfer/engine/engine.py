@@ -152,7 +152,8 @@ class Engine:
         """Whether a call of `step` can bring anything."""
         with self._lock:
             self._loop.reap()
-            return bool(self._loop.num_live or self._undelivered)
+            can_run = self._loop.num_live and not self._loop.is_paused
+            return bool(can_run or self._undelivered)
 
     def generate(
         self,
@@ -237,6 +238,7 @@ class Engine:
             EngineDead: The engine is closed, or stopped.
         """
         one = as_params(params, 1)[0]
+        checks.check_bool("keep_output", keep_output, ConfigError)
         with self._lock:
             rid = self._new_rid() if rid is None else rid
             taker = self._undelivered.append if sink is None else sink
@@ -272,6 +274,45 @@ class Engine:
         """
         with self._lock:
             return [builder.output() for builder in self._loop.abort(rid)]
+
+    def preempt(self, rid: str) -> None:
+        """Takes slot and cache of a request's running samples; they wait and are run again, with the same tokens.
+
+        Args:
+            rid: Its id; one that is unknown, finished or waits is left alone.
+
+        Raises:
+            ConfigError: The scheduler has no `preempt`.
+        """
+        with self._lock:
+            self._loop.preempt(rid)
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets every cached prefix, as after a change of the weights; running requests are run again from the start.
+
+        Raises:
+            ConfigError: The scheduler has no `reset_prefix_cache`.
+            EngineDead: The engine is closed, or stopped.
+        """
+        with self._lock:
+            self._loop.reset_prefix_cache()
+
+    def pause(self) -> None:
+        """Stops running steps, once those in flight are applied; requests are still taken, and wait.
+
+        While it is paused, `step` and the loops over it find nothing to do, and `generate` and streams raise
+        `RequestError` when they would wait for ever. Calling it twice is harmless.
+
+        Raises:
+            EngineDead: The engine is closed, or stopped.
+        """
+        with self._lock:
+            self._loop.pause()
+
+    def resume(self) -> None:
+        """Goes on after `pause`; harmless without one."""
+        with self._lock:
+            self._loop.resume()
 
     def take_output(self, rid: str) -> list[Output]:
         """The outputs of a request added with `keep_output`; forgets them once all are finished.
@@ -360,7 +401,7 @@ class Engine:
         checks.check_keys("Engine.replace", parts, {*PART_NAMES, "config"}, ConfigError)
         with self._lock:
             self._loop.raise_if_dead()
-            if self.has_unfinished:
+            if self._loop.num_live or self._undelivered:
                 raise ConfigError(
                     f"unfinished requests: {self._loop.num_live}; finish or abort them before parts "
                     "are replaced."

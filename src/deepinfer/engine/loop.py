@@ -7,10 +7,11 @@ import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from deepinfer.core.clock import Clock
 from deepinfer.core.errors import (
+    ConfigError,
     DeepInferError,
     EngineDead,
     InvalidRequest,
@@ -46,6 +47,9 @@ class EngineLoop:
         clock: Time of events.
         tokenizer: Makes text, or None.
         async_depth: Steps planned ahead of the results, 0 or 1.
+
+    Attributes:
+        is_paused: Whether no steps are run.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class EngineLoop:
         self._orphans: deque[str] = deque()
         self._cause: BaseException | None = None
         self._is_stepping = False
+        self.is_paused = False
         self._guard = InterruptGuard()
         self._unscheduled: set[str] = set()
         self._pipeline = StepPipeline(
@@ -171,6 +176,48 @@ class EngineLoop:
         while self._orphans:
             self.abort(self._orphans.popleft())
 
+    def preempt(self, rid: str) -> None:
+        """Takes the slots of a request's samples; see `Engine.preempt`."""
+        self._heal()
+        preempt = self._optional("preempt")
+        with self._guard:
+            for sample in self._samples.get(rid, ()):
+                preempt(sample)
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets every cached prefix; see `Engine.reset_prefix_cache`."""
+        self.raise_if_dead()
+        self._heal()
+        reset = self._optional("reset_prefix_cache")
+        with self._guard:
+            reset()
+
+    def pause(self) -> None:
+        """Applies what is in flight and runs no more steps until `resume`."""
+        self.raise_if_dead()
+        self.is_paused = True
+        self._drain()
+
+    def resume(self) -> None:
+        """Lets steps run again."""
+        self.is_paused = False
+
+    def raise_if_paused(self) -> None:
+        """Raises `RequestError` while paused, for those who would wait for ever."""
+        if self.is_paused:
+            raise RequestError(
+                "the engine is paused, so the request cannot go on; call resume() first, from another place."
+            )
+
+    def _optional(self, name: str) -> Callable[..., None]:
+        method: Callable[..., None] | None = getattr(self.scheduler, name, None)
+        if method is None:
+            raise ConfigError(
+                f"{type(self.scheduler).__name__} has no {name}; use a scheduler that has it.",
+                field="scheduler",
+            )
+        return method
+
     def run_step(self) -> bool:
         """Plans, runs and applies one step.
 
@@ -196,6 +243,8 @@ class EngineLoop:
 
     def _run_step(self) -> bool:
         self.reap()
+        if self.is_paused:
+            return False
         try:
             if not self._pipeline.advance(self._requests):
                 self._fail_stalled()
@@ -214,7 +263,11 @@ class EngineLoop:
 
     def _drain_if_idle(self) -> None:
         """Steps in flight that run nothing but what has ended hold slots and blocks."""
-        if self._live or self._is_stepping or not self._pipeline.flights:
+        if not self._live:
+            self._drain()
+
+    def _drain(self) -> None:
+        if self._is_stepping or not self._pipeline.flights:
             return
         self._is_stepping = True
         try:

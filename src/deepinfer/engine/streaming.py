@@ -47,6 +47,7 @@ class TokenStream(Iterator[OutputDelta]):
             if engine is None or self._open <= 0:
                 raise StopIteration
             if not engine._advance() and not self._deltas:  # an interrupt took the end
+                engine._loop.raise_if_paused()
                 self._open = 0
         if delta.finished:
             self._open -= 1
