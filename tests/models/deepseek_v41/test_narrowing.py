@@ -176,6 +176,18 @@ def test_the_draft_sees_the_kept_rows_only(small_model, ids) -> None:
     assert torch.allclose(found.base_logits, wanted.base_logits, atol=5e-5)
 
 
+@pytest.mark.parametrize("targets", [[2, 4, 7], [4], [3, 5]])
+def test_target_layers_at_and_below_the_cut(targets, random_model, small_config, ids) -> None:
+    """Features that were taken from all rows are cut to the kept ones."""
+    model = random_model(small_config(dspark_target_layer_ids=targets))
+    whole, narrow = (model.new_cache(1, 96, LENGTH) for _ in range(2))
+    _, wanted = run(model, whole, [Segment(0, 0, LENGTH)], ids)
+    _, found = run(model, narrow, [Segment(0, 0, LENGTH, full_start=52)], ids)
+    assert found.shape == (LENGTH - 52, 64 * len(targets))
+    below = 64 * sum(target <= 4 for target in targets)
+    assert torch.allclose(found[:, :below], wanted[52:, :below], atol=1e-4)
+
+
 @pytest.mark.parametrize("full_start", [6, 14, 20])
 def test_images(full_start, small_model) -> None:
     ids = torch.tensor([5, 6, 7, *[159] * 9, 8, 9, 10, 11, *[159] * 2, 12, 13, 14, 15])

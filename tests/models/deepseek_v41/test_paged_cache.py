@@ -103,6 +103,21 @@ def test_only_own_blocks_are_read_and_written(small_model) -> None:
         assert tensor[foreign].isnan().all()
 
 
+def test_padding_of_shorter_requests_reads_nothing(small_model) -> None:
+    """Beside a longer request, the list of a short one is padded; NaN in its unwritten blocks stays there."""
+    outs = []
+    for fill in (0.0, torch.nan):
+        cache = small_model.new_cache(3, 64, 32, num_blocks=16, block_size=BLOCK)
+        for tensor in (*cache.pools.values(), *cache.index_keys.values()):
+            tensor.fill_(fill)
+        updates = [(0, (3, 11, 0, 15)), (1, (5,)), (2, (7,))]
+        cache.apply_updates(BlockUpdate(slot=s, first=0, blocks=b) for s, b in updates)
+        steps = [[(0, 0, [7] * 20)], [(0, 20, [3]), (1, 0, [9]), (2, 0, [4, 5])]]
+        outs += [small_model(ForwardBatch.from_segments(part), cache).hidden for part in steps]
+    assert torch.equal(outs[0], outs[2])
+    assert torch.equal(outs[1], outs[3])
+
+
 def test_blocks_and_tables_outlive_a_slot(small_model) -> None:
     cache = small_model.new_cache(2, 64, 32, num_blocks=16, block_size=BLOCK)
     cache.apply_updates([BlockUpdate(slot=0, first=0, blocks=(5, 2))])
