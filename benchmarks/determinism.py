@@ -14,9 +14,12 @@ Run: PYTHONPATH=src python benchmarks/determinism.py [--device cuda] [--seconds 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
+import platform
 import statistics
+import subprocess
 import time
 import traceback
 from collections.abc import Callable
@@ -49,14 +52,20 @@ class Report:
         self._file = path.open("a")
         self._began = time.perf_counter()
         self._end = self._began + seconds
-        self._device = device
+        git = ["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "--short", "HEAD"]
+        self._machine = {
+            "device": device,
+            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+            "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
+            "date": datetime.date.today().isoformat(),
+        }
         self.lines: list[str] = []
 
     def add(self, case: str, **values: Any) -> None:
         """Writes a case and shows it."""
         found = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in values.items()}
         at = round(time.perf_counter() - self._began, 1)
-        line = {"part": "determinism", "case": case, **found, "device": self._device, "at_s": at}
+        line = {"part": "determinism", "case": case, **found, **self._machine}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         self.lines.append(f"{case:40s} " + " ".join(f"{k}={v}" for k, v in found.items()))
