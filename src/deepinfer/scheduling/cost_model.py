@@ -72,9 +72,9 @@ class StepCostModel:
 
     Examples:
         >>> model = StepCostModel(StepCoefficients(step_s=3e-3, token_s=1e-6, prefix_token_s=1e-8))
-        >>> model.largest(prefix=0, seconds=0.013, cap=32_768)
+        >>> model.largest(prefix=0, seconds=0.0130005, cap=32_768)
         10000
-        >>> model.largest(prefix=500_000, seconds=0.013, cap=32_768)
+        >>> model.largest(prefix=500_000, seconds=0.0130005, cap=32_768)
         5000
     """
 
