@@ -9,6 +9,7 @@ from __future__ import annotations
 from deepinfer.viz.acceptance import plot_acceptance as plot_acceptance
 from deepinfer.viz.attention import plot_attention_mass as plot_attention_mass
 from deepinfer.viz.attention import plot_selected_rows as plot_selected_rows
+from deepinfer.viz.distance import plot_error_by_distance as plot_error_by_distance
 from deepinfer.viz.experts import plot_expert_load as plot_expert_load
 from deepinfer.viz.gantt import TimedStep as TimedStep
 from deepinfer.viz.gantt import plot_gantt as plot_gantt
@@ -25,6 +26,7 @@ __all__ = [
     "TimedStep",
     "plot_acceptance",
     "plot_attention_mass",
+    "plot_error_by_distance",
     "plot_expert_load",
     "plot_gantt",
     "plot_matrix",
