@@ -3,13 +3,14 @@
 Step and products alternate in one run, on one thread, in processor time, which other work on the machine disturbs
 little. The products are recorded from a real step (same weights, same shapes) and replayed; the mixing of the four
 streams, with an inner size of 4, is not counted among them. Median of the repeats; one JSON line a case.
-Run: python benchmarks/model_step.py [--rounding full none] [--batch 1 16] [--context 600]
+Run: python benchmarks/model_step.py [--rounding full none] [--batch 1 16] [--context 600] [--cache contiguous]
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import platform
 import subprocess
@@ -20,9 +21,11 @@ from pathlib import Path
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from deepinfer.models.deepseek_v41 import DeepseekV41, DeepseekV41Config, ForwardBatch
+from deepinfer.core.plan import BlockUpdate
+from deepinfer.models.deepseek_v41 import DeepseekV41, DeepseekV41Config, ForwardBatch, SlotCache
 from deepinfer.models.deepseek_v41.engram import EngramHash
 
+BLOCK = 128
 PRODUCTS = ("linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "mv", "addmv", "_grouped_mm")
 
 
@@ -90,12 +93,28 @@ class ProductRecorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def new_cache(model: DeepseekV41, batch: int, tokens: int, kind: str) -> SlotCache:
+    """A cache of one block a slot, or in blocks that lie in a random order, in the model's dtype or packed."""
+    if kind == "contiguous":
+        return model.new_cache(batch, tokens)
+    per_slot = -(-tokens // BLOCK)
+    cache = model.new_cache(
+        batch, tokens, num_blocks=batch * per_slot, block_size=BLOCK,
+        storage="packed" if kind == "packed" else "plain",
+    )  # fmt: skip
+    order = torch.randperm(batch * per_slot, generator=torch.Generator().manual_seed(3)).tolist()
+    for slot in range(batch):
+        blocks = tuple(order[slot * per_slot : (slot + 1) * per_slot])
+        cache.apply_updates([BlockUpdate(slot=slot, first=0, blocks=blocks)])
+    return cache
+
+
 def measure(
-    model: DeepseekV41, batch: int, context: int, repeats: int, draft: bool
+    model: DeepseekV41, batch: int, context: int, repeats: int, draft: bool, storage: str
 ) -> dict[str, float]:
     """Median processor seconds of one step and of its products, alternating."""
     config = model.config
-    cache = model.new_cache(batch, context + 8 * repeats + 64)
+    cache = new_cache(model, batch, context + 8 * repeats + 64, storage)
     generator = torch.Generator().manual_seed(2)
     prompt = torch.randint(5, config.vocab_size, (batch, context), generator=generator)
     for at in range(0, context, 256):
@@ -141,6 +160,9 @@ def main() -> None:
     parser.add_argument("--rounding", nargs="*", default=["full", "none"])
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 16])
     parser.add_argument("--context", type=int, default=600)
+    parser.add_argument(
+        "--cache", nargs="*", default=["contiguous"], choices=["contiguous", "paged", "packed"]
+    )
     parser.add_argument("--repeats", type=int, default=200)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -153,12 +175,15 @@ def main() -> None:
     }
     for rounding in args.rounding:
         model = random_model(small_config(), rounding)
-        for batch in args.batch:
-            for case in ("decode step", "draft block"):
-                found = measure(model, batch, args.context, args.repeats, case == "draft block")
+        cases = itertools.product(args.batch, args.cache, ("decode step", "draft block"))
+        for batch, storage, case in cases:
+            if storage != "packed" or rounding != "none":
+                draft = case == "draft block"
+                found = measure(model, batch, args.context, args.repeats, draft, storage)
                 line = {
                     "part": "model",
                     "case": f"{case}, rounding {rounding}",
+                    "cache": storage,
                     "batch": batch,
                     "context": args.context,
                     "value": round(found["step"] * 1e3, 3),
