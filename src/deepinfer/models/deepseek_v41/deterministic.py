@@ -16,5 +16,5 @@ def set_deterministic(model: nn.Module, enabled: bool) -> None:
     """
     for module in model.modules():
         for holder in (module, getattr(module, "_stack", None)):
-            if hasattr(holder, "deterministic"):
+            if holder is not None and hasattr(holder, "deterministic"):
                 holder.deterministic = enabled

@@ -93,15 +93,16 @@ def stream_mix(
     flat = streams.flatten(1).float()
     if deterministic:
         products, square = batch_invariant.linear(flat, fn), batch_invariant.mean_square(flat)
-        sigmoid, normalise = batch_invariant.sigmoid, batch_invariant.sinkhorn
+        sigmoid = batch_invariant.sigmoid
     else:
         products, square = F.linear(flat, fn), flat.square().mean(-1, keepdim=True)
-        sigmoid, normalise = torch.sigmoid, sinkhorn
+        sigmoid = torch.sigmoid
     m = products * torch.rsqrt(square + norm_eps)
     pre, post, mix = m.split([n, n, n * n], -1)
     pre = sigmoid(pre * scale[0] + base[:n]) + eps
     post = 2 * sigmoid(post * scale[1] + base[n : 2 * n])
     mix = (mix * scale[2] + base[2 * n :]).unflatten(-1, (n, n))
+    normalise = batch_invariant.sinkhorn if deterministic else sinkhorn
     return StreamMix(pre, post, normalise(mix, iterations, eps))
 
 
