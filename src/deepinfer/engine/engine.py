@@ -11,25 +11,23 @@ from deepinfer.core import _checks as checks
 from deepinfer.core.config import EngineConfig
 from deepinfer.core.errors import ConfigError, InvalidRequest
 from deepinfer.core.params import SamplingParams
-from deepinfer.core.plan import LoadSnapshot
 from deepinfer.core.protocols import ModelInfo, ProgressFn
 from deepinfer.core.types import Output, OutputDelta
 from deepinfer.engine.assemble import PART_NAMES, Parts, assemble
 from deepinfer.engine.batching import generate
+from deepinfer.engine.controls import EngineControls
 from deepinfer.engine.fingerprint import fingerprint
 from deepinfer.engine.loading import as_config, load_parts
 from deepinfer.engine.outputs import OutputBuilder, Sink
 from deepinfer.engine.prompts import Message, Prompt, as_params
-from deepinfer.engine.stats import EngineStats
 from deepinfer.engine.streaming import TokenStream
-from deepinfer.engine.trace import Trace
 
 __all__ = ["Engine"]
 
 Params = SamplingParams | Mapping[str, Any]
 
 
-class Engine:
+class Engine(EngineControls):
     """Generates text with one model: `generate`, `stream`, or a loop of `add_request`, `step` and `abort`.
 
     Every part can be given or left to its default. A failing request ends alone, with a typed error; a failing
@@ -135,12 +133,6 @@ class Engine:
     def info(self) -> ModelInfo:
         """Facts of the model."""
         return self._parts.info
-
-    @property
-    def load(self) -> LoadSnapshot:
-        """How busy the engine is, as routers and balancers see it."""
-        with self._lock:
-            return self._parts.scheduler.snapshot()
 
     @property
     def max_model_len(self) -> int:
@@ -275,45 +267,6 @@ class Engine:
         with self._lock:
             return [builder.output() for builder in self._loop.abort(rid)]
 
-    def preempt(self, rid: str) -> None:
-        """Takes slot and cache of a request's running samples; they wait and are run again, with the same tokens.
-
-        Args:
-            rid: Its id; one that is unknown, finished or waits is left alone.
-
-        Raises:
-            ConfigError: The scheduler has no `preempt`.
-        """
-        with self._lock:
-            self._loop.preempt(rid)
-
-    def reset_prefix_cache(self) -> None:
-        """Forgets every cached prefix, as after a change of the weights; running requests are run again from the start.
-
-        Raises:
-            ConfigError: The scheduler has no `reset_prefix_cache`.
-            EngineDead: The engine is closed, or stopped.
-        """
-        with self._lock:
-            self._loop.reset_prefix_cache()
-
-    def pause(self) -> None:
-        """Stops running steps, once those in flight are applied; requests are still taken, and wait.
-
-        While it is paused, `step` and the loops over it find nothing to do, and `generate` and streams raise
-        `RequestError` when they would wait for ever. Calling it twice is harmless.
-
-        Raises:
-            EngineDead: The engine is closed, or stopped.
-        """
-        with self._lock:
-            self._loop.pause()
-
-    def resume(self) -> None:
-        """Goes on after `pause`; harmless without one."""
-        with self._lock:
-            self._loop.resume()
-
     def take_output(self, rid: str) -> list[Output]:
         """The outputs of a request added with `keep_output`; forgets them once all are finished.
 
@@ -351,35 +304,6 @@ class Engine:
             InvalidRequest: A message or an option is unusable, or there is no tokenizer.
         """
         return self._encoder.encode_chat(messages, **options)
-
-    def stats(self) -> EngineStats:
-        """Counters since the start, and how busy the engine is."""
-        with self._lock:
-            return self._loop.recorder.stats(self.load, self._parts.runner, self._parts.cache)
-
-    def trace(self, capacity: int = 200_000) -> Trace:
-        """Records where the time goes: `with engine.trace() as trace: ...`, then `trace.save("trace.json")`.
-
-        Args:
-            capacity: Most spans kept; older ones are dropped first.
-
-        Returns:
-            A context manager that records while its block runs; outside of such blocks nothing is recorded.
-
-        Raises:
-            ConfigError: The capacity is out of range.
-        """
-        recorder = self._loop.recorder
-        return Trace(capacity, attach=recorder.attach, detach=recorder.detach)
-
-    def check(self) -> None:
-        """Walks the books of every part.
-
-        Raises:
-            InvariantBroken: They do not add up.
-        """
-        with self._lock:
-            self._loop.check()
 
     def fingerprint(self) -> dict[str, Any]:
         """Versions, device, options and parts as plain values, for measurements and reports."""

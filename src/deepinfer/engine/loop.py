@@ -7,11 +7,10 @@ import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from deepinfer.core.clock import Clock
 from deepinfer.core.errors import (
-    ConfigError,
     DeepInferError,
     EngineDead,
     InvalidRequest,
@@ -21,7 +20,8 @@ from deepinfer.core.errors import (
 from deepinfer.core.protocols import Tokenizer
 from deepinfer.core.types import FinishReason, Request
 from deepinfer.engine.constraints import GrammarMasks
-from deepinfer.engine.faults import InterruptGuard, check_books
+from deepinfer.engine.faults import InterruptGuard
+from deepinfer.engine.loop_controls import LoopControls
 from deepinfer.engine.outputs import OutputBuilder, Sink
 from deepinfer.engine.parts import EngineRunner, EngineScheduler
 from deepinfer.engine.pipeline import Flight, StepPipeline
@@ -33,7 +33,7 @@ __all__ = ["EngineLoop"]
 _LOG = logging.getLogger("deepinfer.engine")
 
 
-class EngineLoop:
+class EngineLoop(LoopControls):
     """Every unfinished request of one engine, and the steps that move them on.
 
     A request ends in exactly one delta with a finish reason, whatever happens to it. A failing forward pass
@@ -166,58 +166,6 @@ class EngineLoop:
             self._drain_if_idle()
         return builders
 
-    def abort_later(self, rid: str) -> None:
-        """Notes that nobody waits for a request any more; safe to call at any moment from any thread."""
-        self._orphans.append(rid)
-
-    def reap(self) -> None:
-        """Aborts what `abort_later` noted, and repairs what an interrupt left."""
-        self._heal()
-        while self._orphans:
-            self.abort(self._orphans.popleft())
-
-    def preempt(self, rid: str) -> None:
-        """Takes the slots of a request's samples; see `Engine.preempt`."""
-        self._heal()
-        preempt = self._optional("preempt")
-        with self._guard:
-            for sample in self._samples.get(rid, ()):
-                preempt(sample)
-
-    def reset_prefix_cache(self) -> None:
-        """Forgets every cached prefix; see `Engine.reset_prefix_cache`."""
-        self.raise_if_dead()
-        self._heal()
-        reset = self._optional("reset_prefix_cache")
-        with self._guard:
-            reset()
-
-    def pause(self) -> None:
-        """Applies what is in flight and runs no more steps until `resume`."""
-        self.raise_if_dead()
-        self.is_paused = True
-        self._drain()
-
-    def resume(self) -> None:
-        """Lets steps run again."""
-        self.is_paused = False
-
-    def raise_if_paused(self) -> None:
-        """Raises `RequestError` while paused, for those who would wait for ever."""
-        if self.is_paused:
-            raise RequestError(
-                "the engine is paused, so the request cannot go on; call resume() first, from another place."
-            )
-
-    def _optional(self, name: str) -> Callable[..., None]:
-        method: Callable[..., None] | None = getattr(self.scheduler, name, None)
-        if method is None:
-            raise ConfigError(
-                f"{type(self.scheduler).__name__} has no {name}; use a scheduler that has it.",
-                field="scheduler",
-            )
-        return method
-
     def run_step(self) -> bool:
         """Plans, runs and applies one step.
 
@@ -327,20 +275,6 @@ class EngineLoop:
             raise EngineDead(
                 f"the engine has stopped and takes no more work: {self._cause}. Make a new one."
             ) from self._cause
-
-    def check(self) -> None:
-        """Walks every book.
-
-        Raises:
-            InvariantBroken: They do not add up.
-        """
-        self._heal()
-        self._check()
-
-    def _check(self) -> None:
-        check_books(
-            self.scheduler, self._live, self._requests, self._samples, num_masks=len(self._masks)
-        )
 
     def _deliver(self, progress: Progress, now: float) -> None:
         builder = self._live.get(progress.request.rid)

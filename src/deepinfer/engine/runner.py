@@ -13,8 +13,8 @@ from torch import Tensor
 from deepinfer.core.errors import InvariantBroken
 from deepinfer.core.params import SamplingParams
 from deepinfer.core.plan import CacheCopy, RowRole, StepPlan, StepResult
-from deepinfer.core.protocols import DraftView, ModelInfo, Sampler
-from deepinfer.core.types import Request, TokenLogprob
+from deepinfer.core.protocols import ModelInfo, Sampler
+from deepinfer.core.types import Request
 from deepinfer.engine.cache_setup import CacheShape
 from deepinfer.engine.future_tokens import FutureTokens
 from deepinfer.engine.graph_runs import run_recorded
@@ -28,14 +28,14 @@ from deepinfer.engine.step_batch import (
     kept_places,
     mask_rows,
     num_accepted,
+    prompt_entries,
+    propose_drafts,
     sample_rows,
+    settled_features,
 )
 from deepinfer.engine.step_state import RunningRow, RunningStep, SlotStates
-from deepinfer.sampling import prompt_logprobs as compute_prompt_logprobs
 
 __all__ = ["ModelRunner"]
-
-_PROMPT_LOGITS_ROWS = 512
 
 
 class ModelRunner:
@@ -156,7 +156,8 @@ class ModelRunner:
             self._settle(before)
         self._prepare_cache(step)
         self._enter_rows(step)
-        self._propose(step)
+        if self._drafter is not None:
+            propose_drafts(step, self._drafter, self.info.vocab_size, self._never)
         if step.rows:
             self._run_model(step)
         step.busy_s += time.perf_counter() - began
@@ -299,27 +300,6 @@ class ModelRunner:
                 RunningRow(index, row, state, start, row.token_ids, num_tokens=num_tokens)
             )
 
-    def _propose(self, step: RunningStep) -> None:
-        wanted = [r for r in step.rows if r.row.role is RowRole.VERIFY and r.row.num_drafts]
-        if not wanted or self._drafter is None:
-            return
-        view = DraftView(
-            rids=tuple(r.row.rid for r in wanted),
-            slots=tuple(r.row.slot for r in wanted),
-            anchor_ids=tuple(r.state.token_ids[-1] for r in wanted),
-            positions=tuple(r.start for r in wanted),
-            token_ids=tuple(r.state.token_ids for r in wanted),
-        )
-        proposed = self._drafter.propose(view, max(r.row.num_drafts for r in wanted))
-        for running, tokens in zip(wanted, proposed.token_ids, strict=True):
-            cut = tuple(tokens[: running.row.num_drafts])
-            refused = next((k for k, t in enumerate(cut) if not self._can_be_chosen(t)), None)
-            running.draft = cut[:refused]
-            running.num_tokens += len(running.draft)
-
-    def _can_be_chosen(self, token: int) -> bool:
-        return 0 <= token < self.info.vocab_size and token not in self._never
-
     def _run_model(self, step: RunningStep) -> None:
         recorded, part = None, step
         if self._graphs is not None:
@@ -341,7 +321,7 @@ class ModelRunner:
             step.kept = np.asarray(kept.cpu() if isinstance(kept, Tensor) else kept)
         step.features = output.features if self._drafter is not None else None
         step.logits = self._logits(step, output.hidden)
-        step.prompt_logprobs = self._prompt_logprobs(step, output.hidden)
+        step.prompt_logprobs = prompt_entries(step, output.hidden, self._model.compute_logits)
 
     def _logits(self, step: RunningStep, hidden: Tensor) -> Tensor | None:
         wanted: list[int] = []
@@ -359,28 +339,6 @@ class ModelRunner:
         if self._ungenerated_ids is not None:
             logits.index_fill_(1, self._ungenerated_ids, -torch.inf)
         return logits
-
-    def _prompt_logprobs(
-        self, step: RunningStep, hidden: Tensor
-    ) -> dict[int, tuple[TokenLogprob, ...]]:
-        """Entries of the prompt tokens after each token of a row, by row of the plan."""
-        out: dict[int, tuple[TokenLogprob, ...]] = {}
-        for running in step.rows:
-            request = step.requests[running.row.rid]
-            num_top = request.params.prompt_logprobs
-            last = min(running.end, request.num_prompt_tokens - 1)
-            if num_top is None or running.start >= last or running.row.role is RowRole.REPLAY:
-                continue
-            entries: list[TokenLogprob] = []
-            for start in range(running.start, last, _PROMPT_LOGITS_ROWS):
-                stop = min(start + _PROMPT_LOGITS_ROWS, last)
-                first = running.offset + start - running.start
-                places = kept_places(step, list(range(first, first + stop - start)))
-                logits = self._model.compute_logits(hidden[places[0] : places[-1] + 1])
-                following = request.prompt_token_ids[start + 1 : stop + 1]
-                entries += compute_prompt_logprobs(logits, following, num_top)
-            out[running.index] = tuple(entries)
-        return out
 
     def _settle(self, step: RunningStep) -> None:
         """Compares drafts with choices, takes the cache rows of rejected ones back, feeds the drafter; once."""
@@ -417,26 +375,14 @@ class ModelRunner:
     def _observe(self, step: RunningStep) -> None:
         """Gives the drafter the features of rows that stay."""
         drafter = self._drafter
-        if drafter is None or step.features is None or not hasattr(drafter, "observe"):
+        if drafter is None or not hasattr(drafter, "observe"):
             return
-        places: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        window = self.info.window or self.info.max_model_len
-        for running, tokens in zip(step.rows, step.tokens, strict=True):
-            if not self._may_draft(step.requests[running.row.rid].params):
-                continue
-            if not self._states.holds(running.state):
-                continue
-            count = running.end - running.start + max(0, len(tokens) - 1)
-            skip = max(0, count - window, running.row.full_start - running.start)
-            places += range(running.offset + skip, running.offset + count)
-            positions += range(running.start + skip, running.start + count)
-            slots += [running.row.slot] * max(0, count - skip)
-        if not places:
-            return
-        places = kept_places(step, places)
-        features = step.features
-        if len(places) < features.shape[0]:
-            features = features[torch.tensor(places, device=features.device)]
-        drafter.observe(features, positions, slots)
+        rows = [
+            (running, tokens)
+            for running, tokens in zip(step.rows, step.tokens, strict=True)
+            if self._may_draft(step.requests[running.row.rid].params)
+            and self._states.holds(running.state)
+        ]
+        found = settled_features(step, rows, self.info.window or self.info.max_model_len)
+        if found is not None:
+            drafter.observe(*found)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from deepinfer.core.errors import InvariantBroken
-from deepinfer.core.plan import PlanRow, RowResults
-from deepinfer.core.protocols import SampleRows
+from deepinfer.core.plan import PlanRow, RowResults, RowRole
+from deepinfer.core.protocols import Drafter, DraftView, SampleRows
 from deepinfer.core.types import Request, TokenLogprob
 from deepinfer.engine.future_tokens import FutureTokens
 from deepinfer.engine.step_state import RunningRow, RunningStep
 from deepinfer.models.deepseek_v41.batch import ForwardBatch, Segment
+from deepinfer.sampling import prompt_logprobs
 
 __all__ = [
     "build_batch",
@@ -23,8 +24,13 @@ __all__ = [
     "kept_places",
     "mask_rows",
     "num_accepted",
+    "prompt_entries",
+    "propose_drafts",
     "sample_rows",
+    "settled_features",
 ]
+
+_PROMPT_LOGITS_ROWS = 512
 
 
 def build_batch(step: RunningStep, future: FutureTokens, device: torch.device) -> ForwardBatch:
@@ -74,6 +80,33 @@ def build_batch(step: RunningStep, future: FutureTokens, device: torch.device) -
         tensor[places.to(device)] = tokens  # on a CPU this fills in `host_ids` as well
     is_known = device.type == "cpu" or not unknown
     return ForwardBatch(tensor, tuple(segments), None, host_ids if is_known else None)
+
+
+def propose_drafts(step: RunningStep, drafter: Drafter, vocab_size: int, never: Set[int]) -> None:
+    """Asks for drafts of the rows that are to be verified.
+
+    Args:
+        step: The step; its rows get their drafts, up to the first that could not be chosen.
+        drafter: Proposes.
+        vocab_size: Ids are below it.
+        never: Ids that are never chosen.
+    """
+    wanted = [r for r in step.rows if r.row.role is RowRole.VERIFY and r.row.num_drafts]
+    if not wanted:
+        return
+    view = DraftView(
+        rids=tuple(r.row.rid for r in wanted),
+        slots=tuple(r.row.slot for r in wanted),
+        anchor_ids=tuple(r.state.token_ids[-1] for r in wanted),
+        positions=tuple(r.start for r in wanted),
+        token_ids=tuple(r.state.token_ids for r in wanted),
+    )
+    proposed = drafter.propose(view, max(r.row.num_drafts for r in wanted))
+    for running, tokens in zip(wanted, proposed.token_ids, strict=True):
+        cut = tuple(tokens[: running.row.num_drafts])
+        bad = (k for k, t in enumerate(cut) if not 0 <= t < vocab_size or t in never)
+        running.draft = cut[: next(bad, None)]
+        running.num_tokens += len(running.draft)
 
 
 def check_ids(batch: ForwardBatch, vocab_size: int, step: int) -> None:
@@ -173,6 +206,38 @@ def mask_rows(step: RunningStep, masks: Tensor) -> Tensor:
     return masks if len(wanted) == len(masks) else masks[torch.tensor(wanted)]
 
 
+def prompt_entries(
+    step: RunningStep, hidden: Tensor, compute_logits: Callable[[Tensor], Tensor]
+) -> dict[int, tuple[TokenLogprob, ...]]:
+    """Entries of the prompt tokens behind each token of the rows that are asked for them.
+
+    Args:
+        step: The step.
+        hidden: What the model returned, shape [kept tokens, hidden].
+        compute_logits: Makes logits of rows of it.
+
+    Returns:
+        The entries by row of the plan.
+    """
+    out: dict[int, tuple[TokenLogprob, ...]] = {}
+    for running in step.rows:
+        request = step.requests[running.row.rid]
+        num_top = request.params.prompt_logprobs
+        last = min(running.end, request.num_prompt_tokens - 1)
+        if num_top is None or running.start >= last or running.row.role is RowRole.REPLAY:
+            continue
+        entries: list[TokenLogprob] = []
+        for start in range(running.start, last, _PROMPT_LOGITS_ROWS):
+            stop = min(start + _PROMPT_LOGITS_ROWS, last)
+            first = running.offset + start - running.start
+            places = kept_places(step, list(range(first, first + stop - start)))
+            logits = compute_logits(hidden[places[0] : places[-1] + 1])
+            following = request.prompt_token_ids[start + 1 : stop + 1]
+            entries += prompt_logprobs(logits, following, num_top)
+        out[running.index] = tuple(entries)
+    return out
+
+
 def collect_rows(step: RunningStep) -> RowResults:
     """The results of a step whose tokens are on the host and were compared with the drafts.
 
@@ -226,6 +291,37 @@ def _row_errors(step: RunningStep) -> Sequence[Exception | None]:
     ):
         return ()
     return getattr(sampled, "errors", ())
+
+
+def settled_features(
+    step: RunningStep, rows: Sequence[tuple[RunningRow, list[int]]], window: int
+) -> tuple[Tensor, list[int], list[int]] | None:
+    """Draft features of the tokens that stay.
+
+    Args:
+        step: The step.
+        rows: Rows, and the tokens chosen in each.
+        window: Tokens from the end of a row that are worth having.
+
+    Returns:
+        Features, shape [tokens, features], and their positions and slots; None when there are none.
+    """
+    places: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    for running, tokens in rows:
+        count = running.end - running.start + max(0, len(tokens) - 1)
+        skip = max(0, count - window, running.row.full_start - running.start)
+        places += range(running.offset + skip, running.offset + count)
+        positions += range(running.start + skip, running.start + count)
+        slots += [running.row.slot] * max(0, count - skip)
+    features = step.features
+    if features is None or not places:
+        return None
+    places = kept_places(step, places)
+    if len(places) < features.shape[0]:
+        features = features[torch.tensor(places, device=features.device)]
+    return features, positions, slots
 
 
 def num_accepted(draft: Sequence[int], tokens: Sequence[int]) -> int:
