@@ -4,7 +4,7 @@ A step is timed whole; inside it the calls of model and draft are timed; and aft
 a step, recorded with their weights and shapes, are run alone. All three are measured in the same run, alternating: on a
 CPU in processor time of one thread, which other work on the machine disturbs little, on a GPU in wall time. Prints two
 JSON lines a case.
-Run: python benchmarks/engine.py [--model nano] [--batch 1 16] [--context 600] [--device cpu]
+Run: python benchmarks/engine.py [--model nano] [--batch 1 16] [--context 600] [--device cpu] [--depths] [--prefix]
 
 --model random takes random weights at the full size of nano; drafts are then never right.
 """
@@ -116,6 +116,63 @@ def measure(
     return {**median, "tokens_per_step": tokens / repeats, "total": sum(times["step"])}
 
 
+def depth_lines(
+    model: Any, tokenizer: Any, batch: int, context: int, tokens: int
+) -> list[dict[str, Any]]:
+    """Whole batches at both depths, alternating: tokens per second of wall time, best of three."""
+    source = Path(__file__).read_text(encoding="utf-8")
+    best = {0: 0.0, 1: 0.0}
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=tokens)
+    for _ in range(3):
+        for depth in best:
+            config = {
+                "max_num_seqs": batch,
+                "max_model_len": context + tokens,
+                "async_depth": depth,
+            }
+            with Engine(model=model, tokenizer=tokenizer, config=config) as engine:
+                prompts = prompts_of(engine, batch, context, source)
+                engine.generate(prompts, params.replace(max_tokens=2))
+                start = time.perf_counter()
+                engine.generate(prompts, params)
+                best[depth] = max(best[depth], batch * tokens / (time.perf_counter() - start))
+    return [
+        {"case": f"greedy, depth {depth}", "value": round(value, 1), "unit": "tokens/s"}
+        for depth, value in best.items()
+    ]
+
+
+def prefix_lines(model: Any, tokenizer: Any, context: int) -> list[dict[str, Any]]:
+    """Time to the first token of a prompt that was not seen before, and of one that was, median of five."""
+    source = Path(__file__).read_text(encoding="utf-8")
+    one = SamplingParams(temperature=0, ignore_eos=True, max_tokens=1)
+    lines = []
+    for name, options in (
+        ("cold", {"prefix_cache": False}),
+        ("hit, bounded replay", {"replay": "bounded"}),
+        ("hit, exact replay", {"replay": "exact"}),
+    ):
+        config = {"max_num_seqs": 1, "max_model_len": context + 8, **options}
+        with Engine(model=model, tokenizer=tokenizer, config=config) as engine:
+            (prompt,) = prompts_of(engine, 1, context, source)
+            engine.generate(prompt, one)
+            seconds = []
+            for _ in range(5):
+                start = time.perf_counter()
+                output = engine.generate(prompt, one)[0]
+                seconds.append(time.perf_counter() - start)
+        lines.append(
+            {
+                "case": f"time to first token, {name}",
+                "value": round(1e3 * statistics.median(seconds), 2),
+                "unit": "ms",
+                "cached": output.usage.cached,
+                "replayed": output.usage.replayed,
+            }
+        )
+    return lines
+
+
 def main() -> None:
     """Measures every case and prints its lines."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -124,6 +181,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 16])
     parser.add_argument("--context", type=int, default=600)
     parser.add_argument("--repeats", type=int, default=100)
+    parser.add_argument("--depths", action="store_true", help="steps ahead of their results too")
+    parser.add_argument("--prefix", action="store_true", help="prompts that were seen before too")
     parser.add_argument("--modes", nargs="*", default=list(PARAMS), choices=list(PARAMS))
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -138,6 +197,20 @@ def main() -> None:
     )
     is_cuda = args.device.startswith("cuda")
     name = torch.cuda.get_device_name() if is_cuda else f"{cpu_name()}, 1 thread"
+    about = {
+        "part": "engine",
+        "device": name,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "commit": git.stdout.strip(),
+        "date": datetime.date.today().isoformat(),
+    }
+    extra = prefix_lines(model, tokenizer, args.context) if args.prefix else []
+    for batch in args.batch if args.depths else ():
+        lines = depth_lines(model, tokenizer, batch, args.context, args.repeats)
+        extra += [line | {"batch": batch} for line in lines]
+    for line in extra:
+        line["case"] += f", model {args.model}"
+        print(json.dumps({**about, **line, "context": args.context}), flush=True)
     for batch in args.batch:
         for mode in args.modes:
             timed = Timed(model)
@@ -146,16 +219,8 @@ def main() -> None:
             with Engine(model=timed, tokenizer=tokenizer, config=config, drafter=drafter) as engine:
                 found = measure(engine, timed, batch, args.context, args.repeats, mode)
             rest = found["step"] - found["model"]
-            common = {
-                "batch": batch,
-                "context": args.context,
-                "device": name,
-                "versions": {"python": platform.python_version(), "torch": torch.__version__},
-                "commit": git.stdout.strip(),
-                "date": datetime.date.today().isoformat(),
-            }
+            common = {**about, "batch": batch, "context": args.context}
             line = {
-                "part": "engine",
                 "case": f"{mode}, model {args.model}",
                 "value": round(found["tokens_per_step"] * args.repeats / found["total"], 1),
                 "unit": "tokens/s",
@@ -167,7 +232,6 @@ def main() -> None:
                 "rest_share": round(rest / found["step"], 3),
             }
             ratio = {
-                "part": "engine",
                 "case": f"step over its matrix products, {mode}, model {args.model}",
                 "value": round(found["step"] / found["products"], 2),
                 "unit": "times",
