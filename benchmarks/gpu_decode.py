@@ -46,7 +46,7 @@ class Report:
 
     def add(self, case: str, **values: Any) -> None:
         """Writes a case."""
-        found = {k: round(v, 4) if isinstance(v, float) else v for k, v in values.items()}
+        found = {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in values.items()}
         at = round(time.perf_counter() - self._began, 1)
         self._file.write(json.dumps({"case": case, "at_s": at, **found}) + "\n")
         self._file.flush()
