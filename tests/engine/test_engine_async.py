@@ -39,8 +39,18 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(bounded())
 
 
+DEPTHS = [0]
+
+
+@pytest.fixture(params=[0, 1], autouse=True)
+def depth(request: pytest.FixtureRequest) -> int:
+    """Every test runs without and with steps ahead of their results."""
+    DEPTHS[0] = request.param
+    return request.param
+
+
 def make(model: ToyModel | None = None, **parts: Any) -> AsyncEngine:
-    config = {"max_num_seqs": 3, "prefill_chunk_tokens": 7}
+    config = {"max_num_seqs": 3, "prefill_chunk_tokens": 7, "async_depth": DEPTHS[0]}
     return AsyncEngine(model=model or ToyModel(), tokenizer=ToyTokenizer(), config=config, **parts)
 
 
@@ -408,3 +418,28 @@ class TestSharedStream:
         found = run(work())
         assert isinstance(found[0], RequestTooLong)
         assert found[1] == []
+
+
+def test_controls() -> None:
+    async def work() -> None:
+        async with make() as engine:
+            with engine.trace() as trace:
+                stream = engine.stream("abc", GREEDY, rid="mine", priority=1)
+                first = await anext(stream)
+                await engine.pause()
+                other = asyncio.create_task(engine.generate("xyz", GREEDY))
+                steps = (await engine.stats()).steps
+                await asyncio.sleep(0.05)
+                assert (await engine.stats()).steps == steps
+                assert not other.done()
+                await engine.preempt("mine")
+                await engine.reset_prefix_cache()
+                await engine.resume()
+                tokens = [*first.token_ids]
+                async for delta in stream:
+                    tokens += delta.token_ids
+                assert tokens == ToyModel().greedy([0, 4, 5, 6], 12)
+                assert (await other)[0].finished
+            assert len(trace) > 0
+
+    run(work())

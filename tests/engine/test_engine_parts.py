@@ -11,7 +11,7 @@ from deepinfer import Engine, EngineConfig, SamplingParams
 from deepinfer.cache import SlotCacheManager
 from deepinfer.core import FakeClock, MemorySink
 from deepinfer.core.errors import ConfigError, UnsupportedHardware
-from deepinfer.core.events import RequestAdded, RequestFinished, StepFinished
+from deepinfer.core.events import RequestAdded, RequestFinished, RequestPreempted, StepFinished
 from deepinfer.engine import DSparkDrafter
 from deepinfer.engine.cache_setup import fit_model_len
 from deepinfer.engine.loading import resolve_device, resolve_dtype
@@ -259,3 +259,34 @@ def test_parts_can_be_looked_at() -> None:
         assert engine.info.vocab_size == 64
         assert engine.info.eos_token_ids == (1,)
         assert repr(engine) == "Engine(ToyModel, 0 unfinished)"
+
+
+def test_preemptions_are_counted_and_told(make_engine) -> None:
+    sink = MemorySink()
+    config = {"max_num_seqs": 2, "block_size": 2, "num_blocks": 16, "max_model_len": 32}
+    engine = make_engine(sink=sink, config=config)
+    engine.generate([[5, 6, 7], [8, 9, 10]], GREEDY.replace(max_tokens=20))
+    told = sink.of_type(RequestPreempted)
+    assert len(told) == engine.stats().preemptions > 0
+    assert all(event.lost_tokens > 0 for event in told)
+
+
+def test_time_target_predicts_steps(make_engine) -> None:
+    engine = make_engine(config={"target_step_s": 0.5, "max_num_batched_tokens": 64})
+    prompts = [[5 + i % 40] * (3 + i % 30) for i in range(60)]
+    outputs = engine.generate(prompts, GREEDY)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert list(output.token_ids) == ToyModel().greedy(prompt, 12)
+    stats = engine.stats()
+    assert stats.predicted_seconds > 0
+    assert stats.predicted_measured_seconds > 0
+
+
+def test_flags_are_flags(make_engine) -> None:
+    engine = make_engine()
+    with pytest.raises(ConfigError, match="keep_output"):
+        engine.add_request("abc", GREEDY, keep_output=1)
+    with pytest.raises(ConfigError, match="packed"):
+        Engine.from_pretrained("nano", packed="no")
+    with pytest.raises(ConfigError, match="'blocks'"):
+        make_engine(cache="pages")

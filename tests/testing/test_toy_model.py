@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from deepinfer.core.errors import ConfigError, InvalidRequest, InvariantBroken
-from deepinfer.models.deepseek_v41.batch import ForwardBatch
-from deepinfer.testing import ToyConfig, ToyModel, ToyTokenizer
+from deepinfer.core.plan import BlockUpdate
+from deepinfer.models.deepseek_v41.batch import ForwardBatch, Segment
+from deepinfer.testing import ToyCache, ToyConfig, ToyModel, ToyTokenizer
 
 IDS = [5, 9, 30, 7, 12, 44, 8]
 
@@ -122,3 +123,98 @@ def test_tokenizer() -> None:
     assert "".join(map(stream.push, ids)) + stream.finish() == text
     with pytest.raises(InvalidRequest, match="no id for"):
         tokenizer.encode("é")
+
+
+class TestBlocks:
+    """A cache in blocks with a window of two layers, as the engine drives it."""
+
+    def cache(self, model: ToyModel, **options: int) -> ToyCache:
+        return model.new_cache(2, 16, 16, **{"num_blocks": 8, "block_size": 2, **options})
+
+    def run(
+        self, model: ToyModel, cache: ToyCache, slot: int, start: int, ids: list[int], **at: int
+    ) -> torch.Tensor:
+        segment = Segment(slot, start, len(ids), **at)
+        batch = ForwardBatch(torch.tensor(ids), (segment,))
+        return model.compute_logits(model.forward(batch, cache).hidden)
+
+    def test_tables_in_any_order_give_the_same(self) -> None:
+        model = ToyModel(ToyConfig(sliding_window=3))
+        for blocks in ((0, 1, 2, 3), (5, 2, 7, 0)):
+            cache = self.cache(model)
+            cache.apply_updates([BlockUpdate(slot=1, first=0, blocks=blocks)])
+            assert torch.equal(self.run(model, cache, 1, 0, IDS), model.logits(IDS))
+
+    def test_exact_replay_is_exact_and_a_shorter_one_is_not(self) -> None:
+        model = ToyModel(ToyConfig(sliding_window=2))
+        ids = [*IDS, 9, 10, 11]
+        full = model.logits(ids)
+        for length, same in ((3, True), (1, False)):
+            cache = self.cache(model)
+            cache.apply_updates([BlockUpdate(slot=0, first=0, blocks=(3, 4, 5))])
+            self.run(model, cache, 0, 0, ids[:6])
+            before = cache.rows.clone()
+            cache.apply_updates([BlockUpdate(slot=1, first=0, blocks=(3, 4, 5, 6, 7))])
+            cache.adopt_prefix(1, ids[:6])
+            start = 6 - length
+            at = {"window_start": start, "pool_start": 6}
+            self.run(model, cache, 1, start, ids[start:6], **at)
+            assert torch.equal(cache.rows, before)  # a replay writes no blocks
+            out = self.run(model, cache, 1, 6, ids[6:], **at)
+            assert torch.equal(out, full[6:]) == same
+
+    def test_foreign_and_missing_rows_are_refused(self) -> None:
+        model = ToyModel(ToyConfig(sliding_window=3))
+        cache = self.cache(model)
+        cache.apply_updates([BlockUpdate(slot=0, first=0, blocks=(0, 1, 2))])
+        self.run(model, cache, 0, 0, IDS[:6])
+        cache.apply_updates([BlockUpdate(slot=1, first=0, blocks=(0, 1, 2, 3))])
+        cache.adopt_prefix(1, [*IDS[:5], 60])
+        with pytest.raises(InvariantBroken, match="another sequence"):
+            self.run(model, cache, 1, 6, [5], window_start=6, pool_start=6)
+        cache.reset(1)
+        cache.adopt_prefix(1, IDS[:6])
+        with pytest.raises(InvariantBroken, match="lacks window rows"):
+            self.run(model, cache, 1, 6, [5], pool_start=6)
+        cache.reset(1)
+        cache.adopt_prefix(1, IDS[:6])
+        with pytest.raises(InvariantBroken, match="starts at 4"):
+            self.run(model, cache, 1, 4, IDS[4:6], window_start=4)
+        with pytest.raises(InvariantBroken, match="does not fit the table"):
+            cache.apply_updates([BlockUpdate(slot=1, first=1, blocks=(3,))])
+        with pytest.raises(InvariantBroken, match="room for 8 tokens"):
+            self.run(model, cache, 1, 6, [5] * 3, window_start=6, pool_start=6)
+
+    def test_saved_bytes_come_back(self) -> None:
+        model = ToyModel(ToyConfig(sliding_window=3))
+        cache = self.cache(model)
+        cache.apply_updates([BlockUpdate(slot=0, first=0, blocks=(0, 1, 2))])
+        self.run(model, cache, 0, 0, IDS[:6])
+        blocks = [cache.save_block(block) for block in (0, 1, 2)]
+        windows = cache.save_windows(0, 6)
+        assert {len(data) for data in blocks} == {cache.block_bytes}
+        assert len(windows) == cache.windows_bytes
+        other = self.cache(model)
+        other.apply_updates([BlockUpdate(slot=1, first=0, blocks=(6, 5, 4, 3))])
+        for block, data in zip((6, 5, 4), blocks, strict=True):
+            other.load_block(block, data)
+        other.adopt_prefix(1, IDS[:6])
+        other.load_windows(1, 6, windows)
+        out = self.run(model, other, 1, 6, IDS[6:], window_start=3, pool_start=6)
+        assert torch.equal(out, model.logits(IDS)[6:])
+        with pytest.raises(InvariantBroken, match="lacks window rows"):
+            other.save_windows(0, 4)
+
+    def test_narrowed_tokens_have_no_output(self) -> None:
+        model = ToyModel(ToyConfig(narrows=True))
+        cache = self.cache(model)
+        cache.apply_updates([BlockUpdate(slot=0, first=0, blocks=(0, 1, 2, 3))])
+        batch = ForwardBatch(torch.tensor(IDS), (Segment(0, 0, len(IDS), full_start=4),))
+        out = model.forward(batch, cache)
+        assert out.kept is not None
+        assert out.kept.tolist() == [4, 5, 6]
+        assert torch.equal(model.compute_logits(out.hidden), model.logits(IDS)[4:])
+
+    def test_odd_blocks_are_refused(self) -> None:
+        with pytest.raises(ConfigError, match="block_size"):
+            self.cache(ToyModel(), block_size=3)

@@ -17,6 +17,7 @@ from deepinfer.engine.engine import Engine
 from deepinfer.engine.outputs import OutputBuilder, as_request_error
 from deepinfer.engine.prompts import Prompt, as_params, split_prompts
 from deepinfer.engine.stats import EngineStats
+from deepinfer.engine.trace import Trace
 from deepinfer.engine.worker import AsyncSink, EngineWorker
 
 __all__ = ["AsyncEngine", "AsyncTokenStream"]
@@ -37,19 +38,27 @@ class AsyncTokenStream(AsyncIterator[OutputDelta]):
         prompt: The prompt.
         params: Sampling options.
         rid: Id of the request.
+        priority: Lower runs first.
 
     Attributes:
         rid: Id of the request.
     """
 
     def __init__(
-        self, worker: EngineWorker, engine: Engine, prompt: Prompt, params: SamplingParams, rid: str
+        self,
+        worker: EngineWorker,
+        engine: Engine,
+        prompt: Prompt,
+        params: SamplingParams,
+        rid: str,
+        priority: int = 0,
     ) -> None:
         self.rid = rid
         self._worker = worker
         self._engine = engine
         self._prompt = prompt
         self._params = params
+        self._priority = priority
         self._sink: AsyncSink | None = None
         self._builders: list[OutputBuilder] = []
         self._open = params.n
@@ -67,7 +76,9 @@ class AsyncTokenStream(AsyncIterator[OutputDelta]):
         try:
             self._builders = await _call(
                 self._worker,
-                lambda: self._engine._submit(self._prompt, self._params, sink.push, self.rid),
+                lambda: self._engine._submit(
+                    self._prompt, self._params, sink.push, self.rid, self._priority
+                ),
             )
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
@@ -238,7 +249,12 @@ class AsyncEngine:
         return outputs
 
     def stream(
-        self, prompt: Prompt, params: Params | None = None, *, rid: str | None = None
+        self,
+        prompt: Prompt,
+        params: Params | None = None,
+        *,
+        rid: str | None = None,
+        priority: int = 0,
     ) -> AsyncTokenStream:
         """Continues one prompt piece by piece: `async for delta in engine.stream(prompt)`.
 
@@ -246,6 +262,7 @@ class AsyncEngine:
             prompt: Text, token ids, or messages.
             params: Sampling options.
             rid: Id of the request; None for a new one.
+            priority: Lower runs first under the "priority" order.
 
         Returns:
             The stream; it submits the request when it is first awaited, and raises what is wrong with it then.
@@ -255,7 +272,7 @@ class AsyncEngine:
         """
         one = as_params(params, 1)[0]
         rid = f"async-{next(self._numbers)}" if rid is None else rid
-        return AsyncTokenStream(self._worker, self._engine, prompt, one, rid)
+        return AsyncTokenStream(self._worker, self._engine, prompt, one, rid, priority)
 
     async def abort(self, rid: str) -> list[Output]:
         """Ends a request; whoever awaits it gets its end.
@@ -270,6 +287,26 @@ class AsyncEngine:
             EngineDead: The engine is closed.
         """
         return await _call(self._worker, lambda: self._engine.abort(rid))
+
+    async def preempt(self, rid: str) -> None:
+        """Takes slot and cache of a request's running samples; see `Engine.preempt`."""
+        await _call(self._worker, lambda: self._engine.preempt(rid))
+
+    async def reset_prefix_cache(self) -> None:
+        """Forgets every cached prefix; see `Engine.reset_prefix_cache`."""
+        await _call(self._worker, self._engine.reset_prefix_cache)
+
+    async def pause(self) -> None:
+        """Stops running steps, once those in flight are applied; requests are still taken, and whoever awaits them waits."""
+        await _call(self._worker, self._engine.pause)
+
+    async def resume(self) -> None:
+        """Goes on after `pause`."""
+        await _call(self._worker, self._engine.resume)
+
+    def trace(self, capacity: int = 200_000) -> Trace:
+        """Records where the time goes while its `with` block runs; see `Engine.trace`."""
+        return self._engine.trace(capacity)
 
     async def stats(self) -> EngineStats:
         """Counters since the start, and how busy the engine is; raises `EngineDead` once it is closed."""

@@ -176,7 +176,12 @@ class Engine(EngineControls):
         return generate(self, prompts, params, progress, raise_errors=on_error == "raise")
 
     def stream(
-        self, prompt: Prompt, params: Params | None = None, *, rid: str | None = None
+        self,
+        prompt: Prompt,
+        params: Params | None = None,
+        *,
+        rid: str | None = None,
+        priority: int = 0,
     ) -> TokenStream:
         """Continues one prompt piece by piece.
 
@@ -184,6 +189,7 @@ class Engine(EngineControls):
             prompt: Text, token ids, or messages.
             params: Sampling options.
             rid: Id of the request; None for a new one.
+            priority: Lower runs first under the "priority" order.
 
         Returns:
             An iterator over deltas; closing or dropping it aborts the request. An error that ends the request is
@@ -196,7 +202,7 @@ class Engine(EngineControls):
         one = as_params(params, 1)[0]
         stream = TokenStream(self, self._new_rid() if rid is None else rid, one.n)
         try:
-            self._submit(prompt, one, stream.sink, stream.rid)
+            self._submit(prompt, one, stream.sink, stream.rid, priority)
         except BaseException:
             stream.disown()
             raise
