@@ -235,7 +235,7 @@ class Scheduler(Protocol):
         """Commits to a plan: gives out its room; returns it with block updates and copies filled in."""
         ...
 
-    def apply(self, result: StepResult) -> list[Any]:
+    def apply(self, result: StepResult) -> Sequence[Any]:
         """Applies the result of the oldest launched step; returns what changed for each request."""
         ...
 

@@ -266,6 +266,7 @@ def make_manager(
     layers = getattr(model_config, "num_hidden_layers", 1)
     if narrowing is not None and (is_narrow or model_config is None):
         layers = narrowing.window_layers
+    stored = getattr(model_cache, "window_layers", 0)
     window_rows = info.window + 1 + info.draft_length if info.window else 0
     ring = getattr(model_cache, "ring_size", window_rows)
     return BlockCacheManager(
@@ -275,7 +276,11 @@ def make_manager(
         max_tokens=shape.max_model_len,
         prefix_cache=config.prefix_cache,
         replay=ReplayPolicy(
-            mode=config.replay_form, window=info.window, layers=max(1, layers), narrowed=is_narrow
+            mode=config.replay_form,
+            window=info.window,
+            layers=max(1, layers),
+            narrowed=is_narrow,
+            stored_layers=min(stored, layers) if stored else None,
         ),
         identity=CacheIdentity(
             model=info.fingerprint,

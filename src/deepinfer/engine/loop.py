@@ -229,7 +229,7 @@ class EngineLoop(LoopControls):
         finally:
             self._is_stepping = False
 
-    def _applied(self, flight: Flight, progress: list[Progress], began: float) -> None:
+    def _applied(self, flight: Flight, progress: Sequence[Progress], began: float) -> None:
         now = self.clock.now()
         if self._unscheduled:
             for rid in self._unscheduled & flight.requests.keys():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,7 +93,7 @@ class StepPipeline:
         masks: GrammarMasks,
         clock: Clock,
         depth: int,
-        on_applied: Callable[[Flight, list[Progress], float], None],
+        on_applied: Callable[[Flight, Sequence[Progress], float], None],
     ) -> None:
         self.flights: deque[Flight] = deque()
         self.applying: Flight | None = None

@@ -128,6 +128,11 @@ class ModelRunner:
         self._graphs = DecodeGraphs(self._model, self.cache, future=self._future.tokens)
         return self._graphs
 
+    @property
+    def graph_steps(self) -> int:
+        """Steps whose decode rows came from a recording."""
+        return 0 if self._graphs is None else self._graphs.stats.hits.total()
+
     @torch.inference_mode()
     def forward(self, plan: StepPlan, requests: Mapping[str, Request]) -> RunningStep:
         """Runs the model on a plan, cache copies first and drafts where the plan wants them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -121,7 +121,7 @@ class StatsRecorder:
         self._has_sink = sink is not None
         self._finished: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         names = ("time_to_first_token", "inter_token", "queue", "end_to_end", "step")
         self._latencies = {name: LatencyWindow() for name in names}
         self._traces: tuple[Trace, ...] = ()
@@ -279,6 +279,10 @@ class StatsRecorder:
         """
         tier = getattr(runner, "host_tier", None)
         found = cache.stats() if hasattr(cache, "stats") else None
+        numbers: dict[str, Any] = {**self._counts, **self._seconds}
+        latencies: dict[str, Any] = {
+            name: window.summary() for name, window in self._latencies.items()
+        }
         return EngineStats(
             requests_running=load.num_running,
             requests_waiting=load.num_waiting,
@@ -286,12 +290,12 @@ class StatsRecorder:
             kv_used_ratio=load.used_ratio if found is None else found.used_ratio,
             kv_size_bytes=getattr(getattr(runner, "cache", None), "size_bytes", 0),
             host_size_bytes=getattr(tier, "size_bytes", 0),
+            graph_steps=getattr(runner, "graph_steps", 0),
             host_copies=getattr(tier, "num_copies", 0),
             host_copies_failed=getattr(tier, "num_failed", 0),
             cache=found,
-            **self._counts,
-            **self._seconds,
-            **{name: window.summary() for name, window in self._latencies.items()},
+            **numbers,
+            **latencies,
         )
 
     def _tell(self, event: Event) -> None:
