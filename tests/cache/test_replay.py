@@ -45,7 +45,7 @@ def test_off_and_no_window() -> None:
         ("exact", 873, None),
         ("off", 873, None),
         ("bounded", 872, False),
-        ("bounded", 873, True),
+        ("bounded", 873, None),
     ],
 )
 def test_stored_rows_are_exact_until_the_last_window(

@@ -93,8 +93,9 @@ class ReplayPolicy:
             prompt_tokens: N.
 
         Returns:
-            Whether the numbers differ from a full run, or None when such a hit is not allowed: stored rows are those
-            of the layers that run for every token, and the others need the last window of the prompt.
+            False, since the numbers are those of a full run; None when such a hit is not allowed. Stored rows are those
+            of the layers that run for every token; the others need the last window of the prompt, which must not
+            reach back before H. There even one replayed window is nearer to a full run than stored rows.
         """
         if not self.window:
             return False
@@ -102,4 +103,4 @@ class ReplayPolicy:
             return None
         if not self.narrowed or prompt_tokens - hit_tokens >= self.window:
             return False
-        return True if self.mode == "bounded" else None
+        return None
