@@ -48,7 +48,10 @@ BATCHES = (1, 2, 7, 15, 16, 17, 31, 33, 63, 64, 65, 128, 257, 512, 600, 1025)
 class Report:
     """Cases as JSON lines and as rows of the last table."""
 
-    def __init__(self, path: Path, seconds: float, device: str) -> None:
+    def __init__(
+        self, path: Path, seconds: float, device: str, only: tuple[str, ...] = ("",)
+    ) -> None:
+        self._only = only
         self._file = path.open("a")
         self._began = time.perf_counter()
         self._end = self._began + seconds
@@ -72,7 +75,9 @@ class Report:
         print(f"[{at:6.1f}s] {self.lines[-1]}", flush=True)
 
     def run(self, case: str, work: Callable[[], object]) -> None:
-        """Runs a part if there is time; a failure is a line, and the next parts still run."""
+        """Runs a part if it is asked for and there is time; a failure is a line, and the next parts still run."""
+        if not case.startswith(self._only):
+            return
         if time.perf_counter() > self._end:
             self.add(case, skipped="no time left")
             return
@@ -503,11 +508,14 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seconds", type=float, default=150, help="no part starts after this")
     parser.add_argument("--repeats", type=int, default=60, help="decode steps on the CPU")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="GPU: beginnings of the names of parts"
+    )
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
     args = parser.parse_args()
     is_gpu = args.device == "cuda"
     device = torch.cuda.get_device_name() if is_gpu else f"{cpu_name()}, 1 thread"
-    report = Report(args.out / "determinism.jsonl", args.seconds, device)
+    report = Report(args.out / "determinism.jsonl", args.seconds, device, tuple(args.only))
     with torch.inference_mode():
         if is_gpu:
             on_gpu(report)

@@ -10,6 +10,7 @@ Run: PYTHONPATH=src python benchmarks/gpu_decode.py [--model nano] [--seconds 14
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import statistics
@@ -38,7 +39,8 @@ GREEDY_STEPS = 64
 class Report:
     """Collects cases: a JSON line each, and rows of the last table."""
 
-    def __init__(self, path: Path, seconds: float) -> None:
+    def __init__(self, path: Path, seconds: float, only: tuple[str, ...] = ("",)) -> None:
+        self._only = only
         self._file = path.open("a")
         self._end = time.perf_counter() + seconds
         self._began = time.perf_counter()
@@ -48,14 +50,21 @@ class Report:
         """Writes a case."""
         found = {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in values.items()}
         at = round(time.perf_counter() - self._began, 1)
-        self._file.write(json.dumps({"case": case, "at_s": at, **found}) + "\n")
+        machine = {
+            "device": torch.cuda.get_device_name(), "torch": torch.__version__,
+            "date": datetime.date.today().isoformat(),
+        }  # fmt: skip
+        line = {"part": "gpu_decode", "case": case, "at_s": at, **found, **machine}
+        self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         line = f"{case:34s} " + " ".join(f"{k}={v}" for k, v in found.items())
         self.lines.append(line)
         print(f"[{at:6.1f}s] {line}", flush=True)
 
     def run(self, case: str, work: Any, least_s: float = 5.0) -> None:
-        """Runs a case if the time is there; a failure is a line too."""
+        """Runs a case if it is asked for and the time is there; a failure is a line too."""
+        if not case.startswith(self._only):
+            return
         if time.perf_counter() + least_s > self._end:
             self.add(case, skipped="no time left")
             return
@@ -344,10 +353,11 @@ def main() -> None:
     parser.add_argument("--model", default="nano")
     parser.add_argument("--seconds", type=float, default=140.0)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument("--only", nargs="+", default=[""], help="beginnings of the names of cases")
     parser.add_argument("--out", default=os.environ.get("OUT", "."))
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
-    report = Report(Path(args.out) / "gpu_decode.jsonl", args.seconds)
+    report = Report(Path(args.out) / "gpu_decode.jsonl", args.seconds, tuple(args.only))
     report.add(
         "machine", gpu=torch.cuda.get_device_name(), torch=torch.__version__, model=args.model
     )
@@ -358,7 +368,8 @@ def main() -> None:
         held.model = make_model(args, dtype, rounding)
         return held.model
 
-    for dtype, rounding in ((torch.float32, "none"), (torch.float32, "full"), (torch.bfloat16, "full")):  # fmt: skip
+    checked = ((torch.float32, "none"), (torch.float32, "full"), (torch.bfloat16, "full"))
+    for dtype, rounding in checked if {"", "kernels", "greedy"} & {*args.only} else checked[-1:]:
         name = f"{str(dtype).removeprefix('torch.')} {rounding}"
         model = load(dtype, rounding)
         report.run(f"kernels {name}", lambda m=model, n=name: check_kernels(report, m, n))
