@@ -27,7 +27,7 @@ LAYERS = (
     ),
     (
         ("balancers", "who runs what"),
-        ("cache", "slots, blocks"),
+        ("cache", "blocks, prefixes"),
         ("grammar", "allowed tokens"),
         ("kernels", "formats, GPU code"),
         ("scheduling", "the next step"),
@@ -338,6 +338,118 @@ def step(built: set[str]) -> Picture:
     return picture
 
 
+def life(built: set[str]) -> Picture:
+    """The way of a request through an engine, what the cache does meanwhile, and the order of calls at both depths."""
+    picture = Picture(
+        "The life of a request: its way through the parts, the cache beside it, and steps at depth 0 and 1",
+        530,
+    )
+    width, gap = 82, 12
+    stations = (
+        ("submit", "checks, ids", ""),
+        ("waiting", "in order", ""),
+        ("plan", "changes nothing", "sky"),
+        ("launch", "commits", "sky"),
+        ("forward", "enqueued", "sky"),
+        ("sample", "masks first", "sky"),
+        ("collect", "waits", "sky"),
+        ("apply", "settles", "sky"),
+        ("deltas", "text, ids", ""),
+    )
+    lefts = [13 + i * (width + gap) for i in range(len(stations))]
+    for i, (left, (name, what, look)) in enumerate(zip(lefts, stations, strict=True)):
+        picture.box(left, 50, width, 48, look)
+        picture.text(left + width / 2, 71, name, "name")
+        picture.text(left + width / 2, 88, what)
+        if i:
+            picture.arrow((left - gap, 74), (left - 1, 74))
+    middle = [left + width / 2 for left in lefts]
+    picture.arrow((middle[7], 50), (middle[7], 26), (middle[2] + 16, 26), (middle[2] + 16, 48))
+    picture.text((middle[2] + middle[7]) / 2 + 8, 20, "next step, while the request is unfinished")
+    picture.arrow((middle[2] - 16, 50), (middle[2] - 16, 26), (middle[1], 26), (middle[1], 48))
+    picture.text(middle[1] - 6, 20, "preempted", "what", "end")
+    calls = (
+        (2, "lookup", "finds a prefix"),
+        (3, "allocate", "slot, blocks"),
+        (4, "copies", "host to device"),
+        (6, "step_done", "ends quarantine"),
+        (7, "settle", "publishes"),
+        (8, "release", "to quarantine"),
+    )
+    for station, name, what in calls:
+        x = middle[station]
+        picture.arrow((x, 98), (x, 132))
+        picture.box(lefts[station], 134, width, 44, "green")
+        picture.text(x, 153, name, "name")
+        picture.text(x, 170, what)
+        picture.arrow((x, 178), (x, 198), tip=False)
+    picture.box(lefts[2], 198, lefts[8] + width - lefts[2], 36)
+    picture.text(
+        (lefts[2] + lefts[8] + width) / 2, 221, "cache: blocks, prefix index, host memory", "name"
+    )
+    _timeline(
+        picture,
+        262,
+        "async_depth 0: a step is applied before the next is planned",
+        (
+            ("plan k", 62),
+            ("forward", 62),
+            ("", 112),
+            ("sample", 58),
+            ("", 44),
+            ("collect, apply k", 110),
+            ("plan k+1", 66),
+            ("forward", 62),
+        ),
+        ((93, 144, "forward k"), (267, 44, "k"), (511, 144, "forward k+1")),
+    )
+    _timeline(
+        picture,
+        402,
+        "async_depth 1: step k+1 is planned and launched while step k runs",
+        (
+            ("plan k+1", 66),
+            ("forward", 62),
+            ("", 40),
+            ("collect, apply k", 110),
+            ("sample k+1", 80),
+            ("plan k+2", 66),
+            ("forward", 62),
+            ("", 30),
+            ("collect, apply k+1", 130),
+        ),
+        (
+            (0, 140, "forward k, sample k"),
+            (142, 250, "forward k+1, sample k+1"),
+            (394, 262, "forward k+2"),
+        ),
+    )
+    return picture
+
+
+def _timeline(
+    picture: Picture,
+    top: float,
+    title: str,
+    host: tuple[tuple[str, float], ...],
+    device: tuple[tuple[float, float, str], ...],
+) -> None:
+    """Two lanes over time: calls of the host one after the other, and what the device runs."""
+    left = 100
+    picture.text(13, top + 14, title, "name", "start")
+    picture.text(88, top + 47, "host", "what", "end")
+    picture.text(88, top + 89, "device", "what", "end")
+    at = left
+    for name, width in host:
+        if name:
+            picture.box(at, top + 28, width, 30, "sky")
+            picture.text(at + width / 2, top + 47, name)
+        at += width + 2
+    for begin, width, name in device:
+        picture.box(left + begin, top + 70, width, 30, "orange")
+        picture.text(left + begin + width / 2, top + 89, name)
+
+
 PICTURES: dict[str, Callable[[set[str]], Picture]] = {
     "structure": structure,
     "layer_plan": layer_plan,
@@ -345,6 +457,7 @@ PICTURES: dict[str, Callable[[set[str]], Picture]] = {
     "streams": streams,
     "draft": draft,
     "step": step,
+    "life": life,
 }
 
 
