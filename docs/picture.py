@@ -348,7 +348,7 @@ def life(built: set[str]) -> Picture:
     stations = (
         ("submit", "checks, ids", ""),
         ("waiting", "in order", ""),
-        ("plan", "changes nothing", "sky"),
+        ("plan", "pure", "sky"),
         ("launch", "commits", "sky"),
         ("forward", "enqueued", "sky"),
         ("sample", "masks first", "sky"),
@@ -371,15 +371,15 @@ def life(built: set[str]) -> Picture:
     calls = (
         (2, "lookup", "finds a prefix"),
         (3, "allocate", "slot, blocks"),
-        (4, "copies", "host to device"),
-        (6, "step_done", "ends quarantine"),
+        (4, "copies", "to device"),
+        (6, "step_done", "gives back"),
         (7, "settle", "publishes"),
-        (8, "release", "to quarantine"),
+        (8, "release", "quarantine"),
     )
     for station, name, what in calls:
         x = middle[station]
         picture.arrow((x, 98), (x, 132))
-        picture.box(lefts[station], 134, width, 44, "green")
+        picture.box(lefts[station] - 4, 134, width + 8, 44, "green")
         picture.text(x, 153, name, "name")
         picture.text(x, 170, what)
         picture.arrow((x, 178), (x, 198), tip=False)
@@ -393,15 +393,19 @@ def life(built: set[str]) -> Picture:
         "async_depth 0: a step is applied before the next is planned",
         (
             ("plan k", 62),
-            ("forward", 62),
-            ("", 112),
-            ("sample", 58),
-            ("", 44),
-            ("collect, apply k", 110),
+            ("forward k", 70),
+            ("sample k", 66),
+            ("", 46),
+            ("collect k", 66),
+            ("apply k", 60),
             ("plan k+1", 66),
-            ("forward", 62),
+            ("forward k+1", 82),
+            ("sample k+1", 76),
         ),
-        ((93, 144, "forward k"), (267, 44, "k"), (511, 144, "forward k+1")),
+        (
+            (100, 150, "forward k, sample k"),
+            (496, 150, "forward k+1"),
+        ),
     )
     _timeline(
         picture,
