@@ -233,3 +233,12 @@ def test_bf16_follows_fp32(random_model, small_config, ids, run_chunks) -> None:
     full = random_model(config, "full", torch.bfloat16)
     logits, _ = run_chunks(full, ids, [20, 1])
     assert torch.isfinite(logits).all()
+
+
+@pytest.mark.parametrize("spread", [1, 8, 60])
+def test_sinkhorn_of_one_token(spread) -> None:
+    scores = np.random.default_rng(spread).normal(0, spread, (50, 4, 4))
+    k = np.exp(scores - scores.max(-1, keepdims=True)).astype(np.float32) + np.float32(1e-6)
+    together = small_cpu.normalise(k, 20, 1e-6)
+    alone = np.concatenate([small_cpu.normalise(one[None], 20, 1e-6) for one in k])
+    np.testing.assert_allclose(alone, together, rtol=2e-5, atol=1e-9)

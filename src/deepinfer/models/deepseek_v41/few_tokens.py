@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import getitem
+from typing import cast
 
 import numpy as np
 import torch
@@ -17,8 +18,11 @@ from torch import Tensor, nn
 
 from deepinfer.models.deepseek_v41 import small_cpu
 from deepinfer.models.deepseek_v41.attention import Attention
+from deepinfer.models.deepseek_v41.compressor import Compressor
 from deepinfer.models.deepseek_v41.decode_stack import run_layers
 from deepinfer.models.deepseek_v41.engram import Engram
+from deepinfer.models.deepseek_v41.few_pools import CompressorViews, IndexerViews
+from deepinfer.models.deepseek_v41.indexer import Indexer
 from deepinfer.models.deepseek_v41.layer import Layer, LayerPass
 from deepinfer.models.deepseek_v41.moe import MoE
 from deepinfer.models.deepseek_v41.norm import RMSNorm
@@ -190,8 +194,13 @@ class _AttentionViews:
         self._attention = attention
         self._compressed = attention.ratio > 0
         self._heads = attention.num_heads
-        self._indexer = attention.indexer
-        self._compressor = attention.compressor
+        # A pass takes the twins for the modules.
+        self._indexer: Indexer | None = None
+        self._compressor: Compressor | None = None
+        if attention.indexer is not None:
+            self._indexer = cast(Indexer, IndexerViews(attention.indexer))
+        if attention.compressor is not None:
+            self._compressor = cast(Compressor, CompressorViews(attention.compressor))
         self._round = _Rounding(attention.rounding)
         self._wq_a, self._wq_b = attention.wq_a.weight, attention.wq_b.weight
         self._wkv, self._wo_b = attention.wkv.weight, attention.wo_b.weight
@@ -250,21 +259,25 @@ class _MoEViews:
             weights = weights[order]
             inputs = list(torch.from_numpy(x[order // topk]).split_with_sizes(counts))
         w1, w3, w2 = (weight.t() for weight in self._shared)
-        gate_up = torch.empty(pairs + tokens, 2 * w1.shape[1], dtype=torch.float32, device="cpu")
-        *parts, last = gate_up.split_with_sizes([*counts, tokens])
+        counts.append(tokens)
+        inter = w1.shape[1]
+        gate_up = np.empty((pairs + tokens, 2 * inter), np.float32)
+        *parts, last = torch.from_numpy(gate_up).split_with_sizes(counts)
         for expert, rows, part in zip(chosen, inputs, parts, strict=True):
             torch.mm(rows, self._w13[expert], out=part)
-        inter = w1.shape[1]
-        torch.mm(whole, w1, out=last[:, :inter])
-        torch.mm(whole, w3, out=last[:, inter:])
-        hidden = self._round.activation(small_cpu.swiglu(gate_up.numpy(), self._limit, weights))
-        down = torch.empty(pairs + tokens, y.shape[1], dtype=torch.float32, device="cpu")
-        *inputs, last = torch.from_numpy(hidden).split_with_sizes([*counts, tokens])
-        *parts, out_last = down.split_with_sizes([*counts, tokens])
+        gate, up = last.split(inter, 1)
+        torch.mm(whole, w1, out=gate)
+        torch.mm(whole, w3, out=up)
+        hidden = self._round.activation(small_cpu.swiglu(gate_up, self._limit, weights))
+        values = np.empty((pairs + tokens, y.shape[1]), np.float32)
+        *inputs, last = torch.from_numpy(hidden).split_with_sizes(counts)
+        *parts, out_last = torch.from_numpy(values).split_with_sizes(counts)
         torch.mm(last, w2, out=out_last)
         for expert, rows, part in zip(chosen, inputs, parts, strict=True):
             torch.mm(rows, self._w2[expert], out=part)
-        values = down.numpy()
+        if tokens == 1:
+            total: np.ndarray = np.add.reduce(values, 0, keepdims=True)
+            return total
         routed = values[:pairs]
         if order is not None:
             routed = np.empty_like(routed)

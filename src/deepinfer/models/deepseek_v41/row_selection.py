@@ -68,7 +68,7 @@ class RowSelection:
         for group in self._groups:
             group.see(ratio)
             if makes_candidates:
-                group.candidates = None
+                group.excluded = None
         scored = [self._needs_scores(group, makes_candidates) for group in self._groups]
         if not any(scored):
             if self._taken_all_of != source:
@@ -95,13 +95,16 @@ class RowSelection:
         rows_of_blocks = config.candidate_topk_blocks * config.candidate_block_size
         return (
             group.most > config.index_topk
-            or group.candidates is not None
+            or group.excluded is not None
             or (makes_candidates and group.most > rows_of_blocks)
         )
 
     def _scores(self, group: _Group, source: int, queries: Tensor, weights: Tensor) -> Tensor:
         """Scores of a group, shape [segments, tokens, rows], -inf where a row is not visible."""
-        keys = self._cache.visible_keys(source, group.slots, group.most)
+        if group.keys is None or group.keys[0] != source:
+            # Written before the first layer that selects from the source.
+            group.keys = source, self._cache.visible_keys(source, group.slots, group.most)
+        keys = group.keys[1]
         device = keys.device
         if len(self._groups) > 1:
             tokens = torch.from_numpy(group.tokens).to(device)
@@ -127,11 +130,13 @@ class RowSelection:
         if makes_candidates:
             if group.most > blocks * size:
                 visible = torch.from_numpy(group.visible).to(scores.device)
-                group.candidates = candidate_mask(scores, visible, blocks, size)
-        elif group.candidates is not None:
-            scores = scores.masked_fill(~group.candidates, -torch.inf)
+                group.set_candidates(candidate_mask(scores, visible, blocks, size))
+        elif group.excluded is not None:
+            scores = scores.masked_fill_(group.excluded, -torch.inf)
         rows = select_rows(scores, config.index_topk)
-        if group.all_see_most and (makes_candidates or group.candidates is None):
+        if group.all_see_most and (
+            makes_candidates or group.excluded is None or config.index_topk <= group.fewest
+        ):
             return rows, None
         valid = scores.gather(-1, rows) > -torch.inf
         return rows, None if valid.is_cpu and bool(valid.all()) else valid
@@ -179,7 +184,9 @@ class _Group:
         visible: Pool rows that each token sees at the current ratio, shape [segments, num_tokens].
         most: The largest of them.
         all_see_most: Whether they are all equal.
-        candidates: Rows that later index sources may pick, shape [segments, num_tokens, most], or None for all.
+        excluded: Rows that later index sources must not pick, shape [segments, num_tokens, most], or None.
+        fewest: The least number of rows that they may pick, 0 when it is not known.
+        keys: A KV source and its index keys, shape [segments, most, index_head_dim].
     """
 
     def __init__(self, tokens: np.ndarray, slot_ids: list[int], end_positions: np.ndarray) -> None:
@@ -188,7 +195,9 @@ class _Group:
         self.visible = self._end_positions = end_positions
         self._ratio = 1
         self._measure()
-        self.candidates: Tensor | None = None
+        self.excluded: Tensor | None = None
+        self.fewest = 0
+        self.keys: tuple[int, Tensor] | None = None
 
     def see(self, ratio: int) -> None:
         """Sets what is visible at a ratio."""
@@ -196,6 +205,13 @@ class _Group:
             self.visible = self._end_positions // ratio
             self._ratio = ratio
             self._measure()
+
+    def set_candidates(self, candidates: Tensor) -> None:
+        """Sets which rows later index sources may pick, shape [segments, num_tokens, most]."""
+        self.excluded = ~candidates
+        self.fewest = 0
+        if candidates.is_cpu:
+            self.fewest = int(np.add.reduce(candidates.numpy(), -1, dtype=np.int64).min())
 
     def _measure(self) -> None:
         self.most = int(self.visible.max())

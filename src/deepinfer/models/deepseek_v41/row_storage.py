@@ -169,9 +169,10 @@ def select_blocks(data: Tensor, blocks: np.ndarray) -> Tensor:
         Shape [..., blocks * block_rows, channels].
     """
     flat = blocks.reshape(-1)
-    first = int(flat[0])
-    if len(flat) == 1 or np.array_equal(flat, np.arange(first, first + len(flat))):
-        found = data[first : first + len(flat)]
+    ids = flat.tolist()
+    first, end = ids[0], ids[0] + len(ids)
+    if ids[-1] == end - 1 and ids == list(range(first, end)):
+        found = data[first:end]
     else:
         found = data[torch.from_numpy(flat).to(data.device)]
     return found.view(*blocks.shape[:-1], -1, data.shape[-1])

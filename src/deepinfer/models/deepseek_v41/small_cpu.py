@@ -7,6 +7,7 @@ computes what its torch twin computes, in fp32; `fits` says when it may be used.
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 import torch
@@ -59,10 +60,19 @@ def quiet() -> np.errstate:
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     """Twin of `norm.rms_norm`."""
-    squares = _sum(x * x, -1, keepdims=True)
-    out: np.ndarray = x / np.sqrt(squares * np.float32(1 / x.shape[-1]) + np.float32(eps))
+    out: np.ndarray = x / _root_mean_square(x, eps)
     out *= weight
     return out
+
+
+def _root_mean_square(x: np.ndarray, eps: float) -> np.ndarray | np.float32:
+    """The root of the mean square over the last axis plus eps, shape [..., 1], or a number for one row."""
+    channels = x.shape[-1]
+    if x.size == channels:
+        return np.float32(math.sqrt(float(np.vdot(x, x)) / channels + eps))
+    squares = _sum(x * x, -1, keepdims=True)
+    root: np.ndarray = np.sqrt(squares * np.float32(1 / channels) + np.float32(eps))
+    return root
 
 
 # ---- rounding ----
@@ -107,16 +117,19 @@ def _round_groups(
 ) -> np.ndarray:
     """Rounds groups of 32 to a few mantissa bits, with a smallest step that hangs on the group's largest value."""
     groups = x.reshape(-1, 32)
-    lifted = (groups.view(np.int32) + carry) & _EXPONENT
+    lifted = groups.view(np.int32) + carry
+    lifted &= _EXPONENT
     top = _max(lifted, -1, keepdims=True, initial=least)
-    return _to_grid(groups, top - below, step).reshape(x.shape)
+    top -= below
+    return _to_grid(groups, top, step).reshape(x.shape)
 
 
 def _to_grid(x: np.ndarray, normal: np.ndarray | np.int32, step: np.int32) -> np.ndarray:
     """Rounds to nearest, ties to even, by adding and taking away 1.5 * 2^23 steps; works on exponent bits."""
-    anchor = np.maximum(x.view(np.int32) & _EXPONENT, normal)
-    anchor += step
-    anchor = anchor.view(np.float32)
+    bits = x.view(np.int32) & _EXPONENT
+    np.maximum(bits, normal, out=bits)
+    bits += step
+    anchor = bits.view(np.float32)
     rounded: np.ndarray = x + anchor
     rounded -= anchor
     return rounded
@@ -143,9 +156,8 @@ def enter_sublayer(
     """
     tokens, n, _ = streams.shape
     flat = streams.reshape(tokens, -1)
-    squares = _sum(flat * flat, -1, keepdims=True)
-    m = products / np.sqrt(squares * np.float32(1 / flat.shape[-1]) + np.float32(norm_eps))
-    m *= scale[_parts(n)]
+    m = products / _root_mean_square(flat, norm_eps)
+    m *= scale.take(_parts(n))
     m += base
     gates = _ONE / (_ONE + np.exp(-m[:, : 2 * n]))
     post = gates[:, n:]
@@ -155,7 +167,8 @@ def enter_sublayer(
     mix /= _sum(mix, -1, keepdims=True)
     mix += np.float32(eps)
     mix = normalise(mix, iterations, eps)
-    y = rms_norm(np.matmul(pre[:, None], streams)[:, 0], norm_weight, norm_eps)
+    summed = pre.dot(streams[0]) if tokens == 1 else np.matmul(pre[:, None], streams)[:, 0]
+    y = rms_norm(summed, norm_weight, norm_eps)
     return y, gates[:, :n] + np.float32(eps), post, mix
 
 
@@ -163,7 +176,12 @@ def leave_sublayer(
     streams: np.ndarray, output: np.ndarray, post: np.ndarray, mix: np.ndarray
 ) -> np.ndarray:
     """Twin of `hyper_connection.leave_sublayer`."""
-    out: np.ndarray = np.matmul(mix.transpose(0, 2, 1), streams)
+    out: np.ndarray
+    if len(streams) == 1:
+        out = mix[0].T.dot(streams[0])
+        out += post.T * output
+        return out[None]
+    out = np.matmul(mix.transpose(0, 2, 1), streams)
     out += post[:, :, None] * output[:, None]
     return out
 
@@ -174,7 +192,7 @@ def _parts(n: int) -> np.ndarray:
 
 
 def normalise(k: np.ndarray, iterations: int, eps: float) -> np.ndarray:
-    """The loop of `hyper_connection.sinkhorn`: one product and one division a half step, the same bits.
+    """The loop of `hyper_connection.sinkhorn`: one product and one division a half step.
 
     A matrix is a row of n * n entries and a constant 1; the product with one of two constant matrices gives every
     entry's column or row sum plus eps, and leaves the constant alone.
@@ -188,6 +206,8 @@ def normalise(k: np.ndarray, iterations: int, eps: float) -> np.ndarray:
         Shape [tokens, n, n], fp32.
     """
     tokens, n, _ = k.shape
+    if tokens == 1 and n == 4:
+        return _normalise_one(k, iterations, eps)
     columns, rows = _summing_matrices(n, eps)
     entries = np.ones((tokens, n * n + 1), np.float32)
     entries[:, :-1] = k.reshape(tokens, n * n)
@@ -197,6 +217,32 @@ def normalise(k: np.ndarray, iterations: int, eps: float) -> np.ndarray:
         _divide(entries, entries.dot(rows, sums), entries)
         _divide(entries, entries.dot(columns, sums), entries)
     return entries[:, :-1].reshape(tokens, n, n)
+
+
+def _normalise_one(k: np.ndarray, iterations: int, eps: float) -> np.ndarray:
+    """`normalise` for one matrix of four streams: its factors by row and column, as Python numbers.
+
+    One call of numpy costs more than the arithmetic of a half step. With k[i, j] / (r[i] * c[j]) for the matrix so
+    far, a column sum plus eps times c[j] is the new c[j], so that eps enters as `eps * c`; likewise for rows.
+    """
+    (a0, a1, a2, a3), (b0, b1, b2, b3), (c0, c1, c2, c3), (d0, d1, d2, d3) = k[0].tolist()
+    a = b = c = d = w = x = y = z = 1.0  # reciprocal factors of the rows; factors of the columns
+    p = q = r = s = 1.0  # factors of the rows
+    for left in range(iterations, 0, -1):
+        w = a0 * a + b0 * b + c0 * c + d0 * d + eps * w
+        x = a1 * a + b1 * b + c1 * c + d1 * d + eps * x
+        y = a2 * a + b2 * b + c2 * c + d2 * d + eps * y
+        z = a3 * a + b3 * b + c3 * c + d3 * d + eps * z
+        if left == 1:
+            break
+        e, f, g, h = 1.0 / w, 1.0 / x, 1.0 / y, 1.0 / z
+        p = a0 * e + a1 * f + a2 * g + a3 * h + eps * p
+        q = b0 * e + b1 * f + b2 * g + b3 * h + eps * q
+        r = c0 * e + c1 * f + c2 * g + c3 * h + eps * r
+        s = d0 * e + d1 * f + d2 * g + d3 * h + eps * s
+        a, b, c, d = 1.0 / p, 1.0 / q, 1.0 / r, 1.0 / s
+    rows = np.array(((a,), (b,), (c,), (d,)), np.float32)
+    return k * rows / np.array((w, x, y, z), np.float32)
 
 
 @functools.cache
@@ -232,12 +278,13 @@ def candidate_mask(scores: Tensor, num_visible: Tensor, num_blocks: int, block_s
     best = _max(padded.reshape(*values.shape[:-1], blocks, block_size), -1)
     newest = np.maximum(num_visible.numpy() - 1, 0)[..., None] // block_size
     visible = best > -np.inf
-    best[(np.arange(blocks) == newest) & visible] = np.inf
+    np.copyto(best, np.inf, where=(np.arange(blocks) == newest) & visible)
     picked = topk_lowest_index(torch.from_numpy(best), min(num_blocks, blocks)).numpy()
     kept = np.zeros(best.shape, dtype=bool)
     np.put_along_axis(kept, picked, True, -1)
     kept &= visible
-    mask = kept.repeat(block_size, -1)[..., :rows] & (values > -np.inf)
+    mask = kept.repeat(block_size, -1)[..., :rows]
+    mask &= values > -np.inf
     return torch.from_numpy(mask)
 
 
@@ -283,7 +330,12 @@ def swiglu(gate_up: np.ndarray, limit: float, weights: np.ndarray) -> np.ndarray
     half = gate_up.shape[-1] // 2
     most = np.float32(limit)
     gate = np.minimum(gate_up[:, :half], most)
-    up: np.ndarray = np.maximum(np.minimum(gate_up[:, half:], most), -most)
-    up *= gate / (_ONE + np.exp(-gate))
+    up: np.ndarray = np.minimum(gate_up[:, half:], most)
+    np.maximum(up, -most, out=up)
+    up *= gate
+    np.negative(gate, out=gate)
+    np.exp(gate, out=gate)
+    gate += _ONE
+    up /= gate
     up[: len(weights)] *= weights[:, None]
     return up

@@ -19,6 +19,7 @@ from deepinfer.models.deepseek_v41.attention import Attention
 from deepinfer.models.deepseek_v41.batch import ForwardBatch, Segment, positions_of, repeat_over
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.compressor import Compressor
+from deepinfer.models.deepseek_v41.few_rows import FewRows
 from deepinfer.models.deepseek_v41.indexer import Indexer
 from deepinfer.models.deepseek_v41.pool_writer import PoolWriter
 from deepinfer.models.deepseek_v41.rope import Rotation
@@ -155,10 +156,12 @@ class StepPass:
     def attend(self, attention: Attention, queries: Tensor, kv: Tensor) -> Tensor:
         """Writes the window rows, then attends to window and pool rows; shape [tokens, heads, head_dim]."""
         layer, rows = attention.layer_id, self._rows
-        self._cache.rows.write_windows(layer, rows.ring_index, kv)
         bias, pool = rows.window_bias, None
         if attention.ratio and self._selection.index is not None:
             pool, bias = self._selection.index, self._joint_bias
+        if rows.few is not None and not torch.is_grad_enabled():
+            return rows.few.attend(attention, queries, kv, pool, bias)
+        self._cache.rows.write_windows(layer, rows.ring_index, kv)
         if len(queries) <= _TOKEN_BLOCK:
             return self._attend(attention, queries, rows.window_index, pool, bias)
         out = []
@@ -253,6 +256,7 @@ class _Rows:
         ring_index: Where each row's window row lies in a layer's rings, shape [tokens].
         window_index: Rows of each token's window within a layer's rings, shape [tokens, window].
         window_bias: -inf where there are fewer, shape [tokens, 1, window], fp32, or None.
+        few: Attention on arrays, or None for that of the cache's rows.
     """
 
     def __init__(
@@ -268,7 +272,8 @@ class _Rows:
         ring, device = cache.ring_size, cache.device
         at = torch.from_numpy(positions).to(device)
         self.rotations = [Rotation.at(f, at) for f in frequencies]
-        self.ring_index = torch.from_numpy(slots * ring + positions % ring).to(device)
+        written = slots * ring + positions % ring
+        self.ring_index = torch.from_numpy(written).to(device)
         lowest = np.maximum(positions - cache.config.sliding_window + 1, 0)
         if any(floors):
             lowest = np.maximum(lowest, repeat_over(segments, floors))
@@ -283,3 +288,7 @@ class _Rows:
             self.window_bias = bias_of(torch.from_numpy(valid).to(device))
         index = slots[:, None] * ring + wanted % ring
         self.window_index = torch.from_numpy(index).to(device)
+        self.few: FewRows | None = None
+        table = cache.rows
+        if isinstance(table, PlainRows) and not deterministic and FewRows.fits(table, len(slots)):
+            self.few = FewRows(table, written, index)
