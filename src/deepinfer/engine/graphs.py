@@ -157,10 +157,12 @@ class DecodeGraphs:
         unsupported: Why no step can be recorded, or "".
 
     Examples:
-        >>> graphs = DecodeGraphs(model, cache)  # doctest: +SKIP
-        >>> graphs.warmup([GraphBucket(rows=16, tokens=1, context=1024)])  # doctest: +SKIP
-        >>> run = graphs.try_run([GraphRow(Segment(slot=0, start=7, num_tokens=1), [42])])  # doctest: +SKIP
-        >>> logits = run.logits[run.offsets[0]]  # doctest: +SKIP
+        On a CUDA device:
+
+            graphs = DecodeGraphs(model, cache)
+            graphs.warmup([GraphBucket(rows=16, tokens=1, context=1024)])
+            run = graphs.try_run([GraphRow(Segment(slot=0, start=7, num_tokens=1), [42])])
+            logits = run.logits[run.offsets[0]]
     """
 
     def __init__(

@@ -32,11 +32,11 @@ def ordered_sum(x: Tensor, dim: int) -> Tensor:
     """Sum over one axis, from its first slice to its last.
 
     Args:
-        x: Values, any float dtype; the axis has at least one slice.
+        x: Values, any shape, any float dtype; the axis has at least one slice.
         dim: The axis; meant for a few slices, one addition each.
 
     Returns:
-        The sum, without the axis, in the dtype of `x`.
+        The sum, shape of `x` without the axis, in the dtype of `x`.
     """
     first, *rest = x.unbind(dim)
     total = first.clone()
