@@ -5,7 +5,7 @@ import pickle
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from deepinfer.core.errors import DeepInferError, InvalidRequest
@@ -630,6 +630,7 @@ def merged(deltas):
     st.lists(st.integers(1, 9), max_size=80),
     st.sampled_from(["chat", "thinking"]),
 )
+@example("<｜DSML｜ calls><" + EOS, [7, 9], "chat")
 @settings(max_examples=1000, deadline=None)
 def test_streaming_equals_reading_at_once(text, sizes, mode):
     whole = parse_completion(text, thinking_mode=mode)

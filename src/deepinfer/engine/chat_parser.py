@@ -226,8 +226,9 @@ class ChatParser:
             safe = self._buffer.safe_length(TAG_STARTS, at)  # what is after it is a tag cut off
             self._add_content(self._buffer.consume(safe))
             self._buffer.consume(at - safe)
-        else:
-            self._add_content(self._buffer.consume(at))
+        else:  # what may be a tag cut off by an end that is still coming waits
+            safe = at if marker else self._buffer.safe_length(TAG_STARTS, at)
+            self._add_content(self._buffer.consume(safe))
         tag, advanced = self._tag_of(marker)
         if tag is None:
             return advanced
