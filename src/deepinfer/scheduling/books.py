@@ -306,6 +306,12 @@ class Books:
         ids: Any = sequence.token_ids
         self.cache.settle(sequence.request, ids, sequence.settled, step)
 
+    def store_waiting(self, sequence: Sequence, token_ids: tuple[int, ...]) -> None:
+        """Adds tokens to a request that waits, whose place in the queue may depend on how many it has."""
+        self.waiting.remove(sequence)
+        sequence.store(token_ids)
+        bisect.insort(self.waiting, sequence, key=self.key)
+
     def refresh_order(self, step: int) -> None:
         """Sorts the queue again when its order depends on the cache and the cache changed."""
         if not self._reads_cache or not self._num_published or step % _REFRESH_STEPS:

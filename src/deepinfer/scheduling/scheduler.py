@@ -248,7 +248,8 @@ class Scheduler:
                 f"{message}; launch each plan once, before anything else changes."
             )
         decision = self._decision
-        if decision is None or decision.plan is not plan or decision.version != books.version:
+        is_current = decision is not None and decision.version == books.version
+        if decision is None or not is_current or not _same(decision.plan, plan):
             decision = decision_of(books, plan, self._clock.now())
         self._decision = None
         self._num_preempted += len(decision.preempted)
@@ -364,3 +365,8 @@ class Scheduler:
     def __repr__(self) -> str:
         counts = f"{self.num_running} running, {self.num_waiting} waiting"
         return f"Scheduler({counts}, step {self._books.next_step})"
+
+
+def _same(made: StepPlan, given: StepPlan) -> bool:
+    """Whether two plans are equal; a plan given back as it was costs nothing to compare."""
+    return made is given or made == given

@@ -231,7 +231,7 @@ def _settle_orphans(
         used, reason, stop = sequence.cut(tokens, sequence.num_tokens)
         if error is not None:
             reason = FinishReason.ERROR
-        sequence.store(tokens[:used])
+        books.store_waiting(sequence, tokens[:used])
         ends[len(sequences)] = (used, reason, stop, error)
         sequences.append(sequence)
         where.append(row)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from deepinfer.testing.faults import FaultyRunner as FaultyRunner
     from deepinfer.testing.faults import JumpingClock as JumpingClock
     from deepinfer.testing.faults import PlantedFault as PlantedFault
+    from deepinfer.testing.faults import PlantedInterrupt as PlantedInterrupt
     from deepinfer.testing.faults import RaisingSink as RaisingSink
     from deepinfer.testing.faults import plant as plant
     from deepinfer.testing.invariants import check_all as check_all
@@ -46,6 +47,11 @@ if TYPE_CHECKING:
     from deepinfer.testing.toy_reference import ToyGrammar as ToyGrammar
     from deepinfer.testing.toy_reference import ToyReference as ToyReference
     from deepinfer.testing.toy_tokenizer import ToyTokenizer as ToyTokenizer
+    from deepinfer.testing.trace_player import RecordedCall as RecordedCall
+    from deepinfer.testing.trace_player import ScheduleRecorder as ScheduleRecorder
+    from deepinfer.testing.trace_player import load_calls as load_calls
+    from deepinfer.testing.trace_player import play_calls as play_calls
+    from deepinfer.testing.trace_player import save_calls as save_calls
     from deepinfer.testing.traces import TraceRecord as TraceRecord
     from deepinfer.testing.traces import TraceSummary as TraceSummary
     from deepinfer.testing.traces import generate_chat_trace as generate_chat_trace
@@ -68,7 +74,10 @@ _EXPORTS = {
     "Mutation": "deepinfer.testing.machine",
     "ObservedScheduler": "deepinfer.testing.observed_scheduler",
     "PlantedFault": "deepinfer.testing.faults",
+    "PlantedInterrupt": "deepinfer.testing.faults",
     "RaisingSink": "deepinfer.testing.faults",
+    "RecordedCall": "deepinfer.testing.trace_player",
+    "ScheduleRecorder": "deepinfer.testing.trace_player",
     "SchedulerObserver": "deepinfer.testing.observed_scheduler",
     "Seat": "deepinfer.testing.shadow_types",
     "ShadowBooks": "deepinfer.testing.shadow_books",
@@ -91,13 +100,16 @@ _EXPORTS = {
     "digest": "deepinfer.testing.determinism",
     "generate_chat_trace": "deepinfer.testing.traces",
     "load_azure_csv": "deepinfer.testing.traces",
+    "load_calls": "deepinfer.testing.trace_player",
     "load_lengths_csv": "deepinfer.testing.traces",
     "load_mooncake_jsonl": "deepinfer.testing.traces",
     "model_logits": "deepinfer.testing.determinism",
     "plant": "deepinfer.testing.faults",
+    "play_calls": "deepinfer.testing.trace_player",
     "prompt_tokens": "deepinfer.testing.traces",
     "replay_actions": "deepinfer.testing.campaign",
     "run_campaign": "deepinfer.testing.campaign",
+    "save_calls": "deepinfer.testing.trace_player",
     "shrink": "deepinfer.testing.campaign",
     "situations": "deepinfer.testing.determinism",
     "summarize_trace": "deepinfer.testing.traces",

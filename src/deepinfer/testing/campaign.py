@@ -15,6 +15,8 @@ from deepinfer.testing.machine_config import Action, MachineConfig
 
 __all__ = ["CampaignReport", "Violation", "replay_actions", "run_campaign", "shrink"]
 
+_RECORDED = 8
+
 MakeMutation = Callable[[], Mutation]
 
 
@@ -86,6 +88,8 @@ def run_campaign(
 ) -> CampaignReport:
     """Does random actions to random machines; every check of `Machine` runs after each.
 
+    Of every eighth machine the schedule is recorded and played to fresh objects at the end.
+
     The same arguments give the same actions. Machine number i has the seed `seed + i`.
 
     Args:
@@ -114,7 +118,8 @@ def run_campaign(
         actions: list[Action] = []
         machine = None
         try:
-            machine = Machine(config, mutation() if mutation is not None else None)
+            broken = mutation() if mutation is not None else None
+            machine = Machine(config, broken, record=report.num_machines % _RECORDED == 0)
             for _ in range(actions_per_machine):
                 actions.append(config.draw(stream))
                 machine.do(actions[-1])
@@ -144,7 +149,11 @@ def run_campaign(
 
 
 def replay_actions(
-    config: MachineConfig, actions: Sequence[Action], mutation: MakeMutation | None = None
+    config: MachineConfig,
+    actions: Sequence[Action],
+    mutation: MakeMutation | None = None,
+    *,
+    record: bool = False,
 ) -> Exception | None:
     """Does given actions to a new machine and lets it run out.
 
@@ -152,12 +161,14 @@ def replay_actions(
         config: Sizes and options.
         actions: What to do.
         mutation: Makes what breaks the machine, or None.
+        record: Whether to record the schedule and to play it to fresh objects at the end.
 
     Returns:
         What went wrong, or None.
     """
     try:
-        machine = Machine(config, mutation() if mutation is not None else None)
+        broken = mutation() if mutation is not None else None
+        machine = Machine(config, broken, record=record)
         for action in actions:
             machine.do(action)
         machine.finish()
@@ -178,10 +189,11 @@ def shrink(violation: Violation, mutation: MakeMutation | None = None) -> Violat
     """
     kind = _kind(violation.error)
     best = violation
+    record = "call" in str(violation.error)[:4]
 
     def fails(config: MachineConfig, actions: Sequence[Action]) -> bool:
         nonlocal best
-        error = replay_actions(config, actions, mutation)
+        error = replay_actions(config, actions, mutation, record=record)
         if error is None or _kind(error) != kind:
             return False
         best = dataclasses.replace(best, config=config, actions=tuple(actions), error=error)

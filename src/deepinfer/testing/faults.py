@@ -18,6 +18,7 @@ __all__ = [
     "FaultyRunner",
     "JumpingClock",
     "PlantedFault",
+    "PlantedInterrupt",
     "RaisingSink",
     "plant",
 ]
@@ -39,6 +40,10 @@ Action = BaseException | Callable[[], Any]
 
 class PlantedFault(RuntimeError):
     """A fault that was asked for."""
+
+
+class PlantedInterrupt(KeyboardInterrupt):
+    """An interrupt that was asked for, so that a real one can be told from it."""
 
 
 class FaultInjector:

@@ -11,14 +11,15 @@ from deepinfer.core.params import SamplingParams
 from deepinfer.core.plan import StepPlan
 from deepinfer.core.types import FinishReason, Output, OutputDelta
 from deepinfer.engine import Engine
-from deepinfer.scheduling import (
-    FreeBlocks,
-    Scheduler,
-    StepCoefficients,
-    StepCostModel,
-    TimedChunks,
+from deepinfer.scheduling import Scheduler
+from deepinfer.testing.faults import (
+    FaultInjector,
+    JumpingClock,
+    PlantedFault,
+    PlantedInterrupt,
+    RaisingSink,
+    plant,
 )
-from deepinfer.testing.faults import FaultInjector, JumpingClock, PlantedFault, RaisingSink, plant
 from deepinfer.testing.invariants import check_all, check_drained, check_pure
 from deepinfer.testing.machine_config import MAX_LEN, VOCAB, Action, MachineConfig
 from deepinfer.testing.observed_scheduler import ObservedScheduler
@@ -26,6 +27,7 @@ from deepinfer.testing.shadow_books import ShadowBooks
 from deepinfer.testing.toy_model import ToyModel
 from deepinfer.testing.toy_reference import ToyGrammar
 from deepinfer.testing.toy_tokenizer import ToyTokenizer
+from deepinfer.testing.trace_player import ScheduleRecorder, play_calls
 
 __all__ = ["Machine", "Mutation"]
 
@@ -69,6 +71,7 @@ class Machine:
     Args:
         config: Sizes and options.
         mutation: Breaks it, or None.
+        record: Whether to record the schedule, and to play it to fresh objects in `finish`.
 
     Attributes:
         engine: The engine.
@@ -76,6 +79,7 @@ class Machine:
         scheduler: The observed scheduler.
         counts: Actions done, by name, and what came of them.
         outcomes: Outputs that ended, by finish reason.
+        recorder: What records the schedule, or None.
         num_steps: Steps of the engine.
 
     Examples:
@@ -87,19 +91,21 @@ class Machine:
         1
     """
 
-    def __init__(self, config: MachineConfig, mutation: Mutation | None = None) -> None:
+    def __init__(
+        self, config: MachineConfig, mutation: Mutation | None = None, *, record: bool = False
+    ) -> None:
         self.config = config
         self.counts: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
         self.num_steps = 0
         self.model = ToyModel(config.toy())
-        self.clock = JumpingClock(tick_s=1e-4)
+        self.clock = JumpingClock()
+        self.recorder = ScheduleRecorder(self.clock) if record else None
         self.injector = FaultInjector()
         self._mutation = mutation or Mutation()
-        self._tokenizer = ToyTokenizer(VOCAB)
         self.engine = Engine(
             model=self.model,
-            tokenizer=self._tokenizer,
+            tokenizer=ToyTokenizer(VOCAB),
             config=config.engine(),
             scheduler=self._make_scheduler,
             cache="slots" if config.slots_only else "blocks",
@@ -109,37 +115,19 @@ class Machine:
         )
         plant(self.engine, self.injector, duration_s=self._duration, clock=self.clock)
         self._mutation.engine(self.engine)
-        self._reference = config.reference(self.model, self._tokenizer)
+        self._reference = config.reference()
         self._records: dict[str, _Record] = {}
         self._count = self._num_tokens = 0
         self._is_paused = False
 
     def _make_scheduler(self, limits: Any, cache: Any) -> ObservedScheduler:
-        config = self.config
-        chunks = None
-        if config.target_step_s is not None:
-            most = limits.prefill_chunk_tokens
-            chunks = TimedChunks(
-                StepCostModel(StepCoefficients()),
-                config.target_step_s,
-                max_tokens=most,
-                min_tokens=min(most, max(limits.window, 2)),
-                window=limits.window,
-                first_tokens=most,
-            )
-        scheduler = Scheduler(
-            limits,
-            cache,
-            order=config.order,
-            victim=config.victim,
-            admission=FreeBlocks(0.0, whole_prompt=config.whole_prompt),
-            chunks=chunks,
-            clock=self.clock,
-        )
+        scheduler = self.config.scheduler(limits, cache, self.clock)
         self._mutation.scheduler(scheduler)
         self.scheduler = ObservedScheduler(scheduler)
         self.books = ShadowBooks(self.scheduler)
         self.scheduler.observers.append(self.books)
+        if self.recorder is not None:
+            self.scheduler.observers.append(self.recorder)
         return self.scheduler
 
     def _duration(self, plan: StepPlan) -> float:
@@ -162,7 +150,10 @@ class Machine:
         """
         name, arguments = action
         self.counts[name] += 1
-        getattr(self, f"_do_{name}")(**arguments)
+        try:
+            getattr(self, f"_do_{name}")(**arguments)
+        except PlantedInterrupt:  # steps are run by more calls than `step`
+            self.counts["interrupted"] += 1
         self.check()
 
     def check(self) -> None:
@@ -195,6 +186,17 @@ class Machine:
         check_drained(self.scheduler, self.books, self.engine)
         self._check_totals()
         self.engine.close()
+        if self.recorder is not None:
+            for launch_recorded in (False, True):
+                other = Machine(self.config)
+                play_calls(
+                    self.recorder.calls,
+                    other.scheduler.inner,
+                    clock=other.clock,
+                    launch_recorded=launch_recorded,
+                )
+                other.engine.close()
+            self.counts["replayed"] += 1
 
     def _check_totals(self) -> None:
         stats = self.engine.stats()
@@ -243,7 +245,7 @@ class Machine:
             self.num_steps += 1
             try:
                 self.engine.step()
-            except KeyboardInterrupt:
+            except PlantedInterrupt:
                 self.counts["interrupted"] += 1
             if not self._is_paused:
                 self._grow_older()
@@ -273,7 +275,7 @@ class Machine:
         self.engine.reset_prefix_cache()
 
     def _do_fail(self, site: str, after: int = 0, interrupt: bool = False) -> None:
-        self.injector.arm(site, KeyboardInterrupt() if interrupt else None, after=after)
+        self.injector.arm(site, PlantedInterrupt() if interrupt else None, after=after)
 
     def _do_between(self, site: str, what: str, pick: int = 0, after: int = 0) -> None:
         def act() -> None:

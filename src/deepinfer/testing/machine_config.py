@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import functools
-import random
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
+from deepinfer.core.clock import Clock
+from deepinfer.scheduling import (
+    FreeBlocks,
+    Scheduler,
+    StepCoefficients,
+    StepCostModel,
+    TimedChunks,
+)
 from deepinfer.testing.toy_model import ToyConfig, ToyModel
 from deepinfer.testing.toy_reference import ToyReference
 from deepinfer.testing.toy_tokenizer import ToyTokenizer
@@ -81,7 +89,7 @@ class MachineConfig:
     faults: bool = True
 
     @classmethod
-    def random(cls, stream: random.Random) -> MachineConfig:
+    def random(cls, stream: Random) -> MachineConfig:
         """Draws a configuration.
 
         Args:
@@ -144,19 +152,43 @@ class MachineConfig:
             "seed": 0,
         }
 
-    def reference(self, model: ToyModel, tokenizer: ToyTokenizer) -> ToyReference:
-        """What outputs are compared with; machines with equal models share one.
+    def scheduler(self, limits: Any, cache: Any, clock: Clock) -> Scheduler:
+        """A scheduler with these options.
 
         Args:
-            model: The model.
-            tokenizer: The tokenizer.
+            limits: What every plan stays within.
+            cache: The cache manager.
+            clock: Time.
 
         Returns:
-            The reference.
+            The scheduler.
         """
+        chunks = None
+        if self.target_step_s is not None:
+            most = limits.prefill_chunk_tokens
+            chunks = TimedChunks(
+                StepCostModel(StepCoefficients()),
+                self.target_step_s,
+                max_tokens=most,
+                min_tokens=min(most, max(limits.window, 2)),
+                window=limits.window,
+                first_tokens=most,
+            )
+        return Scheduler(
+            limits,
+            cache,
+            order=self.order,
+            victim=self.victim,
+            admission=FreeBlocks(0.0, whole_prompt=self.whole_prompt),
+            chunks=chunks,
+            clock=clock,
+        )
+
+    def reference(self) -> ToyReference:
+        """What outputs are compared with; machines with equal models share one."""
         return _reference(self.window)
 
-    def draw(self, stream: random.Random) -> Action:
+    def draw(self, stream: Random) -> Action:
         """Draws an action.
 
         Args:
@@ -182,13 +214,15 @@ class MachineConfig:
             return "fail", {"site": stream.choice(("save", "load", "load")), "after": after}
         if name == "between" and self.faults:
             what = stream.choice(("abort", "preempt", "preempt", "reset"))
-            site = stream.choice(_BETWEEN)
+            site = stream.choice(
+                _BETWEEN[1:]
+            )  # nobody is called between a launch and its forward pass
             return name, {"site": site, "what": what, "pick": pick, "after": after}
         if name == "clock":
             return name, {"seconds": stream.choice((0.0, 1e-3, 2.0, 86_400.0))}
         return (name, {}) if name in ("reset", "pause", "resume") else ("step", {"times": 1})
 
-    def _draw_request(self, stream: random.Random) -> dict[str, Any]:
+    def _draw_request(self, stream: Random) -> dict[str, Any]:
         draw = stream.choice
         length = stream.randint(1, 24)
         prompt = draw(_PREFIXES)[:length]

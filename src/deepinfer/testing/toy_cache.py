@@ -254,6 +254,14 @@ class ToyCache:
             total += self._window_sum(slot, at[:, 0], 1, 16_807)
         return total % MODULUS
 
+    def has_windows(self, slot: int, position: int) -> bool:
+        """Whether the window rows that a position reads are still there, and not overwritten by later ones."""
+        if not self.window:
+            return True
+        first = max(self.window_starts[slot], position - self.window + 1)
+        wanted = torch.arange(first, position + 1)
+        return torch.equal(self._ring_positions[slot, wanted % self.ring_size], wanted)
+
     def copy_of_slot(self, slot: int, spare: int) -> ToyCache:
         """A cache that holds what a slot holds, to try tokens on.
 
