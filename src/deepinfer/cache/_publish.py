@@ -26,8 +26,8 @@ def publish_settled(books: Books, holding: Holding, token_ids: Sequence[int]) ->
     entries = holding.entries
     first = len(entries)
     if holding.loaded or holding.window is not None:
-        if holding.settled < holding.hit.num_tokens:
-            return
+        if holding.settled <= holding.hit.num_tokens:
+            return  # nothing was run since, so nobody knows yet whether the copies worked
         first = min(first, len(holding.hit.blocks))  # what was loaded is there, and may be shared
         holding.loaded.clear()
         holding.window = None
