@@ -25,11 +25,24 @@ def step(times: int = 1) -> tuple[str, dict[str, Any]]:
 
 def test_queue_stays_in_order_when_a_waiting_request_gets_tokens() -> None:
     """Preempted in flight, it waits for a token that makes its uncached rest longer."""
-    config = MachineConfig(depth=1, num_seqs=3, order="shortest_uncached")
-    actions = [add(LONG[:4], max_tokens=16, n=3), step(3), ("preempt", {"pick": 0}), step(2)]
-    for busy in range(3):
-        more = [add((18 + i, 19, 22, 7, 4), max_tokens=9) for i in range(busy)]
-        assert replay_actions(config, [*actions, *more, step(6)]) is None
+    config = MachineConfig(
+        depth=1,
+        num_seqs=4,
+        spare_blocks=0,
+        num_host=3,
+        order="shortest_uncached",
+        target_step_s=1.5e-3,
+    )
+    drawn = {"temperature": 0.9, "ignore_eos": False}
+    prompt = (11, 12, 15, 20, 7, 16, 7, 20, 15, 12, 11, 12, 15, 20, 7)
+    actions = [
+        add(prompt, max_tokens=6, n=3, stop_token_ids=(7,), **drawn),
+        step(),
+        add((4, 5, 8, 13, 20, 9), max_tokens=11, n=3, regex="toy:1:4", **drawn),
+        step(2),
+        add((4, 5, 8, 13), max_tokens=17, seed=3, stop_token_ids=(7,)),
+    ]
+    assert replay_actions(config, actions) is None
 
 
 def test_logged_plan_gets_the_blocks_that_the_live_one_got() -> None:
