@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from deepinfer.core.errors import InvariantBroken
 from deepinfer.core.plan import PlanRows, RowRole
 from deepinfer.testing import Mutation, run_campaign
 
@@ -199,6 +200,8 @@ class LoseBlockUpdates(Mutation):
 class VictimLoop(Mutation):
     """Whoever runs loses its slot after every step, so that no prompt of several chunks is ever through."""
 
+    actions_per_machine = 6  # it shows when all should end
+
     def engine(self, engine: Any) -> None:
         step = engine.step
 
@@ -275,10 +278,17 @@ FAULTS = [
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_fault_is_found(fault: type[Mutation], record_property: Any) -> None:
     changes: ClassVar = {"faults": False, **getattr(fault, "changes", {})}
-    report = run_campaign(MOST_ACTIONS, mutation=fault, changes=changes, most_violations=1)
+    report = run_campaign(
+        MOST_ACTIONS,
+        actions_per_machine=getattr(fault, "actions_per_machine", 120),
+        mutation=fault,
+        changes=changes,
+        most_violations=1,
+    )
     assert report.violations, f"not found in {report.num_actions} actions"
+    assert isinstance(report.violations[0].error, InvariantBroken)
     record_property("actions", report.num_actions)
 
 
 def test_nothing_is_found_without_a_fault() -> None:
-    assert run_campaign(360, changes={"faults": False}).violations == []
+    assert run_campaign(120, changes={"faults": False}).violations == []

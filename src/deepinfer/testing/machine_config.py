@@ -204,7 +204,7 @@ class MachineConfig:
         if name == "step":
             return name, {"times": stream.randint(1, 3)}
         if name == "add":
-            return name, self._draw_request(stream)
+            return name, self.draw_request(stream)
         if name in ("abort", "preempt"):
             return name, {"pick": pick}
         if name == "fail" and self.faults:
@@ -222,7 +222,15 @@ class MachineConfig:
             return name, {"seconds": stream.choice((0.0, 1e-3, 2.0, 86_400.0))}
         return (name, {}) if name in ("reset", "pause", "resume") else ("step", {"times": 1})
 
-    def _draw_request(self, stream: Random) -> dict[str, Any]:
+    def draw_request(self, stream: Random) -> dict[str, Any]:
+        """Draws the arguments of an "add".
+
+        Args:
+            stream: Source of randomness.
+
+        Returns:
+            Prompt, parameters, priority, and now and then at which delta its sink raises.
+        """
         draw = stream.choice
         length = stream.randint(1, 24)
         prompt = draw(_PREFIXES)[:length]
