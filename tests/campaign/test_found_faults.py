@@ -99,9 +99,7 @@ def test_preempted_twice_while_a_replay_is_cut() -> None:
     assert replay_actions(config, actions) is None
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a sink that raises ends samples which abort() then ends again"
-)
+@pytest.mark.xfail(strict=True, reason="a sink that raises ends samples that abort() ends again")
 def test_abort_of_samples_whose_sink_raises() -> None:
     def sink(delta: object) -> None:
         raise ValueError("planted")
