@@ -20,7 +20,6 @@ import statistics
 import subprocess
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -29,6 +28,7 @@ from model_step import cpu_name, small_config
 
 from deepinfer import Engine, SamplingParams
 from deepinfer.engine import graphs as graphs_module
+from deepinfer.engine.batching import Batch
 from deepinfer.engine.graphs import DecodeGraphs, GraphBucket
 from deepinfer.engine.tokenizer import Tokenizer
 from deepinfer.models.deepseek_v41.batch import ForwardBatch, ForwardOutput
@@ -58,8 +58,6 @@ class PreparedModel:
     """
 
     def __init__(self, most_rows: int) -> None:
-        values = small_config().to_dict()
-        values.get("text_config", values)["vocab_size"] = VOCAB
         self.config = small_config()
         object.__setattr__(self.config, "vocab_size", VOCAB)
         self.rounding = "none"
@@ -71,13 +69,11 @@ class PreparedModel:
         self._made = made
         self._hidden = torch.zeros(1 << 16, 1)
 
-    def new_cache(self, num_slots: int, max_tokens: int, step: int = 512, **sizes: Any) -> SlotCache:
-        """A cache with the books of a real one; its rows are few and narrow."""
-        config = small_config()
-        narrow = {"num_hidden_layers": 12, "head_dim": 64, "index_head_dim": 64}
-        for name, value in narrow.items():
-            object.__setattr__(config, name, value)
-        return SlotCache(config, num_slots, max_tokens, step, dtype=torch.bfloat16, **sizes)
+    def new_cache(
+        self, num_slots: int, max_tokens: int, step: int = 512, **sizes: Any
+    ) -> SlotCache:
+        """A cache with the books of a real one."""
+        return SlotCache(self.config, num_slots, max_tokens, step, dtype=torch.bfloat16, **sizes)
 
     def forward(self, batch: ForwardBatch, cache: SlotCache) -> ForwardOutput:
         """Keeps the books."""
@@ -99,16 +95,16 @@ def make_engine(rows: int, depth: int, tokenizer: Any, *, is_eager: bool, length
     model = PreparedModel(rows)
     options = {
         "max_num_seqs": rows, "max_model_len": length, "async_depth": depth,
-        "prefill_chunk_tokens": PROMPT, "memory_fraction": None,
+        "prefill_chunk_tokens": PROMPT,
     }  # fmt: skip
-    options.pop("memory_fraction")
     engine = Engine(model=model, tokenizer=tokenizer, config=options)
     runner = engine._parts.runner
     runner._check_ids = runner._future._check = False  # as on a GPU
     if not is_eager:
-        with mock.patch.object(graphs_module, "why_no_fixed_shape", lambda *_: ""), mock.patch.object(
-            graphs_module, "DecodeStep", lambda *_: model.replay
-        ):  # fmt: skip
+        with (
+            mock.patch.object(graphs_module, "why_no_fixed_shape", return_value=""),
+            mock.patch.object(graphs_module, "DecodeStep", return_value=model.replay),
+        ):
             graphs: DecodeGraphs = runner.make_graphs()
             graphs.warmup([GraphBucket(rows, 1, length)])
     return engine
@@ -116,17 +112,14 @@ def make_engine(rows: int, depth: int, tokenizer: Any, *, is_eager: bool, length
 
 def start(engine: Engine, rows: int, params: SamplingParams, *, wants_deltas: bool) -> Any:
     """Adds the requests, and returns what runs a step."""
-    done = SimpleNamespace(count=0)
+    batch = Batch()
     for row in range(rows):
         prompt = [5 + (row * 7 + i * i) % (VOCAB - 5) for i in range(PROMPT)]
         one = params if params.seed is None else params.replace(seed=row)
         if wants_deltas:
             engine.add_request(prompt, one)
         else:
-            from deepinfer.engine.batching import Batch
-
-            done.batch = getattr(done, "batch", None) or Batch()
-            sink = getattr(done.batch, "sink", done.batch.push)
+            sink: Any = batch if callable(batch) else batch.push  # type: ignore[attr-defined]
             engine._submit(prompt, one, sink, engine._new_rid())
     return engine.step if wants_deltas else engine._advance
 

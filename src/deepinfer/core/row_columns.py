@@ -297,28 +297,33 @@ class PlanRows(FrozenRows, Sequence[PlanRow]):
         """Where the known ids of each row begin in `token_ids`, shape [rows], int64."""
         return np.cumsum(self.num_known) - self.num_known
 
-    def _make(self) -> tuple[PlanRow, ...]:
-        columns = [getattr(self, name).tolist() for name in _PLAN_INTS]
-        roles = [ROLES[code] for code in self.roles.tolist()]
-        tokens = self.token_ids.tolist()
+    def tail(self, first: int) -> tuple[PlanRow, ...]:
+        """The rows from number `first` on, without making those before."""
+        return self._make(first) if self._values is None else self._values[first:]
+
+    def _make(self, first: int = 0) -> tuple[PlanRow, ...]:
+        columns = [getattr(self, name)[first:].tolist() for name in _PLAN_INTS]
+        roles = [ROLES[code] for code in self.roles[first:].tolist()]
+        tokens = self.token_ids[int(self.num_known[:first].sum()) :].tolist()
+        late, num_known = self.is_late[first:].tolist(), self.num_known[first:].tolist()
         rows = []
         at = 0
-        for rid, role, late, known, *ints in zip(
-            self.rids, roles, self.is_late.tolist(), self.num_known.tolist(), *columns, strict=True
+        for rid, role, is_late, known, *ints in zip(
+            self.rids[first:], roles, late, num_known, *columns, strict=True
         ):
-            slot, generation, epoch, first, count, drafts, num_open, window, pool, full = ints
+            slot, generation, epoch, position, count, drafts, num_open, window, pool, full = ints
             rows.append(
                 PlanRow(
                     rid=rid,
                     slot=slot,
                     slot_generation=generation,
                     epoch=epoch,
-                    first_position=first,
+                    first_position=position,
                     num_tokens=count,
                     num_drafts=drafts,
                     role=role,
                     token_ids=tuple(tokens[at : at + known]),
-                    is_late=late,
+                    is_late=is_late,
                     num_open=num_open,
                     window_start=window,
                     pool_start=pool,

@@ -133,14 +133,14 @@ class SampleRows:
         positions: Position of the token to be chosen, in the whole sequence.
         seeds: Seed of each row, from 0 to 2**64 - 1.
         output_token_ids: Tokens generated so far, drafts before the row included.
-        plan_rows: The plan's row that each belongs to.
+        plan_rows: The plan's row that each belongs to; made when somebody looks.
     """
 
     requests: tuple[Request, ...]
     positions: tuple[int, ...]
     seeds: tuple[int, ...]
     output_token_ids: tuple[Sequence[int], ...] = ()
-    plan_rows: tuple[PlanRow, ...] = ()
+    plan_rows: Sequence[PlanRow] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,13 +24,16 @@ class Batch:
     Attributes:
         total: Samples in all.
         done: Samples finished.
+        only_ends: As in `deepinfer.engine.outputs.Sink`: tokens are looked at once all is done.
     """
+
+    only_ends = True
 
     def __init__(self) -> None:
         self.total = 0
         self.done = 0
 
-    def push(self, delta: OutputDelta) -> None:
+    def __call__(self, delta: OutputDelta) -> None:
         """Takes a delta.
 
         Args:
@@ -71,7 +74,7 @@ def generate(
         for prompt, one in zip(items, all_params, strict=True):
             rids.append(engine._new_rid())  # before it runs, so that an interrupt cannot lose it
             try:
-                builders = engine._submit(prompt, one, batch.push, rids[-1])
+                builders = engine._submit(prompt, one, batch, rids[-1])
             except Exception as error:
                 if raise_errors:
                     raise

@@ -55,11 +55,11 @@ class FutureTokens:
         """The token of each slot, shape [slots], int64; the tensor stays where it is."""
         return self._tokens
 
-    def put(self, slots: Sequence[int], token_ids: Tensor) -> None:
+    def put(self, slots: Sequence[int] | Tensor, token_ids: Tensor) -> None:
         """Notes the token sampled last for some slots.
 
         Args:
-            slots: The slots, each once.
+            slots: The slots, each once; a tensor of int64 on the device saves sending them.
             token_ids: Shape [slots], int64. A negative one, of a row from which nothing could be chosen, counts as
                 0: its request ends, and what runs behind it is void.
         """
@@ -87,5 +87,7 @@ class FutureTokens:
                 )
         return found
 
-    def _index(self, slots: Sequence[int]) -> Tensor:
+    def _index(self, slots: Sequence[int] | Tensor) -> Tensor:
+        if isinstance(slots, Tensor):
+            return slots
         return torch.tensor(slots, dtype=torch.int64).to(self._tokens.device, non_blocking=True)

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from deepinfer.core.plan import RowRole
+from deepinfer.engine.decode_lane import DecodeLane
 from deepinfer.engine.graphs import DecodeGraphs, GraphRow, GraphRun
 from deepinfer.engine.step_state import RunningRow, RunningStep
 from deepinfer.models.deepseek_v41.batch import ForwardOutput, Segment
+from deepinfer.models.deepseek_v41.decode_books import DecodeRows
 
 __all__ = ["Recorded", "run_recorded"]
 
@@ -32,14 +34,12 @@ class Recorded:
 
     def logits(self, step: RunningStep) -> Tensor:
         """Logits of a step that has no other rows, shape [logits rows, vocab], fp32."""
-        wanted = [
-            place
-            for running in step.rows
-            for place in range(
-                running.offset + running.num_tokens - running.num_logits,
-                running.offset + running.num_tokens,
-            )
-        ]
+        if not step.rows and self.run.bucket.tokens == 1:
+            return self.run.logits[: step.lane_count]
+        wanted = [] if step.lane is None else list(step.lane.offsets)
+        for running in step.rows:
+            end = running.offset + running.num_tokens
+            wanted.extend(range(end - running.num_logits, end))
         if wanted == list(range(len(wanted))):
             return self.run.logits[: len(wanted)]
         places = torch.tensor(wanted).to(self.run.logits.device, non_blocking=True)
@@ -78,6 +78,8 @@ def run_recorded(
     Returns:
         What was run, or None when nothing has changed and all rows have to run.
     """
+    if step.lane is not None:  # then no other row decodes
+        return _run_lane(step, step.lane, graphs)
     rows: list[GraphRow] = []
     used: list[RunningRow] = []
     rest: list[RunningRow] = []
@@ -104,3 +106,14 @@ def run_recorded(
     for running, offset in zip(used, run.offsets, strict=True):
         running.offset = offset
     return Recorded(run, rest)
+
+
+def _run_lane(step: RunningStep, lane: DecodeLane, graphs: DecodeGraphs) -> Recorded | None:
+    rows = DecodeRows(
+        lane.company.slots, lane.starts, lane.window_starts, lane.pool_starts, lane.full_starts
+    )
+    run = graphs.try_run_decode(rows, lane.ids, lane.is_future)
+    if run is None:
+        return None
+    lane.offsets = run.offsets
+    return Recorded(run, step.rows)

@@ -8,17 +8,24 @@ none runs eagerly. Recordings share one pool of memory, so what one gives is val
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.core.errors import ConfigError
+from deepinfer.engine.graph_buckets import GraphBucket as GraphBucket
+from deepinfer.engine.graph_buckets import GraphStats as GraphStats
+from deepinfer.engine.graph_buckets import WarmupReport as WarmupReport
+from deepinfer.engine.graph_buckets import context_buckets as context_buckets
+from deepinfer.engine.graph_buckets import row_buckets as row_buckets
 from deepinfer.models.deepseek_v41.batch import Segment
 from deepinfer.models.deepseek_v41.cache import SlotCache
+from deepinfer.models.deepseek_v41.decode_books import DecodeRows, begin_decode, commit_decode
 from deepinfer.models.deepseek_v41.decode_inputs import DecodeInputs, cannot_decode, row_values
 from deepinfer.models.deepseek_v41.decode_step import DecodeOutput, DecodeStep, why_no_fixed_shape
 from deepinfer.models.deepseek_v41.model import DeepseekV41
@@ -34,23 +41,9 @@ __all__ = [
     "row_buckets",
 ]
 
+Ints = NDArray[np.int64]
+
 _STAGING_BUFFERS = 2
-_LEAST_CONTEXT = 256
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class GraphBucket:
-    """Shape of a recorded step.
-
-    Attributes:
-        rows: Requests.
-        tokens: Tokens of each request: 1 for decode, 1 + drafts for verify.
-        context: Tokens that any of them holds at most, the step included.
-    """
-
-    rows: int
-    tokens: int
-    context: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,60 +78,6 @@ class GraphRun:
     hidden: Tensor
     features: Tensor | None
     offsets: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class GraphStats:
-    """How steps fared.
-
-    Attributes:
-        hits: Steps that were run from a recording, by bucket.
-        misses: Steps that were not, by reason.
-        padded_tokens: Tokens that were run for nothing.
-        tokens: Tokens that were run and wanted.
-    """
-
-    hits: Counter[GraphBucket] = field(default_factory=Counter)
-    misses: Counter[str] = field(default_factory=Counter)
-    padded_tokens: int = 0
-    tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class WarmupReport:
-    """What `warmup` recorded.
-
-    Attributes:
-        buckets: The recorded shapes.
-        seconds: Seconds it took, compilation of kernels included.
-        size_bytes: Device memory that the recordings hold.
-        skipped: Why nothing was recorded, or "".
-    """
-
-    buckets: tuple[GraphBucket, ...]
-    seconds: float
-    size_bytes: int
-    skipped: str = ""
-
-
-def row_buckets(max_rows: int) -> tuple[int, ...]:
-    """Numbers of rows to record: 1, 2, 4, then steps of 8, of 16 from 64 and of 32 from 256 on.
-
-    Args:
-        max_rows: The largest; always among them.
-    """
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows + 32, 32)]
-    return (*(size for size in sizes if size < max_rows), max_rows)
-
-
-def context_buckets(max_tokens: int) -> tuple[int, ...]:
-    """Contexts to record: powers of two from 256 on.
-
-    Args:
-        max_tokens: The largest; always among them.
-    """
-    sizes = [_LEAST_CONTEXT << k for k in range(max_tokens.bit_length())]
-    return (*(size for size in sizes if size < max_tokens), max_tokens)
 
 
 class DecodeGraphs:
@@ -176,6 +115,7 @@ class DecodeGraphs:
         self._device = cache.device
         self._step = None if self.unsupported else DecodeStep(model, cache)
         self._recordings: dict[GraphBucket, _Recording] = {}
+        self._by_rows: dict[tuple[int, int], list[GraphBucket]] = {}
         self._staging: dict[tuple[int, int], list[tuple[DecodeInputs, Any]]] = {}
         self._pool: Any = None
         self._turn = 0
@@ -203,6 +143,7 @@ class DecodeGraphs:
         wanted = sorted(set(buckets) - set(self._recordings), reverse=True)
         for bucket in wanted:
             self._check(bucket)
+        self._by_rows.clear()
         before = self._reserved()
         # The largest first: its memory serves the others.
         for bucket in sorted(wanted, key=lambda b: (b.rows * b.tokens, b.context), reverse=True):
@@ -245,48 +186,103 @@ class DecodeGraphs:
             row_values(row.segment, floor, from_future=row.from_future)
             for row, floor in zip(rows, floors, strict=True)
         ]
-        self._send(recording.inputs, [row.ids for row in rows], values)
+        ids = [row.ids for row in rows]
+        self._send(recording.inputs, lambda inputs: inputs.fill(ids, values))
         output = recording.replay()
         self._cache.commit(segments)
         used = sum(s.num_tokens for s in segments)
+        return self._ran(bucket, output, len(rows), used, copy_features=copy_features)
+
+    def try_run_decode(
+        self, rows: DecodeRows, ids: Ints, is_future: NDArray[np.bool_] | None
+    ) -> GraphRun | None:
+        """`try_run` for rows of one token each, whose slots differ, at little cost a row.
+
+        Args:
+            rows: The rows.
+            ids: Their ids, shape [rows], int64.
+            is_future: Whether the id is the one sampled last for the slot instead, shape [rows], bool; None for nowhere.
+
+        Returns:
+            What the step gave, or None if it has to run eagerly, in which case nothing has changed.
+
+        Raises:
+            InvariantBroken: A row does not continue its slot.
+            RequestTooLong: A row does not fit its slot.
+        """
+        found = self._fitting(len(rows), 1, int(rows.starts.max()) + 1)
+        if not isinstance(found, str):
+            found = self._usable(found, replays=rows.replays, needs_future=is_future is not None)
+        if isinstance(found, str):
+            self.stats.misses[found] += 1
+            return None
+        bucket, recording = found
+        floors = begin_decode(self._cache, rows)
+        columns = (rows.starts, np.array(rows.slots), rows.window_starts, floors)
+        self._send(recording.inputs, lambda inputs: inputs.fill_decode(ids, is_future, columns))
+        output = recording.replay()
+        commit_decode(self._cache, rows)
+        return self._ran(bucket, output, len(rows), len(rows), copy_features=False)
+
+    def _ran(
+        self,
+        bucket: GraphBucket,
+        output: DecodeOutput,
+        rows: int,
+        used: int,
+        *,
+        copy_features: bool,
+    ) -> GraphRun:
         self.stats.hits[bucket] += 1
         self.stats.tokens += used
         self.stats.padded_tokens += bucket.rows * bucket.tokens - used
         features = output.features
         if features is not None and copy_features:
             features = features.clone()
-        offsets = tuple(range(0, len(rows) * bucket.tokens, bucket.tokens))
+        offsets = tuple(range(0, rows * bucket.tokens, bucket.tokens))
         return GraphRun(bucket, output.logits, output.hidden, features, offsets)
 
     def close(self) -> None:
         """Drops the recordings and their memory."""
         self._recordings.clear()
+        self._by_rows.clear()
         self._staging.clear()
         self._pool = None
 
     def _find(self, rows: Sequence[GraphRow]) -> tuple[GraphBucket, _Recording] | str:
-        if self.unsupported:
-            return "unsupported"
         if not rows:
-            return "no rows"
+            return "unsupported" if self.unsupported else "no rows"
         segments = [row.segment for row in rows]
         longest = max(s.num_tokens for s in segments)
-        context = max(s.end for s in segments)
-        fitting = [
-            b
-            for b in self._recordings
-            if b.rows >= len(rows) and b.tokens >= longest and b.context >= context
-        ]
-        if not fitting:
-            return "no bucket"
-        if cannot_decode(segments, self._cache):
+        found = self._fitting(len(rows), longest, max(s.end for s in segments))
+        if isinstance(found, str):
+            return found
+        replays = bool(cannot_decode(segments, self._cache))
+        needs_future = any(row.from_future for row in rows)
+        return self._usable(found, replays=replays, needs_future=needs_future)
+
+    def _fitting(self, rows: int, tokens: int, context: int) -> GraphBucket | str:
+        """The cheapest recorded shape that holds so much, or why there is none."""
+        if self.unsupported:
+            return "unsupported"
+        fitting = self._by_rows.get((rows, tokens))
+        if fitting is None:
+            fitting = [b for b in self._recordings if b.rows >= rows and b.tokens >= tokens]
+            fitting.sort(key=lambda b: (b.rows * b.tokens, b.context))
+            self._by_rows[rows, tokens] = fitting
+        return next((b for b in fitting if b.context >= context), "no bucket")
+
+    def _usable(
+        self, bucket: GraphBucket, *, replays: bool, needs_future: bool
+    ) -> tuple[GraphBucket, _Recording] | str:
+        if replays:
             return "not a decode step"
-        if self._future is None and any(row.from_future for row in rows):
+        if self._future is None and needs_future:
             return "ids unknown"
-        bucket = min(fitting, key=lambda b: (b.rows * b.tokens, b.context))
-        if self._recordings[bucket].deterministic != self._model.deterministic:
+        recording = self._recordings[bucket]
+        if recording.deterministic != self._model.deterministic:
             return "other arithmetic"
-        return bucket, self._recordings[bucket]
+        return bucket, recording
 
     def _check(self, bucket: GraphBucket) -> None:
         most = self._cache.max_rollback + 1
@@ -324,11 +320,9 @@ class DecodeGraphs:
             self._pool = graph.pool()
         return _Recording(inputs, run, self._model.deterministic, graph, output)
 
-    def _send(
-        self, inputs: DecodeInputs, ids: list[Sequence[int]], values: list[tuple[int, ...]]
-    ) -> None:
+    def _send(self, inputs: DecodeInputs, fill: Callable[[DecodeInputs], None]) -> None:
         if self._device.type != "cuda":
-            inputs.fill(ids, values)
+            fill(inputs)
             return
         shape = inputs.num_rows, inputs.tokens_per_row
         if shape not in self._staging:
@@ -339,7 +333,7 @@ class DecodeGraphs:
         self._turn += 1
         host, sent = self._staging[shape][self._turn % _STAGING_BUFFERS]
         sent.synchronize()  # the copy of two steps ago
-        host.fill(ids, values)
+        fill(host)
         inputs.copy_(host)
         sent.record()
 

@@ -63,6 +63,17 @@ class LatencyWindow:
             self._total += seconds
             self._count += 1
 
+    def add_same(self, seconds: float, count: int) -> None:
+        """Takes the same time several times.
+
+        Args:
+            seconds: The time.
+            count: How often.
+        """
+        self._latest.extend([seconds] * min(count, self._latest.maxlen or count))
+        self._total += seconds * count
+        self._count += count
+
     def summary(self) -> Latency:
         """The summary; percentiles are values that occurred, the lower one of two neighbours."""
         if not self._latest:

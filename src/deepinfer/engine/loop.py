@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import time
 from collections import deque
@@ -20,6 +19,7 @@ from deepinfer.core.errors import (
 from deepinfer.core.protocols import Tokenizer
 from deepinfer.core.types import FinishReason, Request
 from deepinfer.engine.constraints import GrammarMasks
+from deepinfer.engine.delivery import Delivery
 from deepinfer.engine.faults import InterruptGuard
 from deepinfer.engine.loop_controls import LoopControls
 from deepinfer.engine.outputs import OutputBuilder, Sink
@@ -33,7 +33,7 @@ __all__ = ["EngineLoop"]
 _LOG = logging.getLogger("deepinfer.engine")
 
 
-class EngineLoop(LoopControls):
+class EngineLoop(LoopControls, Delivery):
     """Every unfinished request of one engine, and the steps that move them on.
 
     A request ends in exactly one delta with a finish reason, whatever happens to it. A failing forward pass
@@ -238,8 +238,7 @@ class EngineLoop(LoopControls):
                 self.recorder.scheduled(self._live[rid], flight.launched_s)
         for rid, lost in flight.preempted:
             self.recorder.preempted(rid, lost, flight.launched_s)
-        for entry in progress:
-            self._deliver(entry, now)
+        self._deliver_all(progress, now)
         load = self.scheduler.snapshot() if self.recorder.has_sink else None
         flight.spans["apply"] = (began, time.perf_counter())
         self.recorder.step(flight, progress, load, now=now)
@@ -275,37 +274,6 @@ class EngineLoop(LoopControls):
             raise EngineDead(
                 f"the engine has stopped and takes no more work: {self._cause}. Make a new one."
             ) from self._cause
-
-    def _deliver(self, progress: Progress, now: float) -> None:
-        builder = self._live.get(progress.request.rid)
-        if builder is None:
-            return
-        try:
-            if len(self._masks):
-                progress = self._constrain(progress)
-            last_s = builder.last_token_s
-            delta = builder.push(progress, now)
-        except Exception as error:
-            self._end(builder, FinishReason.ERROR, error)
-            return
-        if delta is None:
-            return
-        if delta.token_ids:
-            self.recorder.token(builder, last_s, len(delta.token_ids), now)
-        if delta.finished:
-            self.scheduler.abort(builder.rid)  # at a stop string it does not know of the end
-            self._forget(builder)
-            self.recorder.finished(builder, now)
-        self._emit(builder, delta)
-
-    def _constrain(self, progress: Progress) -> Progress:
-        tokens = progress.token_ids
-        if progress.stop_token_id is not None:
-            tokens = tokens[:-1]
-        is_done = self._masks.accept(progress.request.rid, tokens)
-        if is_done and progress.finish_reason is None:
-            return dataclasses.replace(progress, finish_reason=FinishReason.STOP)
-        return progress
 
     def _end(
         self, builder: OutputBuilder, reason: FinishReason, error: BaseException | None = None

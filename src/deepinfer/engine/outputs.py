@@ -11,11 +11,13 @@ from deepinfer.core.plan import RowRole
 from deepinfer.core.protocols import Tokenizer
 from deepinfer.core.types import FinishReason, Output, OutputDelta, Request, TokenLogprob, Usage
 from deepinfer.engine.stop import OutputText
+from deepinfer.engine.token_delta import token_delta, usage_of
 from deepinfer.scheduling import Progress
 
 __all__ = ["OutputBuilder", "Sink", "as_request_error"]
 
 Sink = Callable[[OutputDelta], None]
+"""Takes deltas. One with a true attribute `only_ends` is spared those that bring tokens and no end."""
 
 
 def as_request_error(error: BaseException, rid: str) -> DeepInferError:
@@ -60,6 +62,8 @@ class OutputBuilder:
     Attributes:
         finish_reason: Why it ended, or None while it runs.
         error: Why it failed, or None.
+        wants_ends_only: Whether the sink is to hear of the end only.
+        takes_tokens: Whether a token that is nothing but a token may be given to `push_token`.
     """
 
     def __init__(
@@ -87,7 +91,9 @@ class OutputBuilder:
         self._drafted = self._verified = self._accepted = 0
         self._cached = self._replayed = 0
         self._is_approximate = False
-        self._usage = Usage(prompt=request.num_prompt_tokens)
+        self._num_prompt_tokens = request.num_prompt_tokens
+        self.wants_ends_only = bool(getattr(sink, "only_ends", False))
+        self.takes_tokens = params.logprobs is None and request.grammar is None
 
     @property
     def rid(self) -> str:
@@ -102,7 +108,48 @@ class OutputBuilder:
     @property
     def usage(self) -> Usage:
         """Token counts so far."""
-        return self._usage
+        return usage_of(
+            self._num_prompt_tokens,
+            self._cached,
+            self._replayed,
+            len(self._token_ids),
+            self._drafted,
+            self._verified,
+            self._accepted,
+        )
+
+    def push_token(self, token_id: int, now: float) -> OutputDelta | None:
+        """Takes one token that was decoded and after which the request goes on, as far as the scheduler knows.
+
+        Args:
+            token_id: Its id.
+            now: Time in seconds.
+
+        Returns:
+            The delta; None when the sink wants to hear of the end only, and this is none.
+        """
+        text = ""
+        if self._text is not None:
+            text = self._text.push_one(token_id)
+        self._token_ids.append(token_id)
+        self.last_token_s = now
+        if self._text is not None and self._text.stop_reason is not None:
+            self.finish_reason, self.finish_s = FinishReason.STOP, now
+            self._stop_reason = self._text.stop_reason
+        elif self.wants_ends_only:
+            return None
+        else:
+            return token_delta(
+                self.parent_rid, self.request.sample_index, text, token_id, self.usage
+            )
+        return OutputDelta(
+            rid=self.parent_rid,
+            index=self.request.sample_index,
+            text=text,
+            token_ids=(token_id,),
+            finish_reason=FinishReason.STOP,
+            usage=self.usage,
+        )
 
     def push(self, progress: Progress, now: float) -> OutputDelta | None:
         """Takes what one step changed.
@@ -157,15 +204,6 @@ class OutputBuilder:
         if self.first_token_s is None:
             self.first_token_s = now
         self.last_token_s = now
-        self._usage = Usage(
-            prompt=self.request.num_prompt_tokens,
-            cached=self._cached,
-            replayed=self._replayed,
-            generated=len(self._token_ids),
-            drafted=self._drafted,
-            verified=self._verified,
-            accepted=self._accepted,
-        )
         if reason is not None:
             self.finish_reason, self.finish_s = reason, now
         return OutputDelta(
@@ -175,7 +213,7 @@ class OutputBuilder:
             token_ids=tokens,
             finish_reason=reason,
             logprobs=logprobs,
-            usage=self._usage,
+            usage=self.usage,
         )
 
     def end(
@@ -200,7 +238,7 @@ class OutputBuilder:
             text=self._text.finish() if self._text is not None else "",
             finish_reason=reason,
             logprobs=() if self._logprobs is not None else None,
-            usage=self._usage,
+            usage=self.usage,
             error=self.error,
         )
 
@@ -216,7 +254,7 @@ class OutputBuilder:
             index=self.request.sample_index,
             logprobs=None if self._logprobs is None else tuple(self._logprobs),
             prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
-            usage=self._usage,
+            usage=self.usage,
             approximate_prefix=self._is_approximate,
             arrival_s=self.request.arrival_s,
             first_token_s=self.first_token_s,

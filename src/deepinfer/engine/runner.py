@@ -12,30 +12,33 @@ from torch import Tensor
 
 from deepinfer.core.errors import InvariantBroken
 from deepinfer.core.params import SamplingParams
-from deepinfer.core.plan import CacheCopy, RowRole, StepPlan, StepResult
+from deepinfer.core.plan import ROLES, CacheCopy, RowRole, StepPlan, StepResult
 from deepinfer.core.protocols import ModelInfo, Sampler
 from deepinfer.core.types import Request
 from deepinfer.engine.cache_setup import CacheShape
+from deepinfer.engine.decode_lane import DecodeLanes
 from deepinfer.engine.future_tokens import FutureTokens
 from deepinfer.engine.graph_runs import run_recorded
 from deepinfer.engine.graphs import DecodeGraphs
 from deepinfer.engine.host_tier import HostTier
 from deepinfer.engine.parts import EngineDrafter
+from deepinfer.engine.sample_batch import mask_rows, sample_rows
 from deepinfer.engine.step_batch import (
     build_batch,
     check_ids,
     collect_rows,
     kept_places,
-    mask_rows,
     num_accepted,
     prompt_entries,
     propose_drafts,
-    sample_rows,
+    put_future,
     settled_features,
 )
 from deepinfer.engine.step_state import RunningRow, RunningStep, SlotStates
 
 __all__ = ["ModelRunner"]
+
+_VERIFY = ROLES.index(RowRole.VERIFY)
 
 
 class ModelRunner:
@@ -109,6 +112,7 @@ class ModelRunner:
         self._ungenerated_ids = ids if len(ids) else None
         self._never = frozenset(ungenerated_ids)
         self._states = SlotStates(num_slots, cache)
+        self._lanes = DecodeLanes(self._states, self._device)
         self._future = FutureTokens(
             num_slots, info.vocab_size, device=self._device, check=self._check_ids
         )
@@ -163,7 +167,7 @@ class ModelRunner:
         self._enter_rows(step)
         if self._drafter is not None:
             propose_drafts(step, self._drafter, self.info.vocab_size, self._never)
-        if step.rows:
+        if step.lane is not None or step.rows:
             self._run_model(step)
         step.busy_s += time.perf_counter() - began
         return step
@@ -190,20 +194,7 @@ class ModelRunner:
             sampled = self._sampler(handle.logits, rows, masks)  # type: ignore[call-arg]
         handle.logits = None
         handle.copy_to_host(sampled)
-        slots: list[int] = []
-        places: list[int] = []
-        at = 0
-        for running in handle.rows:
-            count = running.num_logits
-            if count == 1:  # the last token of a row with drafts is known once they were compared
-                slots.append(running.row.slot)
-                places.append(at)
-            at += count
-        if slots:
-            tokens = sampled.token_ids
-            if len(places) < len(tokens):
-                tokens = tokens[torch.tensor(places, device=tokens.device)]
-            self._future.put(slots, tokens)
+        put_future(handle, self._future, sampled.token_ids)
         handle.busy_s += time.perf_counter() - began
         return handle
 
@@ -260,12 +251,14 @@ class ModelRunner:
             self._graphs = None
         self._states.clear()
         self._states._cache = None
+        self._lanes.clear()
         self._model = self._sampler = self._drafter = self.cache = None  # type: ignore[assignment]
         self._future = self._last = self.host_tier = None  # type: ignore[assignment]
 
     def _needs_settled(self, plan: StepPlan) -> bool:
         """Whether a plan cannot run before the host knows how the drafts of the step before it fared."""
-        return any(row.num_open or row.role is RowRole.VERIFY for row in plan.rows)
+        rows = plan.rows
+        return bool(rows.num_open.any() or (rows.roles == _VERIFY).any())
 
     def _prepare_cache(self, step: RunningStep) -> None:
         """New block table entries, then copies, in the order of the plan."""
@@ -286,10 +279,14 @@ class ModelRunner:
         step.failed_loads = self.host_tier.run(plan.copies, self.cache, before_load)
 
     def _enter_rows(self, step: RunningStep) -> None:
-        for index, row in enumerate(step.plan.rows):
+        rows = step.plan.rows
+        if self._drafter is None and not step.failed_loads:
+            step.lane = self._lanes.enter(rows, step.requests)
+        first = step.lane_count
+        for index, row in enumerate(rows.tail(first), first) if first < len(rows) else ():
             state = self._states.enter(row, step.requests[row.rid])
             if row.rid in step.failed_loads:
-                state.is_void = True
+                self._states.make_void(state)
             if state.is_void:  # until the scheduler hears of it, rows keep coming
                 continue
             start = row.first_position
@@ -329,7 +326,7 @@ class ModelRunner:
         step.prompt_logprobs = prompt_entries(step, output.hidden, self._model.compute_logits)
 
     def _logits(self, step: RunningStep, hidden: Tensor) -> Tensor | None:
-        wanted: list[int] = []
+        wanted = [] if step.lane is None else list(step.lane.offsets)
         for running in step.rows:
             end = running.offset + running.num_tokens
             wanted.extend(range(end - running.num_logits, end))
@@ -349,11 +346,13 @@ class ModelRunner:
         """Compares drafts with choices, takes the cache rows of rejected ones back, feeds the drafter; once."""
         if step.error is not None:
             raise step.error
-        if step.is_settled or (step.sampled is None and any(r.num_logits for r in step.rows)):
+        if step.is_settled or (step.sampled is None and step.has_logits):
             return
         try:
             chosen = step.wait()
-            at = 0
+            at = step.lane_count
+            if step.lane is not None:
+                step.lane.keep(chosen[:at])
             for running in step.rows:
                 count = running.num_logits
                 tokens = chosen[at : at + count]

@@ -26,7 +26,7 @@ from deepinfer.engine.latency import Latency, LatencyWindow
 from deepinfer.engine.outputs import OutputBuilder
 from deepinfer.engine.pipeline import Flight
 from deepinfer.engine.trace import Trace
-from deepinfer.scheduling import Progress
+from deepinfer.scheduling import Progress, ProgressList
 
 __all__ = ["EngineStats", "StatsRecorder"]
 
@@ -164,6 +164,16 @@ class StatsRecorder:
         else:
             self._latencies["inter_token"].add((now - last_s) / count)
 
+    def next_tokens(self, last_s: float, count: int, now: float) -> None:
+        """Counts one more token of each of several outputs.
+
+        Args:
+            last_s: When the last tokens of all of them came.
+            count: How many outputs.
+            now: Time in seconds.
+        """
+        self._latencies["inter_token"].add_same(now - last_s, count)
+
     def finished(self, builder: OutputBuilder, now: float) -> None:
         """Counts a request that ended."""
         reason = builder.finish_reason or FinishReason.ERROR
@@ -214,11 +224,17 @@ class StatsRecorder:
         by_role = np.bincount(rows.roles, weights=rows.num_tokens, minlength=len(ROLES))
         replayed, prefill = int(by_role[_REPLAY]), int(by_role[_PREFILL].sum())
         decode = plan.num_tokens - prefill - replayed
-        generated = sum(len(entry.token_ids) for entry in progress)
         verified = accepted = 0
-        if results is not None and rows.num_drafts.any():
-            verified = sum(entry.num_drafts for entry in progress)
-            accepted = sum(entry.num_accepted for entry in progress)
+        has_drafts = results is not None and bool(rows.num_drafts.any())
+        if isinstance(progress, ProgressList):
+            generated = progress.num_tokens
+            if has_drafts:
+                verified, accepted = progress.draft_counts
+        else:
+            generated = sum(len(entry.token_ids) for entry in progress)
+            if has_drafts:
+                verified = sum(entry.num_drafts for entry in progress)
+                accepted = sum(entry.num_accepted for entry in progress)
         failed = flight.error is not None
         duration = (result.duration_s if result is not None else None) or 0.0
         overhead = max(0.0, flight.wall_s - flight.runner_s)

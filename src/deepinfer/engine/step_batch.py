@@ -1,4 +1,4 @@
-"""A running step to the model's batch, the sampler's rows, and back."""
+"""A running step to the model's batch, and back to results."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from deepinfer.core.errors import InvariantBroken
-from deepinfer.core.plan import PlanRow, RowResults, RowRole
-from deepinfer.core.protocols import Drafter, DraftView, SampleRows
-from deepinfer.core.types import Request, TokenLogprob
+from deepinfer.core.plan import RowResults, RowRole
+from deepinfer.core.protocols import Drafter, DraftView
+from deepinfer.core.types import TokenLogprob
+from deepinfer.engine.decode_lane import DecodeLane
 from deepinfer.engine.future_tokens import FutureTokens
 from deepinfer.engine.step_state import RunningRow, RunningStep
 from deepinfer.models.deepseek_v41.batch import ForwardBatch, Segment
+from deepinfer.sampling import Sampled as CheckedSampled
 from deepinfer.sampling import prompt_logprobs
 
 __all__ = [
@@ -22,11 +24,11 @@ __all__ = [
     "check_ids",
     "collect_rows",
     "kept_places",
-    "mask_rows",
+    "lane_segments",
     "num_accepted",
     "prompt_entries",
     "propose_drafts",
-    "sample_rows",
+    "put_future",
     "settled_features",
 ]
 
@@ -49,13 +51,22 @@ def build_batch(step: RunningStep, future: FutureTokens, device: torch.device) -
     """
     ids: list[int] = []
     segments: list[Segment] = []
-    unknown: list[RunningRow] = []
+    places: list[int] = []
+    slots: list[int] = []
+    lane = step.lane
+    if lane is not None:
+        ids += lane.ids.tolist()
+        segments += lane_segments(lane)
+        if lane.is_future is not None:
+            places = np.flatnonzero(lane.is_future).tolist()
+            slots = [lane.company.slots[at] for at in places]
     for running in step.rows:
         row = running.row
         running.offset = len(ids)
         ids += running.known
         if len(running.known) + len(running.draft) < running.num_tokens:
-            unknown.append(running)
+            places.append(len(ids))
+            slots.append(row.slot)
             ids.append(0)
         ids += running.draft
         segments.append(
@@ -74,12 +85,23 @@ def build_batch(step: RunningStep, future: FutureTokens, device: torch.device) -
             )
     host_ids = np.array(ids, dtype=np.int64)
     tensor = torch.from_numpy(host_ids).to(device, non_blocking=True)
-    if unknown:
-        places = torch.tensor([r.offset + len(r.known) for r in unknown])
-        tokens = future.take([r.row.slot for r in unknown])
-        tensor[places.to(device)] = tokens  # on a CPU this fills in `host_ids` as well
-    is_known = device.type == "cpu" or not unknown
+    if places:
+        tokens = future.take(slots)
+        tensor[torch.tensor(places).to(device)] = tokens  # on a CPU this fills in `host_ids` too
+    is_known = device.type == "cpu" or not places
     return ForwardBatch(tensor, tuple(segments), None, host_ids if is_known else None)
+
+
+def lane_segments(lane: DecodeLane) -> list[Segment]:
+    """The rows of a lane as the model takes them.
+
+    Args:
+        lane: The lane.
+    """
+    starts = (lane.window_starts, lane.pool_starts, lane.full_starts)
+    columns = [column.tolist() for column in (lane.starts, *starts)]
+    rows = zip(lane.company.slots, *columns, strict=True)
+    return [Segment(slot, at, 1, window, pool, full) for slot, at, window, pool, full in rows]
 
 
 def propose_drafts(step: RunningStep, drafter: Drafter, vocab_size: int, never: Set[int]) -> None:
@@ -107,6 +129,32 @@ def propose_drafts(step: RunningStep, drafter: Drafter, vocab_size: int, never: 
         bad = (k for k, t in enumerate(cut) if not 0 <= t < vocab_size or t in never)
         running.draft = cut[: next(bad, None)]
         running.num_tokens += len(running.draft)
+
+
+def put_future(step: RunningStep, future: FutureTokens, token_ids: Tensor) -> None:
+    """Leaves sampled tokens on the device for the next step.
+
+    Args:
+        step: The step that they were sampled in.
+        future: Takes them.
+        token_ids: One a row of logits, shape [logits rows], int64.
+    """
+    if step.lane is not None and not step.rows:
+        future.put(step.lane.company.device_slots, token_ids)
+        return
+    slots = [] if step.lane is None else list(step.lane.company.slots)
+    places = list(range(len(slots)))
+    at = len(slots)
+    for running in step.rows:
+        count = running.num_logits
+        if count == 1:  # the last token of a row with drafts is known once they were compared
+            slots.append(running.row.slot)
+            places.append(at)
+        at += count
+    if slots:
+        if len(places) < len(token_ids):
+            token_ids = token_ids[torch.tensor(places, device=token_ids.device)]
+        future.put(slots, token_ids)
 
 
 def check_ids(batch: ForwardBatch, vocab_size: int, step: int) -> None:
@@ -147,63 +195,6 @@ def kept_places(step: RunningStep, places: list[int]) -> list[int]:
     if int(at[-1]) >= len(step.kept) or not np.array_equal(step.kept[at], places):
         raise InvariantBroken(f"step {step.step} needs tokens that did not run every layer.")
     return list(at.tolist())
-
-
-def sample_rows(step: RunningStep, *, with_outputs: bool) -> SampleRows:
-    """What the sampler needs to know of the rows of logits.
-
-    Args:
-        step: The step; the tokens of the step before it are known by now.
-        with_outputs: Give every row its output so far, not only rows with penalties.
-
-    Returns:
-        The rows.
-    """
-    requests: list[Request] = []
-    positions: list[int] = []
-    plan_rows: list[PlanRow] = []
-    outputs: list[Sequence[int]] = []
-    for running in step.rows:
-        count = running.num_logits
-        if not count:
-            continue
-        request = step.requests[running.row.rid]
-        requests += [request] * count
-        positions += range(running.end, running.end + count)
-        plan_rows += [running.row] * count
-        if with_outputs or request.params.has_penalties:
-            output = running.state.token_ids[request.num_prompt_tokens :]
-            outputs += [(*output, *running.draft[:index]) for index in range(count)]
-        else:
-            outputs += [()] * count
-    return SampleRows(
-        requests=tuple(requests),
-        positions=tuple(positions),
-        seeds=tuple(request.params.seed or 0 for request in requests),
-        output_token_ids=tuple(outputs),
-        plan_rows=tuple(plan_rows),
-    )
-
-
-def mask_rows(step: RunningStep, masks: Tensor) -> Tensor:
-    """The mask rows of the logits that are there; a plan may have asked for more drafts than came.
-
-    Args:
-        step: The step.
-        masks: Shape [logits rows of the plan, words], int32.
-
-    Returns:
-        Shape [logits rows of the step, words], int32.
-    """
-    offsets = [0]
-    for row in step.plan.rows:
-        offsets.append(offsets[-1] + row.num_logits)
-    wanted = [
-        place
-        for running in step.rows
-        for place in range(offsets[running.index], offsets[running.index] + running.num_logits)
-    ]
-    return masks if len(wanted) == len(masks) else masks[torch.tensor(wanted)]
 
 
 def prompt_entries(
@@ -247,15 +238,23 @@ def collect_rows(step: RunningStep) -> RowResults:
     Returns:
         One result a row of the plan; a row that was not run has no tokens.
     """
-    plan_rows = step.plan.rows
+    plan_rows, lane, in_lane = step.plan.rows, step.lane, step.lane_count
     count = len(plan_rows)
-    tokens: list[int] = []
-    num_tokens, num_drafts, num_accepted = [0] * count, [0] * count, [0] * count
+    entries = step.sampled.logprobs if step.sampled is not None else ()
     logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
     errors: dict[int, Exception] = {}
-    entries = step.sampled.logprobs if step.sampled is not None else ()
+    tokens = [] if lane is None else list(lane.tokens)
     row_errors = _row_errors(step)
-    at = 0
+    for at in range(in_lane) if entries or row_errors else ():
+        if entries and (entry := entries[at]) is not None:
+            logprobs[at] = (entry,)
+        if row_errors and (error := row_errors[at]) is not None:
+            errors[at] = error
+    if in_lane == count:
+        return RowResults(plan_rows, tokens, logprobs=logprobs, errors=errors)
+    num_tokens = [1] * in_lane + [0] * (count - in_lane)
+    num_drafts, num_accepted = [0] * count, [0] * count
+    at = in_lane
     for running, chosen in zip(step.rows, step.tokens, strict=True):
         used, index = len(chosen), running.index
         tokens += chosen
@@ -282,13 +281,10 @@ def collect_rows(step: RunningStep) -> RowResults:
 
 
 def _row_errors(step: RunningStep) -> Sequence[Exception | None]:
-    """One entry a row of logits, or none when all are good; waits for nothing that was launched behind the step."""
-    sampled, highest = step.sampled, step.host_highest
-    if (
-        highest is not None
-        and not getattr(sampled, "row_errors", ())
-        and bool(highest.isfinite().all())
-    ):
+    """One entry a row of logits, or none when all are good, which must not wait for the device."""
+    sampled, tokens = step.sampled, step.host_tokens
+    is_checked = isinstance(sampled, CheckedSampled) and not sampled.row_errors
+    if is_checked and tokens is not None and not bool((tokens < 0).any()):
         return ()
     return getattr(sampled, "errors", ())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from deepinfer.core.plan import PlanRow, StepPlan
 from deepinfer.core.protocols import Sampled
 from deepinfer.core.types import Request, TokenLogprob
 from deepinfer.models.deepseek_v41.batch import ForwardBatch
+
+if TYPE_CHECKING:
+    from deepinfer.engine.decode_lane import DecodeLane
 
 __all__ = ["RunningRow", "RunningStep", "SlotState", "SlotStates"]
 
@@ -91,7 +94,8 @@ class RunningStep:
         step: Its id.
         plan: The plan.
         requests: The requests of its rows by id.
-        rows: The rows that are run: not those whose cache content could not be loaded.
+        lane: The leading rows that decode one token each, or None when there are none, or others look after them.
+        rows: The other rows that are run: not those whose cache content could not be loaded.
         batch: What the model ran, or None for a step without rows.
         features: Draft features, or None.
         kept: Places in the batch of the tokens that ran every layer, ascending, or None for all.
@@ -101,10 +105,9 @@ class RunningStep:
         busy_s: Seconds that the host spent in the calls for this step.
         sampled: What was chosen.
         host_tokens: The chosen tokens on the host.
-        highest: The highest logits on the host, for errors.
         started: Event before the step, on CUDA.
         done: Event behind the copies to the host, on CUDA.
-        tokens: Chosen tokens of each row once they were looked at.
+        tokens: Chosen tokens of each of the other rows once they were looked at.
         is_settled: Whether rejected drafts were taken back and the drafter was fed.
         error: What went wrong in that.
     """
@@ -113,6 +116,7 @@ class RunningStep:
     plan: StepPlan
     requests: Mapping[str, Request]
     rows: list[RunningRow]
+    lane: DecodeLane | None = None
     batch: ForwardBatch | None = None
     features: Tensor | None = None
     kept: np.ndarray | None = None
@@ -122,7 +126,6 @@ class RunningStep:
     busy_s: float = 0.0
     sampled: Sampled | None = None
     host_tokens: Tensor | None = None
-    host_highest: Tensor | None = None
     started: Any = None
     done: Any = None
     tokens: list[list[int]] = field(default_factory=list)
@@ -136,12 +139,11 @@ class RunningStep:
             sampled: What was chosen.
         """
         self.sampled = sampled
-        tokens, highest = sampled.token_ids, getattr(sampled, "highest", None)
+        tokens = sampled.token_ids
         if tokens.device.type != "cuda":
-            self.host_tokens, self.host_highest = tokens, highest
+            self.host_tokens = tokens
             return
         self.host_tokens = _pinned_copy(tokens)
-        self.host_highest = None if highest is None else _pinned_copy(highest)
         self.done = torch.cuda.Event(enable_timing=True)
         self.done.record()
 
@@ -154,6 +156,16 @@ class RunningStep:
         if self.done is not None:
             self.done.synchronize()
         return self.host_tokens.tolist() if self.host_tokens is not None else []
+
+    @property
+    def lane_count(self) -> int:
+        """Rows of the lane, each of one token and one row of logits, before those of all others."""
+        return 0 if self.lane is None else self.lane.count
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether any row has logits."""
+        return bool(self.lane_count) or any(running.num_logits for running in self.rows)
 
     @property
     def duration_s(self) -> float:
@@ -174,9 +186,13 @@ class SlotStates:
     Args:
         num_slots: Slots.
         cache: The model's cache; a slot that is taken over is emptied in it.
+
+    Attributes:
+        version: Rises whenever a slot gets another state, or a state becomes void.
     """
 
     def __init__(self, num_slots: int, cache: Any) -> None:
+        self.version = 0
         self._states: list[SlotState | None] = [None] * num_slots
         self._tokens: dict[str, list[int]] = {}
         self._cache = cache
@@ -214,7 +230,13 @@ class SlotStates:
             ids[row.first_position :] = row.token_ids
         return state
 
+    def make_void(self, state: SlotState) -> None:
+        """Notes that what a slot was to hold could not be loaded."""
+        self.version += 1
+        state.is_void = True
+
     def _start(self, row: PlanRow, request: Request) -> SlotState:
+        self.version += 1
         self._cache.reset(row.slot)
         prompt, prefix = request.prompt_token_ids, row.pool_start
         ids = self._tokens.setdefault(row.rid, [])
@@ -235,13 +257,16 @@ class SlotStates:
 
     def clear_slot(self, slot: int) -> None:
         """Forgets whose state a slot holds."""
+        self.version += 1
         self._states[slot] = None
 
     def forget(self, rid: str) -> None:
         """Forgets the tokens of a request that ended."""
+        self.version += 1
         self._tokens.pop(rid, None)
 
     def clear(self) -> None:
         """Forgets everything."""
+        self.version += 1
         self._states = []
         self._tokens.clear()

@@ -154,11 +154,32 @@ class OutputText:
     ) -> None:
         self._detokenizer = detokenizer
         self._checker = StopChecker(stop, include_stop=include_stop)
+        self._has_stops = bool(stop)
         self._shown: list[str] = []
         self._shown_chars = 0
         self._decoded_chars = 0
         self._ids: list[int] = []
         self._ends: list[int] = []
+
+    def push_one(self, token_id: int) -> str:
+        """Takes one token; as `push` of it.
+
+        Args:
+            token_id: Its id.
+
+        Returns:
+            The text that may be shown.
+
+        Raises:
+            ConfigError: The id is outside the vocabulary.
+        """
+        if self._has_stops:
+            return self.push((token_id,))
+        text = self._detokenizer.push(token_id)
+        self._ids.append(token_id)
+        if text:
+            self._shown.append(text)
+        return text
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Takes the next tokens; those after the one that completes a stop string are not taken.

@@ -6,11 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
+import numpy as np
+
 from deepinfer.core.plan import ROLES, PlanRow, PlanRows, RowResult, RowResults, RowRole
 from deepinfer.core.types import FinishReason, Request, TokenLogprob
 from deepinfer.scheduling import ledger
 
 __all__ = ["Progress", "ProgressList"]
+
+_DECODE = ROLES.index(RowRole.DECODE)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -100,6 +104,44 @@ class ProgressList(Sequence[Progress]):
         self._ends = ends
         self._values: list[Progress] | None = None
 
+    @property
+    def sequences(self) -> Sequence[ledger.Sequence]:
+        """The request of each entry."""
+        return self._sequences
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens of all entries, those after an end left out."""
+        counts = self._results.num_token_ids
+        total = int(counts.sum() if self._rows is None else counts[self._rows].sum())
+        for entry, (count, *_) in self._ends.items():
+            if count is not None:
+                total += count - int(counts[entry if self._rows is None else self._rows[entry]])
+        return total
+
+    @property
+    def draft_counts(self) -> tuple[int, int]:
+        """Drafts verified and drafts accepted, of all entries."""
+        drafts, accepted = self._results.num_drafts, self._results.num_accepted
+        if self._rows is not None:
+            drafts, accepted = drafts[self._rows], accepted[self._rows]
+        return int(drafts.sum()), int(accepted.sum())
+
+    def tokens(self) -> list[int]:
+        """The token of each entry that decoded one and does not end with it; -1 for every other entry."""
+        results, counts = self._results, self._results.num_token_ids
+        at: Any = slice(None) if self._rows is None else np.array(self._rows, np.int64)
+        is_one = (counts == 1) & (self._plan_rows.roles == _DECODE)
+        if is_one.all():
+            found = results.token_ids
+        else:
+            found = np.full(len(is_one), -1, np.int64)
+            found[is_one] = results.token_ids[results.token_offsets[is_one]]
+        tokens: list[int] = found[at].tolist()
+        for entry in self._ends:
+            tokens[entry] = -1
+        return tokens
+
     def __len__(self) -> int:
         return len(self._sequences)
 
@@ -109,6 +151,8 @@ class ProgressList(Sequence[Progress]):
     def __getitem__(self, index: slice) -> list[Progress]: ...
     def __getitem__(self, index: Any) -> Any:
         """One entry, or a list of entries for a slice."""
+        if self._values is None and isinstance(index, int):
+            return self._one(range(len(self))[index])
         return self._all()[index]
 
     def __iter__(self) -> Iterator[Progress]:
@@ -120,6 +164,25 @@ class ProgressList(Sequence[Progress]):
         return self is other
 
     __hash__ = None  # type: ignore[assignment]
+
+    def _one(self, entry: int) -> Progress:
+        row = entry if self._rows is None else self._rows[entry]
+        count, reason, stop, error = self._ends.get(entry, (None, None, None, None))
+        if count is None:
+            count = int(self._results.num_token_ids[row])
+        first = int(self._results.num_token_ids[:row].sum())
+        sequence = self._sequences[entry]
+        return Progress(
+            request=sequence.request,
+            token_ids=tuple(self._results.token_ids[first : first + count].tolist()),
+            finish_reason=reason,
+            stop_token_id=stop,
+            error=error,
+            sequence=sequence,
+            plan_rows=self._plan_rows,
+            results=self._results,
+            index=row,
+        )
 
     def _all(self) -> list[Progress]:
         if self._values is not None:

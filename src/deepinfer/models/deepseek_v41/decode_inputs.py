@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.core.errors import InvariantBroken
@@ -13,6 +15,8 @@ from deepinfer.models.deepseek_v41.batch import Segment
 from deepinfer.models.deepseek_v41.cache import SlotCache
 
 __all__ = ["DecodeInputs", "cannot_decode", "row_values"]
+
+Ints = NDArray[np.int64]
 
 FIRST, SLOT, COUNT, WINDOW_FLOOR, FULL_FLOOR, FROM_FUTURE = range(6)
 NUM_COLUMNS = 6
@@ -85,6 +89,32 @@ class DecodeInputs:
         padded = [[*row, *(0,) * (width - len(row))] for row in ids]
         self.ids[: len(ids)] = torch.tensor(padded, dtype=torch.int64)
         self.values[: len(ids)] = torch.tensor(values, dtype=torch.int64)
+
+    def fill_decode(
+        self, ids: Ints, is_future: NDArray[np.bool_] | None, columns: Sequence[Ints]
+    ) -> None:
+        """Writes rows of one token each and empties the rest; on the host.
+
+        Args:
+            ids: Known ids, shape [rows], int64.
+            is_future: Whether the id is the one sampled last for the slot, shape [rows], bool; None for nowhere.
+            columns: First position, slot, and the two lowest positions of `values`, shape [rows] each, int64.
+
+        Raises:
+            InvariantBroken: There are more rows than fit.
+        """
+        count = len(ids)
+        if count > self.num_rows:
+            raise InvariantBroken(f"{count} rows do not fit inputs of {self.num_rows} rows.")
+        tokens, values = self.ids.numpy(), self.values.numpy()
+        if tokens.shape[1] > 1:
+            tokens[:count] = 0
+        tokens[:count, 0] = ids
+        values[count:] = 0
+        for place, column in zip((FIRST, SLOT, WINDOW_FLOOR, FULL_FLOOR), columns, strict=True):
+            values[:count, place] = column
+        values[:count, COUNT] = 1
+        values[:count, FROM_FUTURE] = 0 if is_future is None else is_future
 
     def copy_(self, other: DecodeInputs) -> None:
         """Takes over the content of inputs of the same shape, without waiting for the device."""
