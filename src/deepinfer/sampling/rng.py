@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from deepinfer.core.errors import ConfigError
 __all__ = [
     "MAX_GUMBEL",
     "MIN_GUMBEL",
+    "SeedWords",
     "Stream",
     "child_seed",
     "gumbel_from_bits",
@@ -106,15 +107,37 @@ def _philox(
     return first, second, third, fourth
 
 
-def _seed_words(seeds: Sequence[int] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Low and high key words, each shape [rows, 1]."""
-    if not isinstance(seeds, Tensor):
-        low = [int(seed) & _MASK for seed in seeds]
-        high = [(int(seed) >> 32) & _MASK for seed in seeds]
-        words = torch.tensor([low, high], dtype=torch.int64).to(device, non_blocking=True)
-        return words[0].unsqueeze(-1), words[1].unsqueeze(-1)
-    seeds = seeds.to(device=device, dtype=torch.int64).unsqueeze(-1)
-    return seeds & _MASK, (seeds >> 32) & _MASK
+class SeedWords(NamedTuple):
+    """Seeds as words of keys, ready on a device.
+
+    Attributes:
+        low: Low words, shape [rows, 1], int64.
+        high: High words, shape [rows, 1], int64.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    @classmethod
+    def of(cls, seeds: Sequence[int] | Tensor | SeedWords, device: torch.device) -> SeedWords:
+        """Takes seeds apart.
+
+        Args:
+            seeds: One a row, as in `noise_bits`.
+            device: Where the words are to be.
+
+        Returns:
+            The words.
+        """
+        if isinstance(seeds, SeedWords):
+            return seeds
+        if not isinstance(seeds, Tensor):
+            low = [int(seed) & _MASK for seed in seeds]
+            high = [(int(seed) >> 32) & _MASK for seed in seeds]
+            words = torch.tensor([low, high], dtype=torch.int64).to(device, non_blocking=True)
+            return cls(words[0].unsqueeze(-1), words[1].unsqueeze(-1))
+        seeds = seeds.to(device=device, dtype=torch.int64).unsqueeze(-1)
+        return cls(seeds & _MASK, (seeds >> 32) & _MASK)
 
 
 def _position_column(positions: Sequence[int] | Tensor, device: torch.device) -> Tensor:
@@ -124,7 +147,7 @@ def _position_column(positions: Sequence[int] | Tensor, device: torch.device) ->
 
 
 def noise_bits(
-    seeds: Sequence[int] | Tensor,
+    seeds: Sequence[int] | Tensor | SeedWords,
     positions: Sequence[int] | Tensor,
     *,
     vocab_size: int | None = None,
@@ -137,7 +160,7 @@ def noise_bits(
     The word of a token is the same whether the whole vocabulary is asked for or that token alone.
 
     Args:
-        seeds: One a row, from 0 to 2**64 - 1 (a tensor holds the same 64 bits as int64), shape [rows].
+        seeds: One a row, from 0 to 2**64 - 1 (a tensor holds the same 64 bits as int64), shape [rows]; or their words.
         positions: Position of the token to be chosen, one a row, shape [rows], taken modulo 2**32.
         vocab_size: Ask for tokens 0 to vocab_size - 1; give this or `token_ids`.
         token_ids: Ask for these tokens, shape [rows, candidates], int64.
@@ -161,7 +184,7 @@ def noise_bits(
     if device is None:
         device = token_ids.device if token_ids is not None else "cpu"
     device = torch.device(device)
-    key = _seed_words(seeds, device)
+    key = SeedWords.of(seeds, device)
     position = _position_column(positions, device)
     if token_ids is not None:
         words = _philox((position, token_ids >> 2, int(stream), 0), key)
@@ -202,7 +225,7 @@ def gumbel_from_bits(bits: Tensor) -> Tensor:
 
 
 def gumbel_noise(
-    seeds: Sequence[int] | Tensor,
+    seeds: Sequence[int] | Tensor | SeedWords,
     positions: Sequence[int] | Tensor,
     *,
     vocab_size: int | None = None,

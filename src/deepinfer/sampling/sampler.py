@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from deepinfer.core.errors import ConfigError, InvalidLogits, RequestError, ShapeError
-from deepinfer.core.params import SamplingParams
 from deepinfer.core.protocols import LogitsProcessor, SampleRows
 from deepinfer.core.protocols import Sampled as BaseSampled
 from deepinfer.core.types import Request, TokenLogprob
+from deepinfer.sampling.batch_options import BatchOptions, DrawGroup
 from deepinfer.sampling.filters import filter_logits
 from deepinfer.sampling.logprobs import token_logprobs
 from deepinfer.sampling.penalties import (
@@ -32,8 +32,6 @@ FAILED_TOKEN = -1
 """Token id of a row from which nothing could be chosen."""
 
 _PROMPT_CACHE_SIZE = 256
-_CHUNK_ELEMENTS = {"cpu": 1 << 17}  # what stays in a core's cache
-_CHUNK_ELEMENTS_GPU = 1 << 26
 _DENSE_SHARE = 5
 
 
@@ -84,28 +82,6 @@ def _logits_error(highest: float, rid: str) -> InvalidLogits | None:
     )
 
 
-def _needs_history(params: SamplingParams) -> bool:
-    return params.has_penalties or bool(params.logit_bias)
-
-
-def _by_filter(
-    params: Sequence[SamplingParams], indices: Sequence[int], vocab: int
-) -> tuple[list[int], list[int], list[int]]:
-    """Rows without filters, rows with top-k, rows with other filters only."""
-    dense: list[int] = []
-    narrow: list[int] = []
-    wide: list[int] = []
-    for index in indices:
-        p = params[index]
-        if 0 < p.top_k < vocab:
-            narrow.append(index)
-        elif p.top_p < 1.0 or p.min_p > 0.0:
-            wide.append(index)
-        else:
-            dense.append(index)
-    return dense, narrow, wide
-
-
 class Sampler:
     """Chooses tokens; a row depends on its own logits, options, seed, position and output only.
 
@@ -125,6 +101,7 @@ class Sampler:
     ) -> None:
         self.processors = tuple(processors)
         self.raw_logprobs = raw_logprobs
+        self._options: BatchOptions | None = None
         self._prompt_ids: OrderedDict[str, tuple[Request, Tensor]] = OrderedDict()
 
     def __call__(self, logits: Tensor, rows: SampleRows, masks: Tensor | None = None) -> Sampled:
@@ -144,33 +121,32 @@ class Sampler:
         """
         self._check(logits, rows)
         raw = logits
-        logits, failed = self._adjust(logits, rows, masks)
+        options = self._options_of(rows, logits)
+        logits, failed = self._adjust(logits, rows, options, masks)
         highest, token_ids = logits.max(dim=-1)
         for index in failed:
             highest[index] = math.nan
-        params = [request.params for request in rows.requests]
-        vocab = logits.shape[-1]
-        drawn = [index for index, p in enumerate(params) if not p.is_greedy]
-        if drawn:
-            dense, narrow, wide = _by_filter(params, drawn, vocab)
-            # A few rows at a time: it bounds the memory and stays in the cache of a CPU.
-            elements = _CHUNK_ELEMENTS.get(logits.device.type, _CHUNK_ELEMENTS_GPU)
-            chunk = max(1, elements // vocab)
-            for draw, group in (
-                (self._draw_dense, dense),
-                (self._draw_filtered, narrow),
-                (self._draw_filtered, wide),
-            ):
-                for start in range(0, len(group), chunk):
-                    draw(logits, token_ids, rows, group[start : start + chunk])
+        if options.groups:
+            positions = torch.tensor(rows.positions, dtype=torch.int64)
+            positions = positions.to(logits.device, non_blocking=True)
+            for group in options.groups:
+                _draw(logits, token_ids, positions, group)
         token_ids = token_ids.masked_fill_(~highest.isfinite(), FAILED_TOKEN)
         return Sampled(
             token_ids=token_ids,
-            logprobs=self._logprobs(raw if self.raw_logprobs else logits, token_ids, params),
+            logprobs=self._logprobs(raw if self.raw_logprobs else logits, token_ids, options),
             highest=highest,
-            rids=tuple(request.rid for request in rows.requests),
+            rids=options.rids,
             row_errors=tuple(failed.items()),
         )
+
+    def _options_of(self, rows: SampleRows, logits: Tensor) -> BatchOptions:
+        """The options of the rows: those of the last call while the same requests are sampled."""
+        vocab, device = logits.shape[-1], logits.device
+        options = self._options
+        if options is None or not options.fits(rows, vocab, device):
+            self._options = options = BatchOptions(rows, vocab, device)
+        return options
 
     def _check(self, logits: Tensor, rows: SampleRows) -> None:
         count = len(rows.requests)
@@ -206,13 +182,11 @@ class Sampler:
             )
 
     def _adjust(
-        self, logits: Tensor, rows: SampleRows, masks: Tensor | None
+        self, logits: Tensor, rows: SampleRows, options: BatchOptions, masks: Tensor | None
     ) -> tuple[Tensor, dict[int, RequestError]]:
         """Penalties, bias, processors, mask; a copy of the logits only when something changes."""
         failed: dict[int, RequestError] = {}
-        changed = [
-            index for index, request in enumerate(rows.requests) if _needs_history(request.params)
-        ]
+        changed = options.with_history
         if not changed and not self.processors and masks is None:
             return logits, failed
         logits = logits.clone()
@@ -261,71 +235,44 @@ class Sampler:
         self._prompt_ids.move_to_end(request.rid)
         return entry[1]
 
-    def _draw_dense(
-        self, logits: Tensor, token_ids: Tensor, rows: SampleRows, part: list[int]
-    ) -> None:
-        """Draws over the whole vocabulary."""
-        at = torch.tensor(part, dtype=torch.int64).to(logits.device, non_blocking=True)
-        scores = logits[at].to(torch.float64)
-        scores.sub_(scores.amax(dim=-1, keepdim=True))
-        scores.div_(_column(rows, part, "temperature", logits.device).unsqueeze(-1))
-        noise = gumbel_noise(
-            [rows.seeds[index] for index in part],
-            [rows.positions[index] for index in part],
-            vocab_size=logits.shape[-1],
-            device=logits.device,
-        )
-        token_ids[at] = scores.add_(noise).max(dim=-1).indices
-
-    def _draw_filtered(
-        self, logits: Tensor, token_ids: Tensor, rows: SampleRows, part: list[int]
-    ) -> None:
-        """Draws among the candidates that the filters keep, with noise for those only."""
-        vocab = logits.shape[-1]
-        at = torch.tensor(part, dtype=torch.int64).to(logits.device, non_blocking=True)
-        kept = filter_logits(
-            logits[at],
-            _column(rows, part, "temperature", logits.device),
-            _column(rows, part, "top_k", logits.device).to(torch.int64),
-            _column(rows, part, "top_p", logits.device),
-            _column(rows, part, "min_p", logits.device),
-            widest=max(_width(rows.requests[index].params, vocab) for index in part),
-        )
-        seeds = [rows.seeds[index] for index in part]
-        positions = [rows.positions[index] for index in part]
-        if kept.token_ids.shape[-1] * _DENSE_SHARE < vocab:
-            noise = gumbel_noise(seeds, positions, token_ids=kept.token_ids)
-        else:  # four tokens share a block of noise, so for many it is cheaper to make all
-            noise = gumbel_noise(seeds, positions, vocab_size=vocab, device=logits.device)
-            noise = noise.gather(-1, kept.token_ids)
-        scores = kept.scores + noise
-        best = scores == scores.amax(dim=-1, keepdim=True)
-        token_ids[at] = kept.token_ids.masked_fill(~best, vocab).amin(dim=-1)
-
     def _logprobs(
-        self, logits: Tensor, token_ids: Tensor, params: Sequence[SamplingParams]
+        self, logits: Tensor, token_ids: Tensor, options: BatchOptions
     ) -> tuple[TokenLogprob | None, ...]:
-        asked = [index for index, p in enumerate(params) if p.logprobs is not None]
-        if not asked:
+        if not options.with_logprobs:
             return ()
         chosen = token_ids.tolist()
-        asked = [index for index in asked if chosen[index] != FAILED_TOKEN]
-        out: list[TokenLogprob | None] = [None] * len(params)
+        asked = [index for index in options.with_logprobs if chosen[index] != FAILED_TOKEN]
+        out: list[TokenLogprob | None] = [None] * len(chosen)
         if asked:
             at = torch.tensor(asked, dtype=torch.int64, device=logits.device)
+            requests = options.requests
             entries = token_logprobs(
-                logits[at], token_ids[at], [params[index].logprobs or 0 for index in asked]
+                logits[at], token_ids[at], [requests[index].params.logprobs or 0 for index in asked]
             )
             for index, entry in zip(asked, entries, strict=True):
                 out[index] = entry
         return tuple(out)
 
 
-def _width(params: SamplingParams, vocab: int) -> int:
-    return params.top_k if 0 < params.top_k < vocab else vocab
-
-
-def _column(rows: SampleRows, indices: Sequence[int], name: str, device: torch.device) -> Tensor:
-    """One option of some rows, shape [rows], float64."""
-    values = [float(getattr(rows.requests[index].params, name)) for index in indices]
-    return torch.tensor(values, dtype=torch.float64).to(device, non_blocking=True)
+def _draw(logits: Tensor, token_ids: Tensor, positions: Tensor, group: DrawGroup) -> None:
+    """Draws a token for each row of a group, among what its filters keep."""
+    vocab, device = logits.shape[-1], logits.device
+    mine, where = group.of(logits), group.of(positions)
+    if not group.is_filtered:
+        scores = mine.to(torch.float64)
+        scores.sub_(scores.amax(dim=-1, keepdim=True))
+        scores.div_(group.temperature.unsqueeze(-1))
+        noise = gumbel_noise(group.seeds, where, vocab_size=vocab, device=device)
+        group.put(token_ids, scores.add_(noise).max(dim=-1).indices)
+        return
+    kept = filter_logits(
+        mine, group.temperature, group.top_k, group.top_p, group.min_p, widest=group.widest
+    )
+    if kept.token_ids.shape[-1] * _DENSE_SHARE < vocab:
+        noise = gumbel_noise(group.seeds, where, token_ids=kept.token_ids)
+    else:  # four tokens share a block of noise, so for many it is cheaper to make all
+        noise = gumbel_noise(group.seeds, where, vocab_size=vocab, device=device)
+        noise = noise.gather(-1, kept.token_ids)
+    scores = kept.scores + noise
+    best = scores == scores.amax(dim=-1, keepdim=True)
+    group.put(token_ids, kept.token_ids.masked_fill(~best, vocab).amin(dim=-1))
