@@ -180,6 +180,44 @@ class RowResults(FrozenRows, Sequence[RowResult]):
             put(out, name, entries)
         return out
 
+    @classmethod
+    def of_decoded(
+        cls,
+        plan_rows: PlanRows,
+        token_ids: Ints,
+        logprobs: Mapping[int, tuple[TokenLogprob, ...]],
+        errors: Mapping[int, Exception],
+    ) -> RowResults:
+        """The results of rows without drafts that got one token each, unchecked and without any copy.
+
+        Args:
+            plan_rows: The rows of the plan, each of one token.
+            token_ids: Their new tokens, shape [rows], int64; nobody may change them afterwards.
+            logprobs: As for the class.
+            errors: As for the class.
+
+        Returns:
+            The results.
+        """
+        out = object.__new__(cls)
+        put = object.__setattr__
+        token_ids.setflags(write=False)
+        nothing: Mapping[int, Any] = {}
+        put(out, "rids", plan_rows.rids)
+        put(out, "_values", None)
+        put(out, "slots", plan_rows.slots)
+        put(out, "slot_generations", plan_rows.slot_generations)
+        put(out, "epochs", plan_rows.epochs)
+        put(out, "num_token_ids", plan_rows.num_tokens)
+        put(out, "num_drafts", plan_rows.num_drafts)
+        put(out, "num_accepted", plan_rows.num_drafts)
+        put(out, "token_ids", token_ids)
+        put(out, "logprobs", logprobs)
+        put(out, "errors", errors)
+        for name in ("prompt_logprobs", "draft_token_ids", "draft_confidences"):
+            put(out, name, nothing)
+        return out
+
     def with_errors(self, errors: Mapping[int, Exception]) -> RowResults:
         """The same results with some rows failed.
 

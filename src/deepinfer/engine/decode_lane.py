@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,9 @@ __all__ = ["Company", "DecodeLane", "DecodeLanes"]
 
 Ints = NDArray[np.int64]
 _DECODE = ROLES.index(RowRole.DECODE)
-_CONSTANT = ("slots", "slot_generations", "epochs", "roles", "num_tokens", "num_open")
+_constant_columns = operator.attrgetter(
+    "slots", "slot_generations", "epochs", "roles", "num_tokens", "num_open"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,9 @@ class Company:
         no_outputs: An empty output a row.
         with_outputs: Rows whose request has penalties.
         device_slots: The slots on the device, shape [rows], int64.
+        host_slots: The slots, shape [rows], int64.
+        no_ids: 0 a row, shape [rows], int64.
+        all_true: True a row, shape [rows], bool.
         version: Version of the slots' states that this was read from.
     """
 
@@ -51,6 +57,9 @@ class Company:
     no_outputs: tuple[tuple[()], ...]
     with_outputs: tuple[int, ...]
     device_slots: Tensor
+    host_slots: Ints
+    no_ids: Ints
+    all_true: NDArray[np.bool_]
     version: int
 
 
@@ -158,12 +167,12 @@ class DecodeLanes:
             InvariantBroken: A row starts behind the known tokens of its request.
         """
         company = self._company
-        constant = tuple([getattr(rows, name) for name in _CONSTANT])
+        constant = _constant_columns(rows)
         if (
             company is None
             or company.version != self._states.version
             or len(constant) != len(self._constant)
-            or any(one is not other for one, other in zip(constant, self._constant, strict=True))
+            or not all(map(operator.is_, constant, self._constant))
         ):
             self._company = company = self._find(rows, requests)
             self._constant = constant
@@ -174,8 +183,7 @@ class DecodeLanes:
         known = rows.num_known[:count]
         num_known = int(np.count_nonzero(known))
         if not num_known:
-            is_future = np.ones(count, np.bool_)
-            return DecodeLane(company, rows, count, starts, np.zeros(count, np.int64), is_future)
+            return DecodeLane(company, rows, count, starts, company.no_ids, company.all_true)
         given = rows.token_ids[:num_known]
         is_future, ids = None, given
         places: Any = range(count)
@@ -246,5 +254,8 @@ class DecodeLanes:
             no_outputs=((),) * count,
             with_outputs=tuple([i for i, one in enumerate(mine) if one.params.has_penalties]),
             device_slots=torch.tensor(slots).to(self._device, non_blocking=True),
+            host_slots=columns[0],
+            no_ids=np.zeros(count, np.int64),
+            all_true=np.ones(count, np.bool_),
             version=version,
         )

@@ -109,9 +109,9 @@ def run_recorded(
 
 
 def _run_lane(step: RunningStep, lane: DecodeLane, graphs: DecodeGraphs) -> Recorded | None:
-    rows = DecodeRows(
-        lane.company.slots, lane.starts, lane.window_starts, lane.pool_starts, lane.full_starts
-    )
+    company = lane.company
+    starts = (lane.starts, lane.window_starts, lane.pool_starts, lane.full_starts)
+    rows = DecodeRows(company.slots, company.host_slots, *starts)
     run = graphs.try_run_decode(rows, lane.ids, lane.is_future)
     if run is None:
         return None

@@ -210,15 +210,18 @@ class DecodeGraphs:
             InvariantBroken: A row does not continue its slot.
             RequestTooLong: A row does not fit its slot.
         """
-        found = self._fitting(len(rows), 1, int(rows.starts.max()) + 1)
-        if not isinstance(found, str):
-            found = self._usable(found, replays=rows.replays, needs_future=is_future is not None)
+        shape = self._fitting(len(rows), 1, int(rows.starts.max()) + 1)
+        found: tuple[GraphBucket, _Recording] | str
+        if isinstance(shape, str):
+            found = shape
+        else:
+            found = self._usable(shape, replays=rows.replays, needs_future=is_future is not None)
         if isinstance(found, str):
             self.stats.misses[found] += 1
             return None
         bucket, recording = found
         floors = begin_decode(self._cache, rows)
-        columns = (rows.starts, np.array(rows.slots), rows.window_starts, floors)
+        columns = (rows.starts, rows.host_slots, rows.window_starts, floors)
         self._send(recording.inputs, lambda inputs: inputs.fill_decode(ids, is_future, columns))
         output = recording.replay()
         commit_decode(self._cache, rows)

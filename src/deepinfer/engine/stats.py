@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import operator
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from deepinfer.core.events import (
     RequestPreempted,
     StepFinished,
 )
-from deepinfer.core.plan import ROLES, LoadSnapshot, RowRole
+from deepinfer.core.plan import ROLES, LoadSnapshot, PlanRows, RowRole
 from deepinfer.core.protocols import StatsSink
 from deepinfer.core.types import FinishReason
 from deepinfer.engine.latency import Latency, LatencyWindow
@@ -125,6 +126,7 @@ class StatsRecorder:
         names = ("time_to_first_token", "inter_token", "queue", "end_to_end", "step")
         self._latencies = {name: LatencyWindow() for name in names}
         self._traces: tuple[Trace, ...] = ()
+        self._counted: tuple[tuple[Any, ...], tuple[int, int, int, bool]] = ((), (0, 0, 0, False))
 
     def attach(self, trace: Trace) -> None:
         """Lets a trace take part from now on."""
@@ -221,11 +223,9 @@ class StatsRecorder:
         """Counts a step that was applied."""
         plan, result = flight.plan, flight.result
         rows, results = plan.rows, result.rows if result is not None else None
-        by_role = np.bincount(rows.roles, weights=rows.num_tokens, minlength=len(ROLES))
-        replayed, prefill = int(by_role[_REPLAY]), int(by_role[_PREFILL].sum())
-        decode = plan.num_tokens - prefill - replayed
+        replayed, prefill, decode, has_drafts = self._tokens_of(rows)
         verified = accepted = 0
-        has_drafts = results is not None and bool(rows.num_drafts.any())
+        has_drafts = has_drafts and results is not None
         if isinstance(progress, ProgressList):
             generated = progress.num_tokens
             if has_drafts:
@@ -276,6 +276,18 @@ class StatsRecorder:
                     kv_used_ratio=load.used_ratio,
                 )
             )
+
+    def _tokens_of(self, rows: PlanRows) -> tuple[int, int, int, bool]:
+        """Tokens that rows replay, prefill and decode, and whether there are drafts among them."""
+        columns = (rows.roles, rows.num_tokens, rows.num_drafts)
+        before, found = self._counted
+        if not (before and all(map(operator.is_, columns, before))):  # the same from step to step
+            by_role = np.bincount(rows.roles, weights=rows.num_tokens, minlength=len(ROLES))
+            replayed, prefill = int(by_role[_REPLAY]), int(by_role[_PREFILL].sum())
+            decode = int(by_role.sum()) - prefill - replayed
+            found = (replayed, prefill, decode, bool(rows.num_drafts.any()))
+            self._counted = (columns, found)
+        return found
 
     @property
     def has_sink(self) -> bool:

@@ -251,7 +251,7 @@ def collect_rows(step: RunningStep) -> RowResults:
         if row_errors and (error := row_errors[at]) is not None:
             errors[at] = error
     if in_lane == count:
-        return RowResults(plan_rows, tokens, logprobs=logprobs, errors=errors)
+        return RowResults.of_decoded(plan_rows, np.array(tokens), logprobs, errors)
     num_tokens = [1] * in_lane + [0] * (count - in_lane)
     num_drafts, num_accepted = [0] * count, [0] * count
     at = in_lane
@@ -282,9 +282,8 @@ def collect_rows(step: RunningStep) -> RowResults:
 
 def _row_errors(step: RunningStep) -> Sequence[Exception | None]:
     """One entry a row of logits, or none when all are good, which must not wait for the device."""
-    sampled, tokens = step.sampled, step.host_tokens
-    is_checked = isinstance(sampled, CheckedSampled) and not sampled.row_errors
-    if is_checked and tokens is not None and not bool((tokens < 0).any()):
+    sampled = step.sampled
+    if isinstance(sampled, CheckedSampled) and not sampled.row_errors and not step.has_failed:
         return ()
     return getattr(sampled, "errors", ())
 

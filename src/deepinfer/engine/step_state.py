@@ -104,7 +104,8 @@ class RunningStep:
         failed_loads: Requests whose cache content could not be loaded.
         busy_s: Seconds that the host spent in the calls for this step.
         sampled: What was chosen.
-        host_tokens: The chosen tokens on the host.
+        host_tokens: The chosen tokens on the host, once they are there.
+        has_failed: Whether one of them is negative, which stands for a row that failed.
         started: Event before the step, on CUDA.
         done: Event behind the copies to the host, on CUDA.
         tokens: Chosen tokens of each of the other rows once they were looked at.
@@ -126,6 +127,7 @@ class RunningStep:
     busy_s: float = 0.0
     sampled: Sampled | None = None
     host_tokens: Tensor | None = None
+    has_failed: bool = False
     started: Any = None
     done: Any = None
     tokens: list[list[int]] = field(default_factory=list)
@@ -155,7 +157,9 @@ class RunningStep:
         """
         if self.done is not None:
             self.done.synchronize()
-        return self.host_tokens.tolist() if self.host_tokens is not None else []
+        tokens: list[int] = [] if self.host_tokens is None else self.host_tokens.tolist()
+        self.has_failed = min(tokens, default=0) < 0
+        return tokens
 
     @property
     def lane_count(self) -> int:

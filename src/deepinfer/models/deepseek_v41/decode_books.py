@@ -21,6 +21,7 @@ class DecodeRows:
 
     Attributes:
         slots: Their slots, each once.
+        host_slots: The same, shape [rows], int64.
         starts: Their positions, shape [rows], int64.
         window_starts: As in `Segment`, shape [rows], int64.
         pool_starts: As in `Segment`, shape [rows], int64.
@@ -28,6 +29,7 @@ class DecodeRows:
     """
 
     slots: list[int]
+    host_slots: Ints
     starts: Ints
     window_starts: Ints
     pool_starts: Ints
