@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from deepinfer import Engine, SamplingParams
 from deepinfer.cache import BlockCacheManager
 from deepinfer.core import Request
@@ -80,7 +78,6 @@ def test_draft_context_behind_a_long_prompt_whose_window_moved_on() -> None:
     assert replay_actions(config, [add(LONG, max_tokens=15, prompt_logprobs=0)]) is None
 
 
-@pytest.mark.xfail(strict=True, reason="the engine's runner keeps tokens that do not count")
 def test_tokens_discarded_by_a_reset_are_no_history_for_penalties() -> None:
     """The void row of the old epoch added its token to what the new one had sampled so far."""
     params = {"max_tokens": 9, "frequency_penalty": 1.5}
@@ -89,7 +86,6 @@ def test_tokens_discarded_by_a_reset_are_no_history_for_penalties() -> None:
         assert replay_actions(MachineConfig(depth=1), actions) is None
 
 
-@pytest.mark.xfail(strict=True, reason="the engine's runner forgets what is behind a short row")
 def test_preempted_twice_while_a_replay_is_cut() -> None:
     """Rows of the first resumption cut the list of known tokens, and the hit of the second reached further."""
     config = MachineConfig(drafts=4, window=2, chunk=8)
@@ -99,7 +95,6 @@ def test_preempted_twice_while_a_replay_is_cut() -> None:
     assert replay_actions(config, actions) is None
 
 
-@pytest.mark.xfail(strict=True, reason="a sink that raises ends samples that abort() ends again")
 def test_abort_of_samples_whose_sink_raises() -> None:
     def sink(delta: object) -> None:
         raise ValueError("planted")
@@ -110,7 +105,6 @@ def test_abort_of_samples_whose_sink_raises() -> None:
         engine.check()
 
 
-@pytest.mark.xfail(strict=True, reason="the statistics count tokens behind a stop string")
 def test_tokens_behind_a_stop_string_are_not_counted_as_generated() -> None:
     """Accepted drafts after the one that completed the stop string never became output."""
     model = ToyModel(ToyConfig(dspark_block_size=4, draft_errors=0))
@@ -123,7 +117,6 @@ def test_tokens_behind_a_stop_string_are_not_counted_as_generated() -> None:
         assert engine.stats().generated_tokens - before == output.usage.generated
 
 
-@pytest.mark.xfail(strict=True, reason="a step that fails early loses its copies, and nobody knows")
 def test_saves_of_a_step_that_failed_are_not_counted_on() -> None:
     """The index said that host blocks held what was never copied there."""
     config = MachineConfig(spare_blocks=0, num_host=6)

@@ -111,6 +111,15 @@ class HostTier:
                     failed[copy.rid] = None
         return tuple(failed)
 
+    def forget_saves(self, copies: Sequence[CacheCopy]) -> None:
+        """Makes loads from the places of saves fail until another save succeeds, because these may not have been made.
+
+        Args:
+            copies: The copies of a step that did not run.
+        """
+        saves = (copy for copy in copies if copy.kind in _SAVES)
+        self._unusable.update((copy.kind in _BLOCKS, copy.host) for copy in saves)
+
     def close(self) -> None:
         """Gives the memory back, once no copy uses it; calling it twice is harmless."""
         if self._stream is not None:

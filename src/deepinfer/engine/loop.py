@@ -254,6 +254,8 @@ class EngineLoop(LoopControls, Delivery):
         self._cause = cause
         self._pipeline.clear()
         for builder in list(self._live.values()):
+            if self._live.get(builder.rid) is not builder:  # the sink of another sample raised
+                continue
             error = EngineDead(
                 f"the engine stopped while {builder.parent_rid!r} was running: {cause}"
             )
@@ -278,6 +280,8 @@ class EngineLoop(LoopControls, Delivery):
     def _end(
         self, builder: OutputBuilder, reason: FinishReason, error: BaseException | None = None
     ) -> None:
+        if self._live.get(builder.rid) is not builder:  # another sample's sink raised meanwhile
+            return
         self.scheduler.abort(builder.rid)
         self._forget(builder)
         self._emit_end(builder, reason, error)

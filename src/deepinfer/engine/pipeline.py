@@ -141,8 +141,13 @@ class StepPipeline:
         """
         applying, self.applying = self.applying, None
         steps = [flight.plan.step for flight in self.flights]
+        for flight in self.flights:
+            self._forget_saves(flight.plan)
         if self.planned is not None and self.planned.step not in steps:
             steps.append(self.planned.step)  # it may be launched without a flight of its own yet
+            forget = getattr(self._scheduler, "reset_prefix_cache", None)
+            if forget is not None:  # nobody knows its copies
+                forget()
         self.clear()
         for step in steps:
             self._scheduler.cancel(step)
@@ -175,6 +180,7 @@ class StepPipeline:
         try:
             flight.handle = self._runner.forward(plan, flight.requests)
         except Exception as error:
+            self._forget_saves(plan)
             self._fail(flight, error)
         flight.spans["forward"] = (forward, time.perf_counter())
         return flight
@@ -213,6 +219,12 @@ class StepPipeline:
         self.flights.popleft()
         self._on_applied(flight, progress, apply)
         self.applying = None
+
+    def _forget_saves(self, plan: StepPlan) -> None:
+        """The cache manager counts on the saves of every launched plan, and this one did not run to its end."""
+        forget = getattr(getattr(self._runner, "host_tier", None), "forget_saves", None)
+        if forget is not None and plan.copies:
+            forget(plan.copies)
 
     def _settled(self, rid: str) -> int:
         look_up = getattr(self._scheduler, "sequence", None)

@@ -369,6 +369,8 @@ class ModelRunner:
 
     def _keep(self, running: RunningRow, tokens: list[int]) -> None:
         state = running.state
+        if not self._states.is_latest(state):  # its request began again without these tokens
+            return
         del state.token_ids[running.end :]
         state.token_ids += [max(token, 0) for token in tokens]  # a failed row's is negative
         if running.draft and self._states.holds(state):

@@ -126,6 +126,7 @@ class StatsRecorder:
         names = ("time_to_first_token", "inter_token", "queue", "end_to_end", "step")
         self._latencies = {name: LatencyWindow() for name in names}
         self._traces: tuple[Trace, ...] = ()
+        generated, self._num_delivered = self._num_delivered, 0
         self._counted: tuple[tuple[Any, ...], tuple[int, int, int, bool]] = ((), (0, 0, 0, False))
 
     def attach(self, trace: Trace) -> None:
@@ -161,6 +162,7 @@ class StatsRecorder:
             count: How many came, at least 1.
             now: Time in seconds.
         """
+        self._num_delivered += count
         if last_s is None:
             self._latencies["time_to_first_token"].add(now - builder.request.arrival_s)
         else:
@@ -174,6 +176,7 @@ class StatsRecorder:
             count: How many outputs.
             now: Time in seconds.
         """
+        self._num_delivered += count
         self._latencies["inter_token"].add_same(now - last_s, count)
 
     def finished(self, builder: OutputBuilder, now: float) -> None:
@@ -224,15 +227,12 @@ class StatsRecorder:
         plan, result = flight.plan, flight.result
         rows, results = plan.rows, result.rows if result is not None else None
         replayed, prefill, decode, has_drafts = self._tokens_of(rows)
+        generated, self._num_delivered = self._num_delivered, 0
         verified = accepted = 0
-        has_drafts = has_drafts and results is not None
-        if isinstance(progress, ProgressList):
-            generated = progress.num_tokens
-            if has_drafts:
+        if has_drafts and results is not None:
+            if isinstance(progress, ProgressList):
                 verified, accepted = progress.draft_counts
-        else:
-            generated = sum(len(entry.token_ids) for entry in progress)
-            if has_drafts:
+            else:
                 verified = sum(entry.num_drafts for entry in progress)
                 accepted = sum(entry.num_accepted for entry in progress)
         failed = flight.error is not None

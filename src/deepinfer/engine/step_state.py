@@ -199,6 +199,7 @@ class SlotStates:
         self.version = 0
         self._states: list[SlotState | None] = [None] * num_slots
         self._tokens: dict[str, list[int]] = {}
+        self._latest: dict[str, SlotState] = {}
         self._cache = cache
 
     def __getitem__(self, slot: int) -> SlotState | None:
@@ -207,6 +208,10 @@ class SlotStates:
     def holds(self, state: SlotState) -> bool:
         """Whether a state is still that of its slot."""
         return self._states[state.slot] is state
+
+    def is_latest(self, state: SlotState) -> bool:
+        """Whether the request of a state did not start again since."""
+        return self._latest.get(state.rid) is state
 
     def enter(self, row: PlanRow, request: Request) -> SlotState:
         """The state that a row continues, a new one if its slot was another's or its request starts again.
@@ -231,7 +236,9 @@ class SlotStates:
                     f"slot {row.slot} was given {len(ids)} tokens of {row.rid!r}, and a row starts at "
                     f"{row.first_position}."
                 )
-            ids[row.first_position :] = row.token_ids
+            # What lies behind a row that samples nothing is still known, and a later hit may need it.
+            end = len(ids) if row.num_logits else row.first_position + len(row.token_ids)
+            ids[row.first_position : end] = row.token_ids
         return state
 
     def make_void(self, state: SlotState) -> None:
@@ -250,7 +257,7 @@ class SlotStates:
         if len(ids) < prefix:
             ids += prompt[len(ids) : prefix]
         state = SlotState(row.slot, row.rid, row.slot_generation, row.epoch, ids)
-        self._states[row.slot] = state
+        self._states[row.slot] = self._latest[row.rid] = state
         if prefix:
             if len(ids) < prefix:
                 raise InvariantBroken(
@@ -268,9 +275,11 @@ class SlotStates:
         """Forgets the tokens of a request that ended."""
         self.version += 1
         self._tokens.pop(rid, None)
+        self._latest.pop(rid, None)
 
     def clear(self) -> None:
         """Forgets everything."""
         self.version += 1
         self._states = []
         self._tokens.clear()
+        self._latest.clear()
