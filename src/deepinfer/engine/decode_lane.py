@@ -122,17 +122,22 @@ class DecodeLane:
             outputs[at] = tuple(company.token_ids[at][first:])
         return tuple(outputs)
 
-    def keep(self, tokens: list[int]) -> None:
-        """Notes the tokens chosen.
+    def keep(self, tokens: list[int], states: SlotStates) -> None:
+        """Notes the tokens chosen, but for requests that began again meanwhile without them.
 
         Args:
             tokens: One a row; a negative one, of a row that failed, counts as 0.
+            states: States of the slots.
         """
         self.tokens = tokens
         if min(tokens) < 0:
             tokens = [max(token, 0) for token in tokens]
         ends = (self.starts + 1).tolist()
-        for ids, end, token in zip(self.company.token_ids, ends, tokens, strict=True):
+        company = self.company
+        is_same = company.version == states.version
+        for at, (ids, end, token) in enumerate(zip(company.token_ids, ends, tokens, strict=True)):
+            if not (is_same or states.is_latest(company.states[at])):
+                continue
             if len(ids) > end:
                 del ids[end:]
             ids.append(token)

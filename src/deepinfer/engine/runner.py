@@ -352,7 +352,7 @@ class ModelRunner:
             chosen = step.wait()
             at = step.lane_count
             if step.lane is not None:
-                step.lane.keep(chosen[:at])
+                step.lane.keep(chosen[:at], self._states)
             for running in step.rows:
                 count = running.num_logits
                 tokens = chosen[at : at + count]
