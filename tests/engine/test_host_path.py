@@ -85,10 +85,15 @@ class TestDecodeLanes:
         assert lane.is_future is None
         assert states[1].token_ids == [5, 6, 8]
         states[1].token_ids.append(60)  # of an epoch whose tokens do not count
-        lane.keep([9, -1])
+        lane.keep([9, -1], states)
         assert states[0].token_ids == [5, 6, 7, 9]
         assert states[1].token_ids == [5, 6, 8, 0]
         assert lane.tokens == [9, -1]
+        states._latest["b"] = None  # the request began again
+        states.version += 1
+        lane.keep([3, 4], states)
+        assert states[0].token_ids == [5, 6, 7, 3]
+        assert states[1].token_ids == [5, 6, 8, 0]
 
     def test_slots_that_changed_are_for_others_to_look_at(self) -> None:
         states, lanes, rows, requests = self.lanes()

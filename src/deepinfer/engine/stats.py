@@ -126,7 +126,7 @@ class StatsRecorder:
         names = ("time_to_first_token", "inter_token", "queue", "end_to_end", "step")
         self._latencies = {name: LatencyWindow() for name in names}
         self._traces: tuple[Trace, ...] = ()
-        generated, self._num_delivered = self._num_delivered, 0
+        self._num_delivered = 0  # since the step counted last
         self._counted: tuple[tuple[Any, ...], tuple[int, int, int, bool]] = ((), (0, 0, 0, False))
 
     def attach(self, trace: Trace) -> None:
