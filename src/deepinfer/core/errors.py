@@ -20,6 +20,7 @@ DeepInferError
 │   ├── UnsupportedKeyword(ValueError)   a schema keyword that cannot be enforced
 │   ├── GrammarSyntaxError(ValueError)   the grammar text does not parse
 │   ├── EmptyLanguage(ValueError)        the grammar accepts nothing
+│   ├── GrammarTooLarge(ValueError)      the grammar needs more states, bytes or time than it may
 │   └── VocabularyMismatch(ValueError)   a grammar compiled for another tokenizer
 ├── CacheError
 │   ├── BlockCorrupt                     a stored block fails its checksum
@@ -48,6 +49,7 @@ __all__ = [
     "EngineDead",
     "GrammarError",
     "GrammarSyntaxError",
+    "GrammarTooLarge",
     "HubOffline",
     "InvalidLogits",
     "InvalidRequest",
@@ -320,17 +322,49 @@ class GrammarSyntaxError(GrammarError, ValueError):
 
     Attributes:
         line: Line of the fault, from 1, or None.
-        column: Column of the fault, from 1, or None.
+        column: Column of the fault, from 1, in code points, or None.
+        position: Offset of the fault in the text, from 0, in code points, or None.
     """
 
-    def __init__(self, message: str, *, line: int | None = None, column: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        line: int | None = None,
+        column: int | None = None,
+        position: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.line = line
         self.column = column
+        self.position = position
 
 
 class EmptyLanguage(GrammarError, ValueError):
     """The grammar accepts no string at all."""
+
+
+class GrammarTooLarge(GrammarError, ValueError):
+    """A grammar needs more of some resource than its budget allows.
+
+    Attributes:
+        resource: What ran out, with its unit, such as "states", "bytes", "ms" or "nesting", or None.
+        limit: The budget, in that unit, or None.
+        found: What was needed when the work stopped; the whole need may be larger. Or None.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        resource: str | None = None,
+        limit: float | None = None,
+        found: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.resource = resource
+        self.limit = limit
+        self.found = found
 
 
 class VocabularyMismatch(GrammarError, ValueError):
