@@ -143,11 +143,13 @@ def loss(cold: np.ndarray, warm: np.ndarray, seed: int = 0) -> dict[str, float]:
         seed: Seed of the bootstrap.
 
     Returns:
-        The loss as a share of the cold mean, and the ends of its 95 % interval.
+        The loss as a share of the cold mean, 0 when that is 0, and the ends of its 95 % interval.
     """
 
     def of(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return np.asarray(1 - (b[..., 1] / b[..., 0]) / (a[..., 1] / a[..., 0]))
+        rate = np.asarray(a[..., 1] * b[..., 0], dtype=np.float64)
+        share = np.divide(b[..., 1] * a[..., 0], rate, out=np.ones_like(rate), where=rate > 0)
+        return np.asarray(1 - share)
 
     picks = np.random.default_rng(seed).integers(0, len(cold), (RESAMPLES, len(cold)))
     drawn = np.sort(of(cold[picks].sum(1), warm[picks].sum(1)))
