@@ -1,0 +1,466 @@
+"""The expressions that every front end builds and the automaton runs, as immutable nodes.
+
+A node describes a language of byte strings. Nodes are made by the constructors of `deepinfer.grammar.ir`, which
+keep them in a normal form; the classes here only hold the fields. Equality and hash are structural, computed
+without recursion, so expressions may be nested as deeply as memory allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+ALL_BYTES = (1 << 256) - 1
+
+
+class Expr:
+    """A language of byte strings; base of all nodes.
+
+    Instances are immutable, hashable, picklable, and compare by structure.
+    """
+
+    __slots__ = ("_hash",)
+
+    _hash: int
+
+    def children(self) -> tuple[Expr, ...]:
+        """Sub-expressions, in order; empty for a leaf."""
+        return ()
+
+    def data(self) -> tuple[Any, ...]:
+        """Everything of the node but its children, as hashable plain values."""
+        return ()
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__} is immutable; build another one for {name!r}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__} is immutable")
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Expr):
+            return NotImplemented
+        return _equal(self, other)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unflatten, (flatten(self),)
+
+    def __repr__(self) -> str:
+        from deepinfer.grammar._ir_text import to_text
+
+        return f"<{type(self).__name__} {to_text(self, limit=200)}>"
+
+
+def _seal(node: Expr, value: int) -> None:
+    object.__setattr__(node, "_hash", value)
+
+
+class Empty(Expr):
+    """The language without any string."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        _seal(self, 0x1F3B)
+
+
+class Eps(Expr):
+    """The language of the empty string alone."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        _seal(self, 0x2E5D)
+
+
+class Bytes(Expr):
+    """One byte out of a set.
+
+    Attributes:
+        mask: 256-bit integer; bit b is set when byte b is in the set. Not 0.
+    """
+
+    __slots__ = ("mask",)
+
+    mask: int
+
+    def __init__(self, mask: int) -> None:
+        object.__setattr__(self, "mask", mask)
+        _seal(self, hash((3, mask)))
+
+    def data(self) -> tuple[Any, ...]:
+        return (self.mask,)
+
+
+class Literal(Expr):
+    """One byte string of two bytes or more.
+
+    Attributes:
+        text: The string.
+    """
+
+    __slots__ = ("text",)
+
+    text: bytes
+
+    def __init__(self, text: bytes) -> None:
+        object.__setattr__(self, "text", text)
+        _seal(self, hash((4, text)))
+
+    def data(self) -> tuple[Any, ...]:
+        return (self.text,)
+
+
+class _Many(Expr):
+    __slots__ = ("parts",)
+
+    parts: tuple[Expr, ...]
+
+    def __init__(self, parts: tuple[Expr, ...]) -> None:
+        object.__setattr__(self, "parts", parts)
+        _seal(self, hash((type(self).__name__, *[p._hash for p in parts])))
+
+    def children(self) -> tuple[Expr, ...]:
+        return self.parts
+
+
+class Seq(_Many):
+    """Concatenation of two parts or more.
+
+    Attributes:
+        parts: The parts in order; none is a Seq, Eps or Empty.
+    """
+
+    __slots__ = ()
+
+
+class Alt(_Many):
+    """Union of two parts or more.
+
+    Attributes:
+        parts: The parts in the order given, without doubles; none is an Alt or Empty, at most one is a Bytes.
+    """
+
+    __slots__ = ()
+
+
+class And(_Many):
+    """Intersection of two parts or more.
+
+    Attributes:
+        parts: The parts in the order given, without doubles; none is an And.
+    """
+
+    __slots__ = ()
+
+
+class Not(Expr):
+    """All byte strings that are not in an expression.
+
+    Attributes:
+        expr: The expression.
+    """
+
+    __slots__ = ("expr",)
+
+    expr: Expr
+
+    def __init__(self, expr: Expr) -> None:
+        object.__setattr__(self, "expr", expr)
+        _seal(self, hash((8, expr._hash)))
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.expr,)
+
+
+class Repeat(Expr):
+    """Between `low` and `high` copies of an expression.
+
+    Attributes:
+        expr: The expression; not Eps or Empty.
+        low: Fewest copies, >= 0.
+        high: Most copies, or None for no bound; never below `low`, never 0.
+    """
+
+    __slots__ = ("expr", "high", "low")
+
+    expr: Expr
+    low: int
+    high: int | None
+
+    def __init__(self, expr: Expr, low: int, high: int | None) -> None:
+        put = object.__setattr__
+        put(self, "expr", expr)
+        put(self, "low", low)
+        put(self, "high", high)
+        _seal(self, hash((9, expr._hash, low, high)))
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.expr,)
+
+    def data(self) -> tuple[Any, ...]:
+        return (self.low, self.high)
+
+
+class Ref(Expr):
+    """A rule by its name.
+
+    Attributes:
+        name: Name of the rule in the `Rules` that hold the expression.
+    """
+
+    __slots__ = ("name",)
+
+    name: str
+
+    def __init__(self, name: str) -> None:
+        object.__setattr__(self, "name", name)
+        _seal(self, hash((10, name)))
+
+    def data(self) -> tuple[Any, ...]:
+        return (self.name,)
+
+
+class Member:
+    """One kind of member of a `Bag`.
+
+    Attributes:
+        expr: What a member of this kind looks like. Must not match the empty string.
+        low: Fewest occurrences.
+        high: Most occurrences, or None for no bound.
+        group: Members with the same group are variants of one key: together they occur at most once. None: no group.
+    """
+
+    __slots__ = ("expr", "group", "high", "low")
+
+    expr: Expr
+    low: int
+    high: int | None
+    group: int | None
+
+    def __init__(
+        self, expr: Expr, low: int = 0, high: int | None = 1, group: int | None = None
+    ) -> None:
+        put = object.__setattr__
+        put(self, "expr", expr)
+        put(self, "low", low)
+        put(self, "high", high)
+        put(self, "group", group)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"Member is immutable; build another one for {name!r}")
+
+    def _key(self) -> tuple[Any, ...]:
+        return (self.expr, self.low, self.high, self.group)
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if isinstance(other, Member) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Member, self._key()
+
+    def __repr__(self) -> str:
+        return f"Member({self.expr!r}, low={self.low}, high={self.high}, group={self.group})"
+
+
+class Clause:
+    """A disjunction that must hold at the end of a `Bag`.
+
+    Attributes:
+        positive: Members of which at least one occurred, or ...
+        negative: ... members of which at least one did not occur.
+    """
+
+    __slots__ = ("negative", "positive")
+
+    positive: frozenset[int]
+    negative: frozenset[int]
+
+    def __init__(
+        self, positive: frozenset[int] = frozenset(), negative: frozenset[int] = frozenset()
+    ) -> None:
+        object.__setattr__(self, "positive", frozenset(positive))
+        object.__setattr__(self, "negative", frozenset(negative))
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"Clause is immutable; build another one for {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Clause):
+            return NotImplemented
+        return self.positive == other.positive and self.negative == other.negative
+
+    def __hash__(self) -> int:
+        return hash((self.positive, self.negative))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Clause, (self.positive, self.negative)
+
+    def __repr__(self) -> str:
+        return f"Clause(positive={sorted(self.positive)}, negative={sorted(self.negative)})"
+
+
+class Bag(Expr):
+    """Members with separators between them: `a`, `a, b`, `b, a, c`, ... without the brackets around.
+
+    Attributes:
+        members: The kinds of members.
+        separator: What stands between two members.
+        clauses: Conditions on which members occurred; all must hold at the end.
+        low: Fewest members in all.
+        high: Most members in all, or None for no bound.
+        ordered: True: members in the order of `members` only. False: in any order.
+    """
+
+    __slots__ = ("clauses", "high", "low", "members", "ordered", "separator")
+
+    members: tuple[Member, ...]
+    separator: Expr
+    clauses: tuple[Clause, ...]
+    low: int
+    high: int | None
+    ordered: bool
+
+    def __init__(
+        self,
+        members: tuple[Member, ...],
+        separator: Expr,
+        clauses: tuple[Clause, ...] = (),
+        low: int = 0,
+        high: int | None = None,
+        ordered: bool = False,
+    ) -> None:
+        put = object.__setattr__
+        put(self, "members", tuple(members))
+        put(self, "separator", separator)
+        put(self, "clauses", tuple(clauses))
+        put(self, "low", low)
+        put(self, "high", high)
+        put(self, "ordered", ordered)
+        _seal(self, hash((11, separator._hash, self.data(), *[m.expr._hash for m in members])))
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.separator, *(m.expr for m in self.members))
+
+    def data(self) -> tuple[Any, ...]:
+        kinds = tuple((m.low, m.high, m.group) for m in self.members)
+        return (kinds, self.clauses, self.low, self.high, self.ordered)
+
+
+KINDS: tuple[type[Expr], ...] = (
+    Empty,
+    Eps,
+    Bytes,
+    Literal,
+    Seq,
+    Alt,
+    And,
+    Not,
+    Repeat,
+    Ref,
+    Bag,
+)
+_KIND_INDEX = {kind: index for index, kind in enumerate(KINDS)}
+
+
+def walk(*roots: Expr) -> Iterator[Expr]:
+    """Every distinct node object below `roots`, children before parents, each once.
+
+    Yields:
+        Nodes in post-order. Two equal nodes that are different objects are both yielded.
+    """
+    seen: set[int] = set()
+    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            yield node
+            continue
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        children = node.children()
+        if not children:
+            yield node
+            continue
+        stack.append((node, True))
+        stack.extend((child, False) for child in reversed(children) if id(child) not in seen)
+
+
+def rebuild(kind: type[Expr], data: tuple[Any, ...], children: tuple[Expr, ...]) -> Expr:
+    """The node of a kind with these fields and children, taken as they are (no normalisation)."""
+    if kind is Bytes or kind is Literal or kind is Ref:
+        return kind(*data)
+    if kind is Seq or kind is Alt or kind is And:
+        return kind(children)  # type: ignore[call-arg]
+    if kind is Not:
+        return Not(children[0])
+    if kind is Repeat:
+        return Repeat(children[0], *data)
+    if kind is Bag:
+        kinds, clauses, low, high, ordered = data
+        members = tuple(Member(e, *k) for e, k in zip(children[1:], kinds, strict=True))
+        return Bag(members, children[0], clauses, low, high, ordered)
+    return kind()
+
+
+def flatten(*roots: Expr) -> tuple[tuple[Any, ...], ...]:
+    """Nodes as a flat list of plain values: (kind, data, indices of the children), children first.
+
+    Equal sub-expressions share one entry; the roots are the last entries in order, repeated where needed.
+    """
+    index: dict[int, int] = {}
+    entries: dict[tuple[Any, ...], int] = {}
+    flat: list[tuple[Any, ...]] = []
+    for node in walk(*roots):
+        entry = (
+            _KIND_INDEX[type(node)],
+            node.data(),
+            tuple(index[id(child)] for child in node.children()),
+        )
+        place = entries.get(entry)
+        if place is None:
+            place = entries[entry] = len(flat)
+            flat.append(entry)
+        index[id(node)] = place
+    flat.append(tuple(index[id(root)] for root in roots))
+    return tuple(flat)
+
+
+def unflatten(flat: tuple[tuple[Any, ...], ...]) -> tuple[Expr, ...]:
+    """The roots that `flatten` was given."""
+    nodes: list[Expr] = []
+    for kind, data, children in flat[:-1]:
+        nodes.append(rebuild(KINDS[kind], data, tuple(nodes[c] for c in children)))
+    return tuple(nodes[root] for root in flat[-1])
+
+
+def _unflatten(flat: tuple[tuple[Any, ...], ...]) -> Expr:
+    return unflatten(flat)[0]
+
+
+def _equal(left: Expr, right: Expr) -> bool:
+    seen: set[tuple[int, int]] = set()
+    stack = [(left, right)]
+    while stack:
+        a, b = stack.pop()
+        if a is b:
+            continue
+        if a._hash != b._hash or type(a) is not type(b) or a.data() != b.data():
+            return False
+        if (id(a), id(b)) in seen:
+            continue
+        seen.add((id(a), id(b)))
+        left_children, right_children = a.children(), b.children()
+        if len(left_children) != len(right_children):
+            return False
+        stack.extend(zip(left_children, right_children, strict=True))
+    return True
