@@ -119,22 +119,23 @@ def spilled_bytes(ptx: str, folder) -> int:
     return int(report.split(" bytes spill stores")[0].rsplit(" ", 1)[1])
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("tokens", [1, 32, 64, 128, 4096])
-@pytest.mark.parametrize("shape", [(1280, 5120), (32768, 1280), (24, 20480)])
-def test_bf16_products_use_one_family_of_instructions(tokens, shape, tmp_path) -> None:
+@pytest.mark.parametrize("shape", [(1280, 5120), (32768, 1280), (24, 20480), (512, 2048)])
+def test_products_use_one_family_of_instructions(dtype, tokens, shape, tmp_path) -> None:
     import torch
 
     from deepinfer.kernels.batch_invariant import cuda
     from deepinfer.kernels.batch_invariant.triton_linear import linear_kernel
 
-    tile = cuda.product_tile(tokens, *shape, torch.bfloat16)
+    tile = cuda.product_tile(tokens, *shape, torch.bfloat16 if dtype == "bf16" else torch.float32)
+    parts = -(-shape[1] // tile.part_k)
+    in_turn = parts if tokens > 256 else 1
     types = dict.fromkeys(linear_kernel.arg_names, "i32")
-    types |= {
-        "x": "*bf16", "weight": "*bf16", "out": "*bf16" if tile.part_k == shape[1] else "*fp32"
-    }  # fmt: skip
+    types |= {"x": f"*{dtype}", "weight": f"*{dtype}", "out": "*fp32" if parts > in_turn else f"*{dtype}"}  # fmt: skip
     constants = {
         "PART_K": tile.part_k, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k,
-        "EVEN_K": True, "GROUP": 8, "NUM_STAGES": tile.num_stages,
+        "EVEN_K": True, "GROUP": 8, "NUM_STAGES": tile.num_stages, "IN_TURN": in_turn,
     }  # fmt: skip
     kernel = compile_kernel(linear_kernel, types, constants, tile.num_warps, tile.num_stages)
     ptx = kernel.asm["ptx"]

@@ -54,6 +54,7 @@ __all__ = [
 _KEY_TILE = 64
 _TILES_A_PROGRAM = 8
 _ATTENTION_ROWS = 32
+_MOST_PARTED = 256  # tokens up to which the parts of a product run side by side
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +79,14 @@ class ProductTile:
 
 
 def product_tile(
-    num_tokens: int, out_channels: int, in_channels: int, dtype: torch.dtype
+    num_tokens: int, out_channels: int, in_channels: int, dtype: torch.dtype, groups: int = 1
 ) -> ProductTile:
     """The tiles for a weight and a number of tokens."""
+    part_k = _part_k(groups * triton.cdiv(out_channels, 64), in_channels)
+    is_cut = part_k < in_channels
     if dtype is torch.float32:
-        part_k = 1024 if out_channels <= 1024 and in_channels > 2048 else in_channels
-        if num_tokens <= 16:
-            return ProductTile(16, 32, 32, part_k, 4, 4)
-        return ProductTile(64, 32 if out_channels <= 128 else 64, 32, part_k, 4, 3)
-    part_k = 1024 if out_channels <= 128 and in_channels > 2048 else in_channels
+        block_m = 16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64
+        return ProductTile(block_m, 64, 32, part_k, 4, 4 if num_tokens <= 64 else 3)
     if num_tokens <= 64:
         block_m = 16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64
         block_n = 64 if out_channels <= 64 * 264 else 128
@@ -100,7 +100,16 @@ def product_tile(
             4 if out_channels <= 64 * 132 else 8,
             4,
         )
-    return ProductTile(256, 128, 64, part_k, 8, 3)
+    # Two sums at once fill the registers of the largest tile.
+    return ProductTile(128 if is_cut else 256, 128, 64, part_k, 8, 4 if is_cut else 3)
+
+
+def _part_k(num_tiles: int, in_channels: int) -> int:
+    """Inner channels of a part, so that weights of few tiles keep the multiprocessors busy for a single token too."""
+    parts = min(in_channels // 256, 128 // num_tiles, 16)
+    if parts <= 1:
+        return in_channels
+    return triton.cdiv(triton.cdiv(in_channels, parts), 128) * 128
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -121,24 +130,25 @@ def _launch_linear(x: Tensor, weight: Tensor) -> Tensor:
     out = x.new_empty(tokens, groups, out_channels)
     if not out.numel():
         return out
-    tile = product_tile(tokens, out_channels, in_channels, x.dtype)
+    tile = product_tile(tokens, out_channels, in_channels, x.dtype, groups)
     parts = triton.cdiv(in_channels, tile.part_k)
+    in_turn = parts if tokens > _MOST_PARTED else 1
     to, stride_part = out, 0
-    if parts > 1:
+    if parts > in_turn:
         to = torch.empty(parts, *out.shape, dtype=torch.float32, device=x.device)
         stride_part = to.stride(0)
     tiles = triton.cdiv(tokens, tile.block_m) * triton.cdiv(out_channels, tile.block_n)
     with _on(x):
-        linear_kernel[(tiles, groups, parts)](
+        linear_kernel[(tiles, groups, parts // in_turn)](
             x, weight, to, tokens, out_channels, in_channels,
             x.stride(0), x.stride(1), weight.stride(0), weight.stride(1),
-            out.stride(0), out.stride(1), stride_part,
-            PART_K=tile.part_k, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
+            out.stride(0), out.stride(1), stride_part, PART_K=tile.part_k, IN_TURN=in_turn,
+            BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
             EVEN_K=in_channels % tile.block_k == 0 and tile.part_k % tile.block_k == 0,
             GROUP=8, NUM_STAGES=tile.num_stages,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
-        if parts > 1:
+        if parts > in_turn:
             blocks = triton.cdiv(out.numel(), 1024)
             sum_parts_kernel[(blocks,)](to, out, out.numel(), NUM_PARTS=parts, BLOCK=1024)
     return out
@@ -174,7 +184,7 @@ def pair_linear(x: Tensor, weight: Tensor, order: ExpertOrder, rows_per_input: i
     out = x.new_empty(pairs, out_channels)
     if not out.numel() or order.pairs is None or order.tile_experts is None:
         return out
-    block_n, block_k, stages = (64, 64, 6) if x.dtype is torch.bfloat16 else (32, 32, 3)
+    block_n, block_k, stages = (64, 64, 6) if x.dtype is torch.bfloat16 else (64, 32, 4)
     with _on(x):
         pair_linear_kernel[(triton.cdiv(out_channels, block_n), len(order.tile_experts))](
             x, weight, out, order.pairs, order.tile_experts, pairs, out_channels, in_channels,

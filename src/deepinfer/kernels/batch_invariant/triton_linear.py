@@ -1,8 +1,10 @@
 """Matrix products in Triton whose elements are summed in one order, whatever the number of rows.
 
 The weight is the left operand of every tile and the tokens are the right one, for few tokens as for many: one family
-of tensor core instructions, which walks the inner axis in steps of 16, serves all of them. The inner axis is cut for
-thin weights only, into parts that hang on the weight's shape and are added from first to last.
+of tensor core instructions, which walks the inner axis in steps of 16, serves all of them. The inner axis of thin
+weights is cut into parts that hang on the weight's shape and are added from first to last: by programs side by side
+for few tokens, by one program in turn for many, with the same sums. Products in fp32 are three products in tf32 of
+the leading and the following bits.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ def _product(
             inside = start + k < end_k
             w = tl.load(w_rows[:, None] + (start + k)[None, :], mask=inside[None, :], other=0.0)
             x = tl.load(x_rows[None, :] + (start + k)[:, None], mask=inside[:, None], other=0.0)
-        acc = tl.dot(w, x, acc, input_precision="ieee")
+        acc = tl.dot(w, x, acc, input_precision="tf32x3")
     return acc
 
 
@@ -56,6 +58,7 @@ def linear_kernel(
     stride_og,
     stride_os,
     PART_K: tl.constexpr,
+    IN_TURN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -63,7 +66,10 @@ def linear_kernel(
     GROUP: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """One tile of `out[part, m, g, n] = sum over the part of k of x[m, g, k] * weight[g, n, k]`."""
+    """One tile of `out[part, m, g, n] = sum over the part of k of x[m, g, k] * weight[g, n, k]`.
+
+    With IN_TURN above 1, a program adds up so many parts itself.
+    """
     tiles_m = tl.cdiv(num_tokens, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     pid, g, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -80,6 +86,13 @@ def linear_kernel(
     first_k = part * PART_K
     end_k = tl.minimum(first_k + PART_K, K)
     acc = _product(x_rows, w_rows, first_k, end_k, BLOCK_K, BLOCK_M, BLOCK_N, EVEN_K, NUM_STAGES)
+    if IN_TURN > 1:
+        for other in range(1, IN_TURN):
+            first_k = other * PART_K
+            end_k = tl.minimum(first_k + PART_K, K)
+            acc += _product(
+                x_rows, w_rows, first_k, end_k, BLOCK_K, BLOCK_M, BLOCK_N, EVEN_K, NUM_STAGES
+            )
     to = out + m.to(tl.int64)[:, None] * stride_om + n[None, :] + g * stride_og
     to += part.to(tl.int64) * stride_os
     inside = (m < num_tokens)[:, None] & (n < N)[None, :]

@@ -14,6 +14,10 @@ __all__ = ["enter_streams", "leave_streams"]
 
 _STREAMS = 4
 _COEFFICIENTS = 20
+# Sizes that hang on the channels alone: a row's sums have one order, whatever its batch.
+_TOKENS = 16
+_PROJECTED = 128
+_GROUPS = 32
 
 
 @triton.jit
@@ -26,102 +30,129 @@ def _row(a, b, c, d, eps):
     """A row of a softmax, plus eps."""
     top = tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
     a, b, c, d = tl.exp(a - top), tl.exp(b - top), tl.exp(c - top), tl.exp(d - top)
-    total = a + b + c + d
-    return a / total + eps, b / total + eps, c / total + eps, d / total + eps
+    share = 1.0 / (a + b + c + d)
+    return a * share + eps, b * share + eps, c * share + eps, d * share + eps
 
 
 @triton.jit
 def _over_sum(a, b, c, d, eps):
-    total = a + b + c + d + eps
-    return a / total, b / total, c / total, d / total
+    share = 1.0 / (a + b + c + d + eps)
+    return a * share, b * share, c * share, d * share
+
+
+@triton.jit
+def _entering(streams, pre, token, c, inside, CHANNELS: tl.constexpr):
+    """The weighted sum of a token's streams, rounded to their dtype, in fp32; of the shape of the channels `c`."""
+    v = tl.zeros(c.shape, tl.float32)
+    for i in tl.static_range(4):
+        at = streams + (token * 4 + i) * CHANNELS + c
+        v += tl.load(pre + token * 4 + i) * tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    return v.to(streams.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _project(
+    streams, pre, fn, sums, num_tokens, parts, CHANNELS: tl.constexpr, TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sums over a piece of the channels of all streams: projections of tokens, and squares behind them."""
+    token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
+    there = token < num_tokens
+    part = tl.program_id(1)
+    c = part * BLOCK + tl.arange(0, BLOCK)
+    inside = there[:, None] & (c < CHANNELS)[None, :]
+    rows = tl.arange(0, 32)
+    in_fn = (rows < 24)[None, :] & (c < CHANNELS)[:, None]
+    m = tl.zeros([TOKENS, 32], tl.float32)
+    squares = tl.zeros([TOKENS, BLOCK], tl.float32)
+    entering = tl.zeros([TOKENS, BLOCK], tl.float32)
+    for i in tl.static_range(4):
+        at = streams + (token[:, None] * 4 + i) * CHANNELS + c[None, :]
+        s = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        squares += s * s
+        entering += tl.load(pre + token * 4 + i, mask=there, other=0.0)[:, None] * s
+        w = tl.load(
+            fn + rows[None, :] * (4 * CHANNELS) + i * CHANNELS + c[:, None], mask=in_fn, other=0.0
+        )
+        m = tl.dot(s, w, m, input_precision="tf32x3")
+    entering = entering.to(streams.dtype.element_ty).to(tl.float32)
+    m = tl.where((rows == 24)[None, :], tl.sum(squares, axis=1)[:, None], m)
+    m = tl.where((rows == 25)[None, :], tl.sum(entering * entering, axis=1)[:, None], m)
+    to = sums + (token[:, None] * parts + part) * 32 + rows[None, :]
+    tl.store(to, m, mask=there[:, None])
 
 
 @triton.jit
 def _enter(
-    streams, pre, fn, base, scale, gains, mixes, following, coefficients, y, x, iterations,
-    norm_eps, eps, CHANNELS: tl.constexpr, ROUND: tl.constexpr, GROUPS: tl.constexpr,
+    streams, pre, sums, base, scale, gains, mixes, following, coefficients, y, x, parts,
+    iterations, norm_eps, eps, CHANNELS: tl.constexpr, ROUND: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
+    """Coefficients of a token, by its first program, and a piece of its normed input."""
     token = tl.program_id(0).to(tl.int64)
-    BLOCK: tl.constexpr = GROUPS * 32
+    piece = tl.program_id(1)
     kind = streams.dtype.element_ty
     rows = tl.arange(0, 32)
     m = tl.zeros([32], tl.float32)
-    squares = tl.zeros([BLOCK], tl.float32)
-    input_squares = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, CHANNELS, BLOCK):
-        c = start + tl.arange(0, BLOCK)
-        inside = c < CHANNELS
-        entering = tl.zeros([BLOCK], tl.float32)
-        for i in tl.static_range(4):
-            at = streams + (token * 4 + i) * CHANNELS + c
-            s = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-            squares += s * s
-            entering += tl.load(pre + token * 4 + i) * s
-            w = tl.load(
-                fn + rows[:, None] * (4 * CHANNELS) + i * CHANNELS + c[None, :],
-                mask=(rows[:, None] < 24) & inside[None, :], other=0.0,
-            )  # fmt: skip
-            m += tl.sum(w * s[None, :], axis=1)
-        entering = entering.to(kind).to(tl.float32)
-        input_squares += entering * entering
-    m = m * tl.rsqrt(tl.sum(squares, axis=0) / (4 * CHANNELS) + norm_eps)
-    part = tl.where(rows < 4, 0, tl.where(rows < 8, 1, 2))
-    m = m * tl.load(scale + part) + tl.load(base + rows, mask=rows < 24, other=0.0)
-    # The first eight are wanted as a vector, the others as scalars; memory turns one into the other.
-    tl.store(following + token * 4 + rows, _sigmoid(m) + eps, mask=rows < 4)
-    tl.store(coefficients + token * 20 + rows - 4, 2.0 * _sigmoid(m), mask=(rows >= 4) & (rows < 8))
-    tl.store(mixes + token * 32 + rows, m)
-    tl.debug_barrier()
-    k = mixes + token * 32 + 8
-    a0, a1, a2, a3 = _row(tl.load(k), tl.load(k + 1), tl.load(k + 2), tl.load(k + 3), eps)
-    b0, b1, b2, b3 = _row(tl.load(k + 4), tl.load(k + 5), tl.load(k + 6), tl.load(k + 7), eps)
-    c0, c1, c2, c3 = _row(tl.load(k + 8), tl.load(k + 9), tl.load(k + 10), tl.load(k + 11), eps)
-    d0, d1, d2, d3 = _row(tl.load(k + 12), tl.load(k + 13), tl.load(k + 14), tl.load(k + 15), eps)
-    a0, b0, c0, d0 = _over_sum(a0, b0, c0, d0, eps)
-    a1, b1, c1, d1 = _over_sum(a1, b1, c1, d1, eps)
-    a2, b2, c2, d2 = _over_sum(a2, b2, c2, d2, eps)
-    a3, b3, c3, d3 = _over_sum(a3, b3, c3, d3, eps)
-    for _ in range(iterations - 1):
-        a0, a1, a2, a3 = _over_sum(a0, a1, a2, a3, eps)
-        b0, b1, b2, b3 = _over_sum(b0, b1, b2, b3, eps)
-        c0, c1, c2, c3 = _over_sum(c0, c1, c2, c3, eps)
-        d0, d1, d2, d3 = _over_sum(d0, d1, d2, d3, eps)
+    for part in range(parts):
+        m += tl.load(sums + (token * parts + part) * 32 + rows)
+    squares = tl.sum(tl.where(rows == 24, m, 0.0), axis=0)
+    input_squares = tl.sum(tl.where(rows == 25, m, 0.0), axis=0)
+    factor = tl.rsqrt(input_squares / CHANNELS + norm_eps)
+    c = (piece * GROUPS + tl.arange(0, GROUPS))[:, None] * 32 + tl.arange(0, 32)[None, :]
+    inside = c < CHANNELS
+    gain = tl.load(gains + c, mask=inside, other=0.0).to(tl.float32)
+    v = (_entering(streams, pre, token, c, inside, CHANNELS) * factor * gain).to(kind)
+    tl.store(y + token * CHANNELS + c, v, mask=inside)
+    if ROUND:
+        rounded = round_groups(v.to(tl.float32), 1)
+        tl.store(x + token * CHANNELS + c, rounded.to(kind), mask=inside)
+    if piece == 0:
+        m = m * tl.rsqrt(squares / (4 * CHANNELS) + norm_eps)
+        part = tl.where(rows < 4, 0, tl.where(rows < 8, 1, 2))
+        m = m * tl.load(scale + part) + tl.load(base + rows, mask=rows < 24, other=0.0)
+        # The first eight are wanted as a vector, the others as scalars; memory turns one into the other.
+        tl.store(following + token * 4 + rows, _sigmoid(m) + eps, mask=rows < 4)
+        post = (rows >= 4) & (rows < 8)
+        tl.store(coefficients + token * 20 + rows - 4, 2.0 * _sigmoid(m), mask=post)
+        tl.store(mixes + token * 32 + rows, m)
+        tl.debug_barrier()
+        k = mixes + token * 32 + 8
+        a0, a1, a2, a3 = _row(tl.load(k), tl.load(k + 1), tl.load(k + 2), tl.load(k + 3), eps)
+        b0, b1, b2, b3 = _row(tl.load(k + 4), tl.load(k + 5), tl.load(k + 6), tl.load(k + 7), eps)
+        c0, c1, c2, c3 = _row(tl.load(k + 8), tl.load(k + 9), tl.load(k + 10), tl.load(k + 11), eps)
+        d0, d1, d2, d3 = _row(
+            tl.load(k + 12), tl.load(k + 13), tl.load(k + 14), tl.load(k + 15), eps
+        )
         a0, b0, c0, d0 = _over_sum(a0, b0, c0, d0, eps)
         a1, b1, c1, d1 = _over_sum(a1, b1, c1, d1, eps)
         a2, b2, c2, d2 = _over_sum(a2, b2, c2, d2, eps)
         a3, b3, c3, d3 = _over_sum(a3, b3, c3, d3, eps)
-    out = coefficients + token * 20 + 4
-    tl.store(out, a0)
-    tl.store(out + 1, a1)
-    tl.store(out + 2, a2)
-    tl.store(out + 3, a3)
-    tl.store(out + 4, b0)
-    tl.store(out + 5, b1)
-    tl.store(out + 6, b2)
-    tl.store(out + 7, b3)
-    tl.store(out + 8, c0)
-    tl.store(out + 9, c1)
-    tl.store(out + 10, c2)
-    tl.store(out + 11, c3)
-    tl.store(out + 12, d0)
-    tl.store(out + 13, d1)
-    tl.store(out + 14, d2)
-    tl.store(out + 15, d3)
-    factor = tl.rsqrt(tl.sum(input_squares, axis=0) / CHANNELS + norm_eps)
-    for start in range(0, CHANNELS, BLOCK):
-        c = start + tl.arange(0, GROUPS)[:, None] * 32 + tl.arange(0, 32)[None, :]
-        inside = c < CHANNELS
-        v = tl.zeros([GROUPS, 32], tl.float32)
-        for i in tl.static_range(4):
-            at = streams + (token * 4 + i) * CHANNELS + c
-            s = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-            v += tl.load(pre + token * 4 + i) * s
-        gain = tl.load(gains + c, mask=inside, other=0.0).to(tl.float32)
-        v = (v.to(kind).to(tl.float32) * factor * gain).to(kind)
-        tl.store(y + token * CHANNELS + c, v, mask=inside)
-        if ROUND:
-            rounded = round_groups(v.to(tl.float32), 1)
-            tl.store(x + token * CHANNELS + c, rounded.to(kind), mask=inside)
+        for _ in range(iterations - 1):
+            a0, a1, a2, a3 = _over_sum(a0, a1, a2, a3, eps)
+            b0, b1, b2, b3 = _over_sum(b0, b1, b2, b3, eps)
+            c0, c1, c2, c3 = _over_sum(c0, c1, c2, c3, eps)
+            d0, d1, d2, d3 = _over_sum(d0, d1, d2, d3, eps)
+            a0, b0, c0, d0 = _over_sum(a0, b0, c0, d0, eps)
+            a1, b1, c1, d1 = _over_sum(a1, b1, c1, d1, eps)
+            a2, b2, c2, d2 = _over_sum(a2, b2, c2, d2, eps)
+            a3, b3, c3, d3 = _over_sum(a3, b3, c3, d3, eps)
+        out = coefficients + token * 20 + 4
+        tl.store(out, a0)
+        tl.store(out + 1, a1)
+        tl.store(out + 2, a2)
+        tl.store(out + 3, a3)
+        tl.store(out + 4, b0)
+        tl.store(out + 5, b1)
+        tl.store(out + 6, b2)
+        tl.store(out + 7, b3)
+        tl.store(out + 8, c0)
+        tl.store(out + 9, c1)
+        tl.store(out + 10, c2)
+        tl.store(out + 11, c3)
+        tl.store(out + 12, d0)
+        tl.store(out + 13, d1)
+        tl.store(out + 14, d2)
+        tl.store(out + 15, d3)
 
 
 def enter_streams(
@@ -150,10 +181,17 @@ def enter_streams(
     y = torch.empty(tokens, channels, dtype=streams.dtype, device=device)
     x = torch.empty_like(y) if round_input else y
     if tokens:
-        groups = min(8, triton.next_power_of_2(triton.cdiv(channels, 32)))
-        _enter[(tokens,)](
-            streams, pre, fn, base, scale, norm_weight, mixes, following, coefficients, y, x,
-            iterations, norm_eps, eps, CHANNELS=channels, ROUND=round_input, GROUPS=groups,
+        block = min(_PROJECTED, max(16, triton.next_power_of_2(channels)))
+        parts = triton.cdiv(channels, block)
+        sums = torch.empty(tokens, parts, 32, dtype=wide, device=device)
+        _project[(triton.cdiv(tokens, _TOKENS), parts)](
+            streams, pre, fn, sums, tokens, parts, CHANNELS=channels, TOKENS=_TOKENS, BLOCK=block,
+            num_warps=4,
+        )  # fmt: skip
+        groups = min(_GROUPS, triton.next_power_of_2(triton.cdiv(channels, 32)))
+        _enter[(tokens, triton.cdiv(channels, groups * 32))](
+            streams, pre, sums, base, scale, norm_weight, mixes, following, coefficients, y, x,
+            parts, iterations, norm_eps, eps, CHANNELS=channels, ROUND=round_input, GROUPS=groups,
             num_warps=4,
         )  # fmt: skip
     return following, coefficients, y, x
