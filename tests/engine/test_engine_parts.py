@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from deepinfer.cache import SlotCacheManager
 from deepinfer.core import FakeClock, MemorySink
 from deepinfer.core.errors import ConfigError, UnsupportedHardware
 from deepinfer.core.events import RequestAdded, RequestFinished, RequestPreempted, StepFinished
-from deepinfer.engine import DSparkDrafter
+from deepinfer.engine import DSparkDrafter, cache_setup
 from deepinfer.engine.cache_setup import fit_model_len
 from deepinfer.engine.loading import resolve_device, resolve_dtype
 from deepinfer.engine.memory import free_bytes
@@ -289,6 +290,62 @@ def test_time_target_predicts_steps(make_engine) -> None:
     stats = engine.stats()
     assert stats.predicted_seconds > 0
     assert stats.predicted_seconds == pytest.approx(stats.predicted_measured_seconds, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "longest"),
+    [
+        ({}, 512),
+        ({"max_model_len": 200}, 200),
+        ({"target_step_s": 0.5}, 32_768),
+        ({"target_step_s": 0.5, "max_num_batched_tokens": 1_024}, 1_024),
+        ({"target_step_s": 0.5, "max_model_len": 5_000}, 5_000),
+        ({"target_step_s": 0.5, "max_num_batched_tokens": 4}, 512),
+        ({"target_step_s": 0.5, "prefill_chunk_tokens": 96}, 96),
+    ],
+)
+def test_time_bounds_chunks_when_there_is_a_target(options, longest) -> None:
+    model = ToyModel(ToyConfig(max_position_embeddings=65_536))
+    config = {"max_num_seqs": 1, "num_blocks": 400, **options}
+    with Engine(model=model, config=config) as engine:
+        assert engine._parts.limits.prefill_chunk_tokens == longest
+
+
+def test_chunks_by_time_leave_memory_for_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Model:
+        device = torch.device("cpu")
+
+        def new_cache(self, num_slots: int, tokens: int, step_tokens: int) -> SimpleNamespace:
+            return SimpleNamespace(size_bytes=num_slots * (tokens * 3 + (step_tokens + 64) * 7))
+
+    config = EngineConfig(target_step_s=0.5, max_num_seqs=4)
+    for share, chunk in ((1.0, 32_768), (0.99, 16_384), (0.2, 4_096), (0.001, 512)):
+        free = int(8 * share * 4 * 7 * 32_768)
+        monkeypatch.setattr(cache_setup, "free_bytes", lambda device, free=free: free)
+        assert cache_setup.fit_chunk(Model(), config, 65_536) == chunk
+
+
+def test_a_chunk_is_as_long_as_its_time(make_engine) -> None:
+    model = ToyModel(ToyConfig(max_position_embeddings=65_536))
+    config = {
+        "target_step_s": 0.0085, "prefill_chunk_tokens": None, "max_num_batched_tokens": 32_768,
+        "num_blocks": 200, "max_num_seqs": 1,
+    }  # fmt: skip
+    engine = make_engine(model, config=config)
+    runner, sizes = engine._parts.runner, []
+    collect = runner.collect
+
+    def collect_timed(handle):
+        sizes.append(handle.plan.num_tokens)
+        return dataclasses.replace(collect(handle), duration_s=1e-3 + 1e-5 * sizes[-1])
+
+    runner.collect = collect_timed
+    for length in (100, 200, 450, 300, 60, 350) * 3:
+        engine.generate([[5 + i % 40 for i in range(length)]], GREEDY.replace(max_tokens=4))
+    sizes.clear()
+    engine.generate([[5 + i % 50 for i in range(3_000)]], GREEDY.replace(max_tokens=1))
+    assert max(sizes) == pytest.approx(750, rel=0.05)
+    assert sum(size > 650 for size in sizes) >= 3
 
 
 def test_flags_are_flags(make_engine) -> None:

@@ -31,7 +31,9 @@ class EngineConfig:
         deterministic: Same tokens bit for bit whatever the batch, the chunking and the history of the cache.
         max_num_seqs: Most requests that run at once; each holds a slot.
         max_num_batched_tokens: Most tokens in one step.
-        prefill_chunk_tokens: Most prompt tokens that one request runs in one step.
+        prefill_chunk_tokens: Most prompt tokens that one request runs in one step. None takes 512, and with
+            `target_step_s`, which bounds chunks by time, as many as `max_num_batched_tokens` and an eighth of the free
+            memory allow: window rows of a chunk are kept for every slot.
         max_model_len: Most tokens of prompt plus output; None takes the model's own limit.
         block_size: Tokens in one cache block.
         num_blocks: Cache blocks in all; None takes what half of the free memory holds, at most enough for
@@ -71,7 +73,7 @@ class EngineConfig:
     deterministic: bool = False
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 32_768
-    prefill_chunk_tokens: int = 512
+    prefill_chunk_tokens: int | None = None
     max_model_len: int | None = None
     block_size: int = 128
     num_blocks: int | None = None
@@ -106,7 +108,6 @@ class EngineConfig:
         for name, low, high in (
             ("max_num_seqs", 1, 65_536),
             ("max_num_batched_tokens", 1, _INT_MAX),
-            ("prefill_chunk_tokens", 1, _INT_MAX),
             ("block_size", 1, 65_536),
             ("host_cache_bytes", 0, _BYTES_MAX),
             ("num_window_slots", 0, 1_000_000),
@@ -114,6 +115,7 @@ class EngineConfig:
         ):
             new[name] = checks.check_int(name, getattr(self, name), low, high, ConfigError)
         for name, low, high in (
+            ("prefill_chunk_tokens", 1, _INT_MAX),
             ("max_model_len", 1, _INT_MAX),
             ("num_blocks", 1, _INT_MAX),
             ("seed", 0, 2**64 - 1),

@@ -17,6 +17,7 @@ from deepinfer.engine.cache_setup import (
     CacheShape,
     device_of,
     fit_blocks,
+    fit_chunk,
     fit_model_len,
     make_host_tier,
     make_manager,
@@ -61,6 +62,8 @@ PART_NAMES = (
     "clock",
 )
 _MIN_CHUNK = 16
+_FIRST_CHUNK = 512  # until steps were timed
+_MAX_SCATTER = 0.25  # of step times around their fit: a rough one keeps a target better than none
 
 
 @dataclass(slots=True, kw_only=True)
@@ -259,7 +262,7 @@ class _Cached:
                 value=longest,
                 limit=f"at most {info.max_model_len}",
             )
-        chunk = min(config.prefill_chunk_tokens, longest or info.max_model_len)
+        chunk = fit_chunk(model, config, longest or info.max_model_len)
         chunk = max(chunk, draft_length + 1)
         self._num_blocks: int | None = None
         is_narrow = False
@@ -338,12 +341,12 @@ def _make_scheduler(
         if config.target_step_s is not None:
             most = limits.prefill_chunk_tokens
             chunks = TimedChunks(
-                StepCostModel(StepCoefficients()),
+                StepCostModel(StepCoefficients(), max_residual_share=_MAX_SCATTER),
                 config.target_step_s,
                 max_tokens=most,
                 min_tokens=min(most, max(limits.window, _MIN_CHUNK)),
                 window=limits.window,
-                first_tokens=most,
+                first_tokens=min(most, _FIRST_CHUNK),
             )
         scheduler = Scheduler(limits, cache, order=scheduler or "fcfs", chunks=chunks, clock=clock)
     elif is_factory(scheduler, "plan"):

@@ -19,6 +19,7 @@ __all__ = [
     "CacheShape",
     "device_of",
     "fit_blocks",
+    "fit_chunk",
     "fit_model_len",
     "make_host_tier",
     "make_manager",
@@ -26,6 +27,8 @@ __all__ = [
 ]
 
 _MIN_FITTED_TOKENS = 256
+_CHUNK_TOKENS = 512
+_CHUNK_MEMORY = 8
 _MAX_ROLLBACK = 16
 
 
@@ -96,6 +99,35 @@ def device_of(model: Any) -> torch.device:
     if device is None and hasattr(model, "parameters"):
         device = next(model.parameters()).device
     return torch.device(device if device is not None else "cpu")
+
+
+def fit_chunk(model: Any, config: EngineConfig, limit: int) -> int:
+    """Most tokens of one request in one step.
+
+    Args:
+        model: Has `new_cache`; None when the cache is there already.
+        config: Its lengths, its number of requests, and whether chunks are bounded by time.
+        limit: Most tokens of one sequence.
+
+    Returns:
+        As configured. Without that 512, and for chunks bounded by time as many as a step may have, halved until what
+        they add to the slots takes an eighth of the free memory at most; never more than `limit`.
+    """
+    chunk = config.prefill_chunk_tokens
+    if chunk is None:
+        chunk = _CHUNK_TOKENS
+        if config.target_step_s is not None:
+            chunk = max(chunk, min(config.max_num_batched_tokens, limit))
+            if model is not None and chunk > _CHUNK_TOKENS:
+                few, many = (
+                    model.new_cache(1, _MIN_FITTED_TOKENS, tokens).size_bytes
+                    for tokens in (_CHUNK_TOKENS, 2 * _CHUNK_TOKENS)
+                )
+                per_token = (many - few) / _CHUNK_TOKENS * config.max_num_seqs
+                room = free_bytes(device_of(model)) / _CHUNK_MEMORY
+                while chunk > _CHUNK_TOKENS and per_token * chunk > room:
+                    chunk = max(_CHUNK_TOKENS, chunk // 2)
+    return min(chunk, limit)
 
 
 def fit_model_len(model: Any, num_slots: int, max_step_tokens: int, limit: int) -> int:
