@@ -142,6 +142,21 @@ def test_topk_gate(experts) -> None:
     close(found[0], wanted[0], torch.float32)
 
 
+@pytest.mark.parametrize("columns", [1, 40, 700, 9000])
+def test_topk_rows(columns) -> None:
+    scores = (randn(4, columns) * 3).round()  # many ties
+    scores[1, columns // 2 :] = -torch.inf
+    scores[2] = 0.0
+    scores[2, ::2] = -0.0
+    for k in {1, columns // 3 + 1, columns}:
+        wanted = scores.double().sort(dim=-1, descending=True, stable=True).indices[:, :k]
+        wanted = wanted.sort(-1).values
+        assert torch.equal(reference.topk_rows(scores, k), wanted)
+        assert torch.equal(fused.topk_rows(scores, k), wanted)
+    stack = scores.view(2, 2, columns).transpose(0, 1)
+    assert torch.equal(fused.topk_rows(stack, 1), reference.topk_rows(stack, 1))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens", [1, 3, 40, 300])
 def test_grouped_linear(dtype, tokens) -> None:

@@ -74,7 +74,9 @@ def sparse_attention(
     return torch.bmm(shares, keys)[:tokens].to(queries.dtype)
 
 
-def index_scores(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+def index_scores(
+    queries: Tensor, weights: Tensor, keys: Tensor, visible: Tensor | None = None
+) -> Tensor:
     """See `batch_invariant.index_scores`."""
     groups, tokens, heads, dim = queries.shape
     rows = keys.shape[1]
@@ -90,7 +92,10 @@ def index_scores(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
             tiles.append(tiled_linear(flat[group], part))
         dots = torch.cat(tiles, 1)[:, :rows].relu().view(tokens, heads, rows)
         out.append(ordered_sum(dots * weights[group].unsqueeze(-1), 1))
-    return torch.stack(out)
+    scores = torch.stack(out)
+    if visible is None:
+        return scores
+    return scores.masked_fill_(torch.arange(rows) >= visible.unsqueeze(-1), -torch.inf)
 
 
 def mean_square(x: Tensor) -> Tensor:

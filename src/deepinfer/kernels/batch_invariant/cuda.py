@@ -214,7 +214,9 @@ def sparse_attention(
     return out
 
 
-def index_scores(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+def index_scores(
+    queries: Tensor, weights: Tensor, keys: Tensor, visible: Tensor | None = None
+) -> Tensor:
     """See `batch_invariant.index_scores`."""
     groups, tokens, heads, dim = queries.shape
     rows = keys.shape[1]
@@ -224,10 +226,11 @@ def index_scores(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     block_h = max(triton.next_power_of_2(heads), 16)
     with _on(queries):
         index_scores_kernel[(tokens, triton.cdiv(rows, _KEY_TILE * _TILES_A_PROGRAM), groups)](
-            queries.contiguous(), weights.contiguous(), keys, out,
+            queries.contiguous(), weights.contiguous(), keys,
+            weights if visible is None else visible.contiguous(), out,
             tokens, rows, heads, keys.stride(0), keys.stride(1),
             DIM=dim, BLOCK_D=max(triton.next_power_of_2(dim), 16), BLOCK_H=block_h,
-            BLOCK_R=_KEY_TILE, TILES=_TILES_A_PROGRAM, num_warps=4,
+            BLOCK_R=_KEY_TILE, TILES=_TILES_A_PROGRAM, HAS_VISIBLE=visible is not None, num_warps=4,
         )  # fmt: skip
     return out
 

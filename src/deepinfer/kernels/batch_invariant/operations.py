@@ -162,7 +162,12 @@ def sparse_attention(
 
 
 def index_scores(
-    queries: Tensor, weights: Tensor, keys: Tensor, *, backend: Backend | None = None
+    queries: Tensor,
+    weights: Tensor,
+    keys: Tensor,
+    visible: Tensor | None = None,
+    *,
+    backend: Backend | None = None,
 ) -> Tensor:
     """Weighted sum over heads of the positive part of q . k, in fp32 and in fixed tiles of keys.
 
@@ -170,6 +175,8 @@ def index_scores(
         queries: Shape [groups, tokens, heads, dim].
         weights: Shape [groups, tokens, heads], fp32.
         keys: Shape [groups, rows, dim]; the leading axis may have any stride.
+        visible: Rows that each query sees, from the first on; the scores of the others are -inf. Shape [groups,
+            tokens], int64; None for all.
         backend: As in `linear`.
 
     Returns:
@@ -180,7 +187,7 @@ def index_scores(
     """
     if not keys.shape[1]:
         return weights.new_empty(*weights.shape[:2], 0)
-    return _kernels(queries, backend).index_scores(queries, weights, keys)
+    return _kernels(queries, backend).index_scores(queries, weights, keys, visible)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, backend: Backend | None = None) -> Tensor:

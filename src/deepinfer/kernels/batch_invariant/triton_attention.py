@@ -68,6 +68,7 @@ def index_scores_kernel(
     queries,
     weights,
     keys,
+    visible,
     out,
     tokens,
     rows,
@@ -79,8 +80,9 @@ def index_scores_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_R: tl.constexpr,
     TILES: tl.constexpr,
+    HAS_VISIBLE: tl.constexpr,
 ):
-    """Scores of one query for a few tiles of keys."""
+    """Scores of one query for a few tiles of keys, -inf from the rows that are visible on."""
     group = tl.program_id(2).to(tl.int64)
     t = group * tokens + tl.program_id(0)
     h = tl.arange(0, BLOCK_H)
@@ -96,4 +98,6 @@ def index_scores_kernel(
         k = tl.load(at, mask=in_keys, other=0.0)
         dots = tl.maximum(tl.dot(q, tl.trans(k), input_precision="ieee"), 0.0)
         score = tl.sum(dots * w[:, None], 0)
+        if HAS_VISIBLE:
+            score = tl.where(r < tl.load(visible + t), score, float("-inf"))
         tl.store(out + t * rows + r, score, mask=r < rows)

@@ -13,6 +13,7 @@ from deepinfer.kernels.reference.rows import norm_rope_round as norm_rope_round
 from deepinfer.kernels.reference.rows import scatter_rows as scatter_rows
 from deepinfer.kernels.reference.rows import sparse_attention as sparse_attention
 from deepinfer.kernels.reference.rows import swiglu_round as swiglu_round
+from deepinfer.kernels.reference.topk import topk_rows as topk_rows
 
 __all__ = [
     "ExpertOrder",
@@ -26,4 +27,5 @@ __all__ = [
     "sparse_attention",
     "swiglu_round",
     "topk_gate",
+    "topk_rows",
 ]

@@ -13,6 +13,7 @@ from deepinfer.kernels.triton.rows import norm_rope_round as norm_rope_round
 from deepinfer.kernels.triton.rows import scatter_rows as scatter_rows
 from deepinfer.kernels.triton.rows import swiglu_round as swiglu_round
 from deepinfer.kernels.triton.sparse_attention import sparse_attention as sparse_attention
+from deepinfer.kernels.triton.topk import topk_rows as topk_rows
 
 __all__ = [
     "ExpertOrder",
@@ -26,4 +27,5 @@ __all__ = [
     "sparse_attention",
     "swiglu_round",
     "topk_gate",
+    "topk_rows",
 ]

@@ -93,8 +93,8 @@ def _enter(
     kind = streams.dtype.element_ty
     rows = tl.arange(0, 32)
     m = tl.zeros([32], tl.float32)
-    for part in range(parts):
-        m += tl.load(sums + (token * parts + part) * 32 + rows)
+    for at in range(parts):
+        m += tl.load(sums + (token * parts + at) * 32 + rows)
     squares = tl.sum(tl.where(rows == 24, m, 0.0), axis=0)
     input_squares = tl.sum(tl.where(rows == 25, m, 0.0), axis=0)
     factor = tl.rsqrt(input_squares / CHANNELS + norm_eps)
@@ -108,8 +108,8 @@ def _enter(
         tl.store(x + token * CHANNELS + c, rounded.to(kind), mask=inside)
     if piece == 0:
         m = m * tl.rsqrt(squares / (4 * CHANNELS) + norm_eps)
-        part = tl.where(rows < 4, 0, tl.where(rows < 8, 1, 2))
-        m = m * tl.load(scale + part) + tl.load(base + rows, mask=rows < 24, other=0.0)
+        factors = tl.load(scale + tl.where(rows < 4, 0, tl.where(rows < 8, 1, 2)))
+        m = m * factors + tl.load(base + rows, mask=rows < 24, other=0.0)
         # The first eight are wanted as a vector, the others as scalars; memory turns one into the other.
         tl.store(following + token * 4 + rows, _sigmoid(m) + eps, mask=rows < 4)
         post = (rows >= 4) & (rows < 8)

@@ -125,10 +125,8 @@ class DecodeSelection:
         count = self.num_rows(source)
         scores = index_scores(
             queries.view(*shape, *queries.shape[1:]), weights.view(*shape, -1),
-            self._keys(source, count), deterministic=self._deterministic,
+            self._keys(source, count), visible, deterministic=self._deterministic,
         )  # fmt: skip
-        hidden = torch.arange(count, device=scores.device) >= visible.unsqueeze(-1)
-        scores = scores.masked_fill_(hidden, -torch.inf)
         if layer == config.candidate_source_layer_id:
             blocks, size = config.candidate_topk_blocks, config.candidate_block_size
             if count > blocks * size:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from types import ModuleType
 
 import torch
@@ -99,7 +100,12 @@ class Indexer(nn.Module):
 
 
 def index_scores(
-    queries: Tensor, weights: Tensor, keys: Tensor, *, deterministic: bool = False
+    queries: Tensor,
+    weights: Tensor,
+    keys: Tensor,
+    visible: Tensor | None = None,
+    *,
+    deterministic: bool = False,
 ) -> Tensor:
     """Score of every key for every query: the weighted sum over heads of the positive part of q . k, in fp32.
 
@@ -107,17 +113,31 @@ def index_scores(
         queries: Shape [groups, tokens, heads, index_head_dim].
         weights: Shape [groups, tokens, heads], fp32.
         keys: Shape [groups, rows, index_head_dim].
+        visible: Rows that each query sees, from the first on; the scores of the others are -inf. Shape [groups,
+            tokens], int64, on the device of the keys; None for all.
         deterministic: Whether the bits of a score must be free of the other queries and keys.
 
     Returns:
         Scores, shape [groups, tokens, rows], fp32.
     """
-    if deterministic:
-        return batch_invariant.index_scores(queries, weights, keys)
+    if deterministic or _has_kernel(queries):
+        return batch_invariant.index_scores(queries, weights, keys, visible)
     groups, tokens, heads, _ = queries.shape
     dots = torch.bmm(queries.flatten(1, 2).float(), keys.float().transpose(1, 2)).relu_()
     dots = dots.view(groups * tokens, heads, -1)
-    return torch.bmm(weights.view(groups * tokens, 1, heads), dots).view(groups, tokens, -1)
+    scores = torch.bmm(weights.view(groups * tokens, 1, heads), dots).view(groups, tokens, -1)
+    if visible is None:
+        return scores
+    # On the device: a mask of tokens times rows is too large to be made on the host and copied.
+    hidden = torch.arange(keys.shape[1], device=keys.device) >= visible.unsqueeze(-1)
+    return scores.masked_fill_(hidden, -torch.inf)
+
+
+def _has_kernel(queries: Tensor) -> bool:
+    """Whether the dots of all heads, which memory is too small for, can stay out of it."""
+    if not queries.is_cuda or torch.is_grad_enabled():
+        return False
+    return importlib.util.find_spec("triton") is not None
 
 
 def candidate_mask(scores: Tensor, num_visible: Tensor, num_blocks: int, block_size: int) -> Tensor:

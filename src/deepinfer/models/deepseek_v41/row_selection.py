@@ -109,17 +109,16 @@ class RowSelection:
         if len(self._groups) > 1:
             tokens = torch.from_numpy(group.tokens).to(device)
             queries, weights = queries[tokens], weights[tokens]
-        shape = group.visible.shape
-        scores = index_scores(
+        shape, visible = group.visible.shape, None
+        if not group.all_see_most:
+            visible = torch.from_numpy(group.visible).to(device)
+        return index_scores(
             queries.view(*shape, *queries.shape[1:]),
             weights.view(*shape, -1),
             keys,
+            visible,
             deterministic=self._deterministic,
         )
-        if not group.all_see_most:
-            hidden = np.arange(group.most) >= group.visible[..., None]
-            scores.masked_fill_(torch.from_numpy(hidden).to(device), -torch.inf)
-        return scores
 
     def _pick(
         self, group: _Group, scores: Tensor, makes_candidates: bool

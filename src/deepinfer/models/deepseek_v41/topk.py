@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deepinfer.kernels.fused import fused_kernels
+
 __all__ = ["topk_lowest_index"]
 
 _MAX_INDEX = 2**31 - 1
@@ -14,8 +16,7 @@ _MAX_INDEX = 2**31 - 1
 def topk_lowest_index(scores: Tensor, k: int) -> Tensor:
     """Indices of the `k` largest scores of each row.
 
-    Scores and indices are packed into unique 64-bit keys (score bits above, inverted index below), so the
-    result does not depend on the width, the batch or the device. `-0.0` equals `0.0`; NaN is not allowed.
+    The result depends on a row's scores alone, not on the batch or the device. `-0.0` equals `0.0`; NaN is not allowed.
 
     Args:
         scores: Scores, shape [..., n], fp32, n below 2**31; `-inf` is the lowest score and can be picked.
@@ -39,8 +40,4 @@ def topk_lowest_index(scores: Tensor, k: int) -> Tensor:
         picked = keys.argpartition(n - k, -1)[..., n - k :]
         picked.sort(-1)
         return torch.from_numpy(picked)
-    bits = (scores.detach() + 0.0).view(torch.int32)
-    ordered = bits ^ ((bits >> 31) & _MAX_INDEX)
-    inverted = _MAX_INDEX - torch.arange(n, device=scores.device)
-    keys = (ordered.to(torch.int64) << 32) + inverted
-    return keys.topk(k, -1, sorted=False).indices.sort(-1).values
+    return fused_kernels(scores.device).topk_rows(scores, k)
