@@ -3,7 +3,8 @@
 A whole engine runs with the real scheduler, cache manager, runner, books of the model's cache, recordings and sampler;
 only the arithmetic is missing: the model and its recordings give logits that were made before. The vocabulary is tiny,
 so that what the sampler computes counts for little and what it costs to ask for it is what is seen. Times are
-processor times of one thread on a CPU. Prints one JSON line a case.
+processor times of one thread on a CPU. Prints one JSON line a case;
+--results appends them to a file.
 Run: python benchmarks/host_path.py [--rows 1 16 64 256 1024] [--depth 0 1] [--modes greedy sampled] [--profile 40]
 """
 
@@ -145,6 +146,7 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="no recordings")
     parser.add_argument("--repeats", type=int, default=150)
     parser.add_argument("--profile", type=int, default=0, help="lines of a profile after each case")
+    parser.add_argument("--results", type=Path, help="file that lines are appended to")
     args = parser.parse_args()
     torch.set_num_threads(1)
     root = Path(__file__).resolve().parent
@@ -181,7 +183,11 @@ def main() -> None:
             "unit": "us of the host a step",
             "a_row_us": round(found / rows, 3),
         }
-        print(json.dumps(line | about), flush=True)
+        record = json.dumps(line | about)
+        print(record, flush=True)
+        if args.results is not None:
+            with args.results.open("a", encoding="utf-8") as file:
+                file.write(record + "\n")
 
 
 if __name__ == "__main__":
