@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from deepinfer.grammar import ir
@@ -85,6 +87,7 @@ def accepts(rules: ir.Rules | ir.Expr, text: str | bytes) -> bool:
     return SlowMatcher(whole, text.encode() if isinstance(text, str) else text).accepts()
 
 
-@pytest.fixture
-def slow_match():
+@pytest.fixture(scope="session")
+def slow_match() -> Callable[..., bool]:
+    """Whether rules or an expression match a whole text."""
     return accepts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deepinfer.core.errors import ConfigError
+from deepinfer.core.errors import ConfigError, EmptyLanguage
 from deepinfer.grammar import ir
 from deepinfer.grammar.grammar import Grammar
 from deepinfer.grammar.regex_ast import ANY_TEXT, sequence
@@ -77,6 +77,7 @@ def compile_regex(pattern: str, *, flavor: Flavor = "json-schema", search: bool 
         UnsupportedKeyword: It uses a back-reference, a conditional, an atomic group or quantifier, or a look-around
             that cannot be worked out.
         GrammarTooLarge: It is too long, nested too deeply, or its look-arounds take too much.
+        EmptyLanguage: It matches nothing. What only the automaton can find out is refused when it is built.
 
     Examples:
         >>> version = compile_regex(r"v\d+(\.\d+){0,2}")
@@ -84,4 +85,8 @@ def compile_regex(pattern: str, *, flavor: Flavor = "json-schema", search: bool 
         (True, False)
     """
     expr = regex_to_expr(pattern, flavor, search=search)
+    if isinstance(expr, ir.Empty):
+        raise EmptyLanguage(
+            f"the regular expression {pattern[:80]!r} matches no text; look for an anchor in its middle"
+        )
     return Grammar(ir.Rules.of(expr), source="regex")

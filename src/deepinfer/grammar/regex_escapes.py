@@ -149,7 +149,9 @@ class PatternReader:
         Returns:
             The set; empty for a lone surrogate.
         """
-        return self._cased(union(((code_point, code_point),)), flags)
+        if 0xD800 <= code_point < 0xE000:
+            return ()
+        return self._cased(((code_point, code_point),), flags)
 
     def _cased(self, points: CodePoints, flags: Flags) -> CodePoints:
         if not flags.ignore_case or not points:

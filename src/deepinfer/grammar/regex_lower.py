@@ -80,9 +80,9 @@ def lower(node: Node, encode_class: EncodeClass) -> ir.Expr:
     try:
         return lowering.whole(node)
     except _NeedsAutomaton:
-        from deepinfer.grammar.regex_automaton import determinise
+        from deepinfer.grammar.regex_automaton import determinise, eliminate
 
-        return lowering.pure(determinise(node))
+        return eliminate(determinise(node), lowering.encode)
 
 
 class _Lowering:

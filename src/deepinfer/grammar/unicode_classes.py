@@ -259,6 +259,7 @@ def _case_groups() -> dict[int, tuple[int, ...]]:
     return {member: tuple(group) for group in groups.values() for member in group}
 
 
+@functools.lru_cache(maxsize=4096)
 def case_closure(points: CodePoints, *, ascii_only: bool, dotless: bool = True) -> CodePoints:
     """A set together with what differs from its members in letter case only.
 
