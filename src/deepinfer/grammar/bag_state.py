@@ -1,0 +1,279 @@
+"""What has occurred in a bag, and whether the bag can still be completed.
+
+The state keeps only what the future depends on: which members are closed, what is still owed, which of the
+undecided conditions' members were seen. Two histories with the same future have the same state.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from deepinfer.grammar._ir_nodes import Bag
+    from deepinfer.grammar.nodes import Node
+
+
+class BagState(NamedTuple):
+    """State of a bag.
+
+    Attributes:
+        closed: Bit m: member m may not occur any more.
+        seen: Bit m: member m has occurred; kept for members that something still depends on.
+        done: Bit c: condition c holds whatever comes.
+        owed: For each counted member, occurrences still needed.
+        left: For each counted member, occurrences still allowed; -1 for no bound.
+        total_owed: Members still needed in all.
+        total_left: Members still allowed in all; -1 for no bound.
+    """
+
+    closed: int
+    seen: int
+    done: int
+    owed: tuple[int, ...]
+    left: tuple[int, ...]
+    total_owed: int
+    total_left: int
+
+
+def _bits(mask: int) -> list[int]:
+    out = []
+    while mask:
+        low = mask & -mask
+        out.append(low.bit_length() - 1)
+        mask ^= low
+    return out
+
+
+class BagSpec:
+    """A bag with its members as nodes.
+
+    Args:
+        number: Number of the bag in its store.
+        bag: The bag.
+        members: Its members' expressions, in order. A member with an empty language never occurs.
+        separator: Its separator. With an empty language, one member at most occurs.
+    """
+
+    def __init__(self, number: int, bag: Bag, members: list[Node], separator: Node) -> None:
+        self.number = number
+        self.members = members
+        self.separator = separator
+        self.ordered = bag.ordered
+        self.recursive = separator.recursive or any(m.recursive for m in members)
+        count = len(members)
+        lows = [m.low for m in bag.members]
+        highs = [m.high if m.group is None or m.high == 0 else 1 for m in bag.members]
+        highs = [0 if n.live is False else h for n, h in zip(members, highs, strict=True)]
+        # A member that occurs at most once needs no counter: it is closed when it has occurred.
+        self._counted = [i for i in range(count) if highs[i] not in (0, 1)]
+        self._counter = {member: place for place, member in enumerate(self._counted)}
+        self._needed = sum(1 << i for i in range(count) if lows[i] and i not in self._counter)
+        self._all = (1 << count) - 1
+        groups: dict[int, int] = {}
+        for index, member in enumerate(bag.members):
+            if member.group is not None:
+                groups[member.group] = groups.get(member.group, 0) | 1 << index
+        self._groups = list(groups.values())
+        self._group = [
+            1 << i if m.group is None else groups[m.group] for i, m in enumerate(bag.members)
+        ]
+        self._clauses = [
+            (sum(1 << i for i in c.positive), sum(1 << i for i in c.negative)) for c in bag.clauses
+        ]
+        self._impossible = any(
+            high is not None and low > high for low, high in zip(lows, highs, strict=True)
+        )
+        self.trivial = not (self._clauses or self._needed or self._counted or bag.low)
+        self._verdicts: dict[BagState, bool] = {}
+        self.start = self._reduce(
+            BagState(
+                sum(1 << i for i in range(count) if highs[i] == 0),
+                0,
+                0,
+                tuple([lows[i] for i in self._counted]),
+                tuple([-1 if highs[i] is None else int(highs[i] or 0) for i in self._counted]),
+                bag.low,
+                -1 if bag.high is None else bag.high,
+            )
+        )
+
+    def _reduce(self, state: BagState) -> BagState:
+        """Decide the conditions that can be decided, and forget members that only they needed."""
+        if not self._clauses:
+            return state
+        closed, seen, done = state.closed, state.seen, state.done
+        keep = self._needed
+        for number, (positive, negative) in enumerate(self._clauses):
+            if done >> number & 1:
+                continue
+            if positive & seen or negative & closed & ~seen:
+                done |= 1 << number
+            else:
+                keep |= positive | negative
+        return state._replace(seen=seen & keep, done=done)
+
+    def advance(self, state: BagState, member: int) -> BagState | None:
+        """The state after one more occurrence of a member; None when it may not occur."""
+        closed, seen, done, owed, left, total_owed, total_left = state
+        bit = 1 << member
+        if closed & bit or total_left == 0:
+            return None
+        place = self._counter.get(member)
+        if place is None:
+            closed |= self._group[member]
+        else:
+            if owed[place]:
+                owed = (*owed[:place], owed[place] - 1, *owed[place + 1 :])
+            if left[place] > 0:
+                left = (*left[:place], left[place] - 1, *left[place + 1 :])
+                if left[place] == 0:
+                    closed |= bit
+        if self.ordered:
+            closed |= bit - 1
+        if self._clauses or self._needed:
+            seen |= bit
+        if total_owed:
+            total_owed -= 1
+        if total_left > 0:
+            total_left -= 1
+        return self._reduce(BagState(closed, seen, done, owed, left, total_owed, total_left))
+
+    def choices(self, state: BagState) -> list[tuple[int, BagState]]:
+        """Members that may come next, each with the state after it, from which the bag can be completed."""
+        out = []
+        if state.total_left == 0:
+            return out
+        for member in _bits(self._all & ~state.closed):
+            after = self.advance(state, member)
+            if after is not None and self.completable(after):
+                out.append((member, after))
+        return out
+
+    def choosable(self, state: BagState) -> bool:
+        """Whether `choices` is not empty."""
+        if self.trivial:
+            return state.total_left != 0 and bool(self._all & ~state.closed)
+        return bool(self.choices(state))
+
+    def complete(self, state: BagState) -> bool:
+        """Whether the bag may end here."""
+        if self.trivial:
+            return True
+        if self._impossible or state.total_owed or any(state.owed):
+            return False
+        if self._needed & ~state.seen:
+            return False
+        for number, (positive, negative) in enumerate(self._clauses):
+            held = state.done >> number & 1 or positive & state.seen or negative & ~state.seen
+            if not held:
+                return False
+        return True
+
+    def completable(self, state: BagState) -> bool:
+        """Whether the bag may end after a member that led to this state, or after more members."""
+        if self.trivial or self.complete(state):
+            return True
+        if self._impossible or self.separator.live is False:
+            return False
+        verdict = self._verdicts.get(state)
+        if verdict is None:
+            verdict = self._verdicts[state] = self._satisfiable(state)
+        return verdict
+
+    def _satisfiable(self, state: BagState) -> bool:
+        must = self._needed & ~state.seen
+        for place, member in enumerate(self._counted):
+            if state.owed[place]:
+                must |= 1 << member
+                if 0 <= state.left[place] < state.owed[place]:
+                    return False
+        if must & state.closed:
+            return False
+        for group in self._groups:
+            if (must & group).bit_count() > 1:
+                return False
+        clauses = []
+        for number, (positive, negative) in enumerate(self._clauses):
+            if state.done >> number & 1:
+                continue
+            # Positive members that can no longer occur, and negative ones that did, do not help.
+            positive &= ~state.closed
+            negative &= ~state.seen
+            if not positive and not negative:
+                return False
+            clauses.append((positive, negative))
+        return self._solve(state, clauses, must)
+
+    def _solve(self, state: BagState, clauses: list[tuple[int, int]], must: int) -> bool:
+        """Search for a set of further members; `yes` and `no` are the choices made so far."""
+        stack = [(self._with_groups(must), 0, must)]
+        steps = 0
+        while stack:
+            excluded, no, yes = stack.pop()
+            steps += 1
+            if steps > 10_000:
+                return True
+            no |= excluded
+            if yes & no:
+                continue
+            open_clause = next(((p, n) for p, n in clauses if not (p & yes or n & no)), None)
+            if open_clause is None:
+                if self._countable(state, yes, no):
+                    return True
+                continue
+            positive, negative = open_clause
+            for member in _bits(positive & ~no):
+                chosen = yes | 1 << member
+                stack.append((self._with_groups(1 << member), no, chosen))
+            for member in _bits(negative & ~yes):
+                stack.append((1 << member, no, yes))
+        return False
+
+    def _with_groups(self, chosen: int) -> int:
+        """Members that a choice excludes: the other variants of the same keys."""
+        out = 0
+        for member in _bits(chosen):
+            out |= self._group[member] & ~(1 << member)
+        return out
+
+    def _countable(self, state: BagState, yes: int, no: int) -> bool:
+        """Whether numbers of occurrences exist: `yes` members at least once, `no` members never."""
+        least = most = taken = 0
+        for member in _bits(self._all & ~state.closed & ~no):
+            bit = 1 << member
+            place = self._counter.get(member)
+            if yes & bit:
+                least += max(1, 0 if place is None else state.owed[place])
+            if taken & bit:
+                continue
+            taken |= self._group[member]
+            left = 1 if place is None else state.left[place]
+            most = -1 if most < 0 or left < 0 else most + left
+        if state.total_left >= 0 and least > state.total_left:
+            return False
+        return most < 0 or most >= state.total_owed
+
+    def counted(self, state: BagState, limit: int) -> bool:
+        """Whether a counter of the state is above a limit."""
+        return (
+            state.total_owed > limit
+            or state.total_left > limit
+            or any(value > limit for value in state.owed)
+            or any(value > limit for value in state.left)
+        )
+
+    def saturate(self, state: BagState, limit: int) -> BagState:
+        """The state with every counter above the limit replaced by "more than the limit"."""
+
+        def most(value: int) -> int:
+            return -1 if value > limit else value
+
+        def least(value: int) -> int:
+            return min(value, limit + 1)
+
+        return state._replace(
+            owed=tuple([least(v) for v in state.owed]),
+            left=tuple([most(v) for v in state.left]),
+            total_owed=least(state.total_owed),
+            total_left=most(state.total_left),
+        )

@@ -1,0 +1,229 @@
+"""Which rules reach which, and what can be said of an expression once that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from deepinfer.grammar._ir_nodes import (
+    Alt,
+    And,
+    Bag,
+    Bytes,
+    Empty,
+    Eps,
+    Expr,
+    Literal,
+    Not,
+    Ref,
+    Repeat,
+    Seq,
+)
+
+
+def references(expr: Expr) -> list[str]:
+    """Names of the rules that an expression mentions, each once, in the order of their first mention."""
+    names: dict[str, None] = {}
+    seen: set[int] = set()
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Ref):
+            names[node.name] = None
+            continue
+        children = node.children()
+        if children and id(node) not in seen:
+            seen.add(id(node))
+            stack.extend(reversed(children))
+    return list(names)
+
+
+def components(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """Strongly connected components, each after the components that it reaches.
+
+    Args:
+        graph: Successors of each vertex; successors that are no vertices are left out.
+    """
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    on_path: set[str] = set()
+    path: list[str] = []
+    out: list[list[str]] = []
+    for root in graph:
+        if root in order:
+            continue
+        work: list[tuple[str, list[str]]] = [(root, [n for n in graph[root] if n in graph])]
+        order[root] = low[root] = len(order)
+        path.append(root)
+        on_path.add(root)
+        while work:
+            vertex, rest = work[-1]
+            if rest:
+                other = rest.pop()
+                if other not in order:
+                    order[other] = low[other] = len(order)
+                    path.append(other)
+                    on_path.add(other)
+                    work.append((other, [n for n in graph[other] if n in graph]))
+                elif other in on_path:
+                    low[vertex] = min(low[vertex], order[other])
+                continue
+            work.pop()
+            if work:
+                above = work[-1][0]
+                low[above] = min(low[above], low[vertex])
+            if low[vertex] == order[vertex]:
+                component = []
+                while True:
+                    member = path.pop()
+                    on_path.discard(member)
+                    component.append(member)
+                    if member == vertex:
+                        break
+                out.append(component)
+    return out
+
+
+def is_cyclic(component: list[str], graph: Mapping[str, Iterable[str]]) -> bool:
+    """Whether a component of `components` holds a cycle."""
+    return len(component) > 1 or component[0] in graph[component[0]]
+
+
+def fold(root: Expr, value: Callable[[Expr, list[bool]], bool], known: dict[int, bool]) -> bool:
+    """Evaluate a property bottom up without recursion.
+
+    Args:
+        root: The expression.
+        value: The property of a node from those of its children, in order.
+        known: Results by `id` of node; read and filled.
+    """
+    stack = [root]
+    while stack:
+        node = stack[-1]
+        if id(node) in known:
+            stack.pop()
+            continue
+        children = node.children()
+        missing = [child for child in children if id(child) not in known]
+        if missing:
+            stack.extend(missing)
+            continue
+        known[id(node)] = value(node, [known[id(child)] for child in children])
+        stack.pop()
+    return known[id(root)]
+
+
+def _bag_nullable(bag: Bag) -> bool:
+    if bag.low or any(member.low for member in bag.members):
+        return False
+    return all(clause.negative for clause in bag.clauses)
+
+
+def nullable_node(node: Expr, children: list[bool], rules: Mapping[str, bool]) -> bool:
+    """Whether a node matches the empty string, from its children and the rules that do."""
+    if isinstance(node, Ref):
+        return rules.get(node.name, False)
+    if isinstance(node, Eps):
+        return True
+    if isinstance(node, Bytes | Literal | Empty):
+        return False
+    if isinstance(node, Seq | And):
+        return all(children)
+    if isinstance(node, Alt):
+        return any(children)
+    if isinstance(node, Not):
+        return not children[0]
+    if isinstance(node, Repeat):
+        return node.low == 0 or children[0]
+    return isinstance(node, Bag) and _bag_nullable(node)
+
+
+def productive_node(node: Expr, children: list[bool], rules: Mapping[str, bool]) -> bool:
+    """Whether a node matches anything, from its children; intersections and bags count as if they did."""
+    if isinstance(node, Ref):
+        return rules.get(node.name, False)
+    if isinstance(node, Seq):
+        return all(children)
+    if isinstance(node, Alt):
+        return any(children)
+    if isinstance(node, Repeat):
+        return node.low == 0 or children[0]
+    if isinstance(node, Bag):
+        return not (node.low or any(m.low for m in node.members)) or any(children[1:])
+    return not isinstance(node, Empty)
+
+
+def solve(
+    order: list[list[str]],
+    rules: Mapping[str, Expr],
+    node_value: Callable[[Expr, list[bool], Mapping[str, bool]], bool],
+    dead: frozenset[int] = frozenset(),
+) -> dict[str, bool]:
+    """Least fixed point of a monotone property over rules.
+
+    Args:
+        order: Components of the rules, callees first.
+        rules: The rules.
+        node_value: The property of a node from its children and the rules.
+        dead: `id`s of nodes for which the property is False.
+    """
+    values: dict[str, bool] = {}
+
+    def value(node: Expr, children: list[bool]) -> bool:
+        return id(node) not in dead and node_value(node, children, values)
+
+    settled: dict[int, bool] = {}
+    for component in order:
+        if len(component) == 1 and component[0] not in references(rules[component[0]]):
+            values[component[0]] = fold(rules[component[0]], value, settled)
+            continue
+        for name in component:
+            values[name] = False
+        changed = True
+        while changed:
+            changed = False
+            for name in component:
+                # Nodes depend on values that still change, so results last for one rule only.
+                if not values[name] and fold(rules[name], value, {}):
+                    values[name] = changed = True
+    return values
+
+
+def left_references(
+    expr: Expr, nullable: Callable[[Expr], bool], known: dict[int, frozenset[str]]
+) -> frozenset[str]:
+    """Rules with which a string of the expression may begin.
+
+    Args:
+        expr: The expression.
+        nullable: Whether an expression matches the empty string.
+        known: Results by `id` of node; read and filled.
+    """
+    stack = [expr]
+    while stack:
+        node = stack[-1]
+        if id(node) in known:
+            stack.pop()
+            continue
+        first = _first_children(node, nullable)
+        missing = [child for child in first if id(child) not in known]
+        if missing:
+            stack.extend(missing)
+            continue
+        if isinstance(node, Ref):
+            known[id(node)] = frozenset((node.name,))
+        else:
+            known[id(node)] = frozenset().union(*[known[id(child)] for child in first])
+        stack.pop()
+    return known[id(expr)]
+
+
+def _first_children(node: Expr, nullable: Callable[[Expr], bool]) -> list[Expr]:
+    children = node.children()
+    if not isinstance(node, Seq):
+        return list(children)
+    first = []
+    for child in children:
+        first.append(child)
+        if not nullable(child):
+            break
+    return first

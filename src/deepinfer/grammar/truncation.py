@@ -1,0 +1,65 @@
+"""States cut below their top frames, for results that hold whatever stands below."""
+
+from __future__ import annotations
+
+from deepinfer.grammar.nodes import ALT, CONS, EPS, REP, BagNode, Node, NodeStore
+
+
+def saturate(store: NodeStore, node: Node) -> Node:
+    """The node with counters above the store's limit replaced by "more than the limit".
+
+    Intersections stay as they are: whether they can still be completed may hang on the exact count.
+    """
+    limit = store.counter_limit
+    if not node.counted:
+        return node
+    if isinstance(node, BagNode):
+        return store.bag(node.spec, node.spec.saturate(node.bag, limit), node.place)
+    if node.kind == REP:
+        low = min(node.low, limit + 1)
+        return store.rep(node.a, low, -1 if node.high > limit else node.high)
+    if node.kind == ALT:
+        return store.alt([saturate(store, part) for part in node.parts])
+    if node.kind == CONS:
+        frames = []
+        while node.kind == CONS:
+            frames.append(node.a)
+            node = node.b
+        result = saturate(store, node)
+        for frame in reversed(frames):
+            result = store.cons(saturate(store, frame), result)
+        return result
+    return node
+
+
+def truncate(store: NodeStore, node: Node, depth: int) -> Node:
+    """The top frames of a node over an unknown rest, counters saturated.
+
+    Args:
+        store: Store of the node.
+        node: The node.
+        depth: Frames to keep, at least 1.
+
+    Returns:
+        A node whose moves agree with those of `node` until the unknown rest is exposed.
+    """
+    if node.depth <= depth:
+        return saturate(store, node)
+    if node.kind == ALT:
+        return store.alt([truncate(store, part, depth) for part in node.parts])
+    frames = []
+    while node.kind == CONS and depth:
+        frames.append(node.a)
+        node = node.b
+        depth -= 1
+    if node.kind == EPS:
+        result = node
+    elif not depth:
+        result = store.unknown
+    elif node.kind == ALT:
+        result = store.alt([truncate(store, part, depth) for part in node.parts])
+    else:
+        result = saturate(store, node)
+    for frame in reversed(frames):
+        result = store.cons(saturate(store, frame), result)
+    return result
