@@ -152,19 +152,24 @@ def test_products_use_one_family_of_instructions(dtype, tokens, shape, tmp_path)
     assert spilled_bytes(ptx, tmp_path) == 0
 
 
-@pytest.mark.parametrize("rows", [16, 32, 64])
-def test_bf16_products_of_experts_use_the_same_family(rows, tmp_path) -> None:
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("rows", [16, 32, 64, 128])
+def test_products_of_experts_use_the_same_family(dtype, rows, tmp_path) -> None:
     from deepinfer.kernels.batch_invariant.triton_linear import pair_linear_kernel
 
+    is_large, is_narrow = rows > 64, dtype == "bf16"
+    stages = (4 if is_large else 6) if is_narrow else (3 if is_large else 4)
     types = dict.fromkeys(pair_linear_kernel.arg_names, "i32")
-    types |= dict.fromkeys(("x", "weight", "out"), "*bf16")
+    types |= dict.fromkeys(("x", "weight", "out"), f"*{dtype}")
     types |= dict.fromkeys(("places", "tile_experts"), "*i32")
     constants = {
-        "PER_INPUT": 6, "BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 64, "EVEN_K": True, "NUM_STAGES": 6
+        "PER_INPUT": 6, "BLOCK_M": rows, "BLOCK_N": 128 if is_large and is_narrow else 64,
+        "BLOCK_K": 64 if is_narrow else 32, "EVEN_K": True, "NUM_STAGES": stages,
     }  # fmt: skip
-    kernel = compile_kernel(pair_linear_kernel, types, constants, 4, 6)
+    kernel = compile_kernel(pair_linear_kernel, types, constants, 8 if is_large else 4, stages)
     assert "wgmma.mma_async" in kernel.asm["ptx"]
     assert "mma.sync" not in kernel.asm["ptx"]
+    assert kernel.metadata.shared <= 227 * 1024
     assert spilled_bytes(kernel.asm["ptx"], tmp_path) == 0
 
 

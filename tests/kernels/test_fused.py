@@ -175,8 +175,8 @@ def test_grouped_linear(dtype, tokens) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("extra", [None, 0, 40])
-@pytest.mark.parametrize("dim", [32, 48])
+@pytest.mark.parametrize("extra", [None, 0, 40, 300])
+@pytest.mark.parametrize("dim", [32, 48, 512])
 def test_sparse_attention(dtype, extra, dim) -> None:
     queries, table = randn(3, 4, dim, dtype=dtype), randn(200, dim, seed=1, dtype=dtype)
     generator = torch.Generator().manual_seed(2)
@@ -192,3 +192,10 @@ def test_sparse_attention(dtype, extra, dim) -> None:
     found = fused.sparse_attention(*arguments, offset=100)
     close(found, wanted, dtype)
     assert not found[1].any()
+    many = [t.repeat(60, 1) if t is not None and t.dim() == 2 and len(t) == 3 else t for t in arguments[2:4]]  # fmt: skip
+    whole = fused.sparse_attention(
+        queries.repeat(60, 1, 1), table, *many, *arguments[4:], offset=100
+    )
+    # By other programs, the same bits.
+    if not INTERPRETED:
+        assert torch.equal(whole[-3:], found)

@@ -184,13 +184,16 @@ def pair_linear(x: Tensor, weight: Tensor, order: ExpertOrder, rows_per_input: i
     out = x.new_empty(pairs, out_channels)
     if not out.numel() or order.pairs is None or order.tile_experts is None:
         return out
-    block_n, block_k, stages = (64, 64, 6) if x.dtype is torch.bfloat16 else (64, 32, 4)
+    is_narrow, is_large = x.dtype is torch.bfloat16, order.tile_rows > 64
+    block_n = 128 if is_large and is_narrow else 64
+    block_k, stages = (64, 4 if is_large else 6) if is_narrow else (32, 3 if is_large else 4)
     with _on(x):
         pair_linear_kernel[(triton.cdiv(out_channels, block_n), len(order.tile_experts))](
             x, weight, out, order.pairs, order.tile_experts, pairs, out_channels, in_channels,
             x.stride(0), weight.stride(0), weight.stride(1), out.stride(0),
             PER_INPUT=rows_per_input, BLOCK_M=order.tile_rows, BLOCK_N=block_n, BLOCK_K=block_k,
-            EVEN_K=in_channels % block_k == 0, NUM_STAGES=stages, num_warps=4, num_stages=stages,
+            EVEN_K=in_channels % block_k == 0, NUM_STAGES=stages, num_warps=8 if is_large else 4,
+            num_stages=stages,
         )  # fmt: skip
     return out
 

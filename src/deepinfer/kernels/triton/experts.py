@@ -95,7 +95,7 @@ def expert_order(experts: Tensor, num_experts: int) -> ExpertOrder:
     """Orders pairs by expert, each expert's from a new tile on; see the reference of the same name."""
     pairs = experts.numel()
     each = -(-pairs // num_experts)
-    tile = 16 if each <= 16 else 32 if each <= 64 else 64
+    tile = 16 if each <= 16 else 32 if each <= 64 else 64 if each <= 256 else 128
     tiles = min(pairs, num_experts) + pairs // tile
     places = torch.empty(tiles * tile, dtype=torch.int32, device=experts.device)
     tile_experts = torch.empty(tiles, dtype=torch.int32, device=experts.device)
@@ -112,7 +112,7 @@ def expert_order(experts: Tensor, num_experts: int) -> ExpertOrder:
 def _grouped_linear(
     x, weight, out, places, tile_experts, pairs, x_row, PER_INPUT: tl.constexpr,
     OUT: tl.constexpr, IN: tl.constexpr, TILE: tl.constexpr, BLOCK_OUT: tl.constexpr,
-    BLOCK_IN: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_IN: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     expert = tl.load(tile_experts + tile).to(tl.int64)
@@ -126,10 +126,14 @@ def _grouped_linear(
     acc = tl.zeros([TILE, BLOCK_OUT], tl.float32)
     for start in range(0, IN, BLOCK_IN):
         k = start + tl.arange(0, BLOCK_IN)
-        a = tl.load(
-            x + row[:, None] * x_row + k[None, :], mask=used[:, None] & (k < IN)[None, :], other=0.0
-        )
-        b = tl.load(at_weight + k[:, None], mask=(n < OUT)[None, :] & (k < IN)[:, None], other=0.0)
+        at_x = x + row[:, None] * x_row + k[None, :]
+        if EVEN:  # what padding reads is written nowhere
+            a = tl.load(at_x)
+            b = tl.load(at_weight + k[:, None])
+        else:
+            in_k = k < IN
+            a = tl.load(at_x, mask=used[:, None] & in_k[None, :], other=0.0)
+            b = tl.load(at_weight + k[:, None], mask=(n < OUT)[None, :] & in_k[:, None], other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
     at = out + pair[:, None] * OUT + n[None, :]
     tl.store(at, acc.to(out.dtype.element_ty), mask=used[:, None] & (n < OUT)[None, :])
@@ -141,11 +145,15 @@ def grouped_linear(x: Tensor, weight: Tensor, order: ExpertOrder, rows_per_input
     _, channels_out, channels_in = weight.shape
     out = torch.empty(pairs, channels_out, dtype=x.dtype, device=x.device)
     if pairs and order.pairs is not None and order.tile_experts is not None:
-        block_out = min(64, max(16, triton.next_power_of_2(channels_out)))
+        is_large = order.tile_rows > 64
+        most = 128 if is_large and x.dtype != torch.float32 else 64
+        block_out = min(most, max(16, triton.next_power_of_2(channels_out)))
         block_in = min(64, max(16, triton.next_power_of_2(channels_in)))
         _grouped_linear[(len(order.tile_experts), triton.cdiv(channels_out, block_out))](
             x, weight, out, order.pairs, order.tile_experts, pairs, x.stride(0),
             PER_INPUT=rows_per_input, OUT=channels_out, IN=channels_in, TILE=order.tile_rows,
-            BLOCK_OUT=block_out, BLOCK_IN=block_in, PRECISION="ieee", num_warps=4, num_stages=3,
+            BLOCK_OUT=block_out, BLOCK_IN=block_in, PRECISION="ieee",
+            EVEN=channels_out % block_out == 0 and channels_in % block_in == 0,
+            num_warps=8 if is_large else 4, num_stages=3 if is_large else 5,
         )  # fmt: skip
     return out

@@ -60,7 +60,7 @@ class LayerStack:
         Returns:
             The streams behind the last layer, and the weights that collapse them.
         """
-        if self.deterministic and getattr(run, "kernels", None) is not None:
+        if getattr(run, "kernels", None) is not None:
             return run_layers(self._layers, streams, pre, run)
         with small_cpu.quiet():
             views = self._views_for(streams, run)

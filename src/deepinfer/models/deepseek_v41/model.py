@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from deepinfer.models.deepseek_v41.autocast import without_autocast
 from deepinfer.models.deepseek_v41.batch import ForwardBatch, ForwardOutput, Segment
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
+from deepinfer.models.deepseek_v41.decode_stack import why_not_fused
 from deepinfer.models.deepseek_v41.deterministic import set_deterministic
 from deepinfer.models.deepseek_v41.draft import DSparkDraft
 from deepinfer.models.deepseek_v41.engram import EngramHash
@@ -82,7 +84,7 @@ class DeepseekV41(nn.Module):
         self.engram_hash = EngramHash(config) if config.engram_layer_ids else None
         self._stack = LayerStack(self.layers)
         self._frequencies: dict[torch.device, tuple[Tensor, Tensor]] = {}
-        self._is_plain = True
+        self._can_fuse: bool | None = None
         self.requires_grad_(False)
 
     @property
@@ -107,18 +109,22 @@ class DeepseekV41(nn.Module):
             UnsupportedHardware: The device's products of matrices depend on what shares a call with a row.
         """
         set_deterministic(self, enabled)
-        self._is_plain = all(type(p) is nn.Parameter for p in self.parameters())
+        self._can_fuse = None
         return self
 
     def row_kernels(self) -> ModuleType | None:
-        """The row-wise steps that deterministic mode runs everywhere, or None where the layers run their own.
+        """The row-wise steps that steps over a cache run, or None where the layers run their own.
 
-        Layers run their own steps on a CPU, and with packed weights.
+        Layers run their own steps on a CPU, and with packed weights. Looked up once, and again after
+        `set_deterministic`.
         """
         device = self.embed.weight.device
-        if not self.deterministic or device.type != "cuda" or self.config.hc_mult != 4:
+        if device.type != "cuda" or self.config.hc_mult != 4:
             return None
-        return fused_kernels(device) if self._is_plain else None
+        if self._can_fuse is None:
+            has_kernels = importlib.util.find_spec("triton") is not None
+            self._can_fuse = has_kernels and not why_not_fused(self)
+        return fused_kernels(device) if self._can_fuse else None
 
     def set_engram_token_map(self, token_map: Sequence[int] | Tensor) -> None:
         """Sets the Engram folding of token ids, shape [vocab]; nothing happens without Engram layers.
@@ -155,7 +161,7 @@ class DeepseekV41(nn.Module):
             RequestTooLong: More tokens than `max_position_embeddings`.
         """
         ids = self._check_ids(input_ids)
-        if self.row_kernels() is not None:
+        if self.deterministic and self.row_kernels() is not None:
             # One pass through a cache: the kernels, and so the bits, of every cached step.
             count = ids.shape[0]
             batch = ForwardBatch(ids, (Segment(0, 0, count),), images)
