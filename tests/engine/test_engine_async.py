@@ -58,6 +58,22 @@ def threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name == "deepinfer-engine"]
 
 
+def test_salts_keep_tenants_apart() -> None:
+    prompt = [5 + i % 40 for i in range(300)]
+
+    async def work() -> list[int]:
+        cached = []
+        async with make() as engine:
+            for salt in ("a", "b", "a"):
+                outputs = await engine.generate(prompt, GREEDY, cache_salt=salt)
+                cached.append(outputs[0].usage.cached)
+            async with engine.stream(prompt, GREEDY, cache_salt="c") as stream:
+                cached.append((await anext(stream)).usage.cached)
+        return cached
+
+    assert run(work()) == [0, 0, 256, 0]
+
+
 def test_outputs_are_those_of_the_engine() -> None:
     prompts = ["abc", [5, 6, 7], "a longer prompt"]
 

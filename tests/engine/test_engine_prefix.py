@@ -11,7 +11,7 @@ import torch
 from deepinfer import Engine, Output, SamplingParams
 from deepinfer.cache import SlotCacheManager
 from deepinfer.core import CacheCopy, CopyKind
-from deepinfer.core.errors import ConfigError
+from deepinfer.core.errors import ConfigError, InvalidRequest
 from deepinfer.models import load_model
 from deepinfer.models.deepseek_v41 import DeepseekV41
 from deepinfer.testing import ToyConfig, ToyModel, ToyTokenizer
@@ -144,12 +144,37 @@ class TestToy:
         outputs = engine.generate(PROMPT, GREEDY.replace(n=3, temperature=0.9, seed=1))
         assert [o.usage.cached for o in outputs] == [0, 56, 56]
 
-    def test_salts_keep_prefixes_apart_and_a_reset_forgets(self, make_engine, depth: int) -> None:
+    def test_a_reset_forgets(self, make_engine, depth: int) -> None:
         engine = make_engine(config={**BLOCKS, "async_depth": depth})
         one(engine, PROMPT)
         assert one(engine, PROMPT).usage.cached == 56
         engine.reset_prefix_cache()
         assert one(engine, PROMPT).usage.cached == 0
+
+    def test_salts_keep_tenants_apart(self, make_engine, depth: int) -> None:
+        engine = make_engine(config={**BLOCKS, "async_depth": depth, "num_blocks": 400})
+        found = []
+        for salt in (None, "a", "b", "a", None, "salt:a", "\ud800", "\ud800"):
+            output = engine.generate(PROMPT, GREEDY, cache_salt=salt)[0]
+            assert list(output.token_ids) == ToyModel().greedy(PROMPT, 8)
+            found.append(output.usage.cached)
+        assert found == [0, 0, 0, 56, 56, 0, 0, 56]
+        last = list(engine.stream(PROMPT, GREEDY, cache_salt="c"))[-1]
+        assert last.usage.cached == 0
+        assert list(engine.stream(PROMPT, GREEDY, cache_salt="c"))[-1].usage.cached == 56
+        engine.add_request(PROMPT, GREEDY, cache_salt="d", rid="x", keep_output=True)
+        engine.add_request(PROMPT, GREEDY, cache_salt="b", rid="y", keep_output=True)
+        while engine.has_unfinished:
+            engine.step()
+        assert [engine.take_output(rid)[0].usage.cached for rid in "xy"] == [0, 56]
+        engine.check()
+
+    @pytest.mark.parametrize("salt", ["", b"a", 1])
+    def test_salts_are_text(self, make_engine, depth: int, salt: Any) -> None:
+        engine = make_engine(config={**BLOCKS, "async_depth": depth})
+        for call in (engine.generate, engine.stream, engine.add_request):
+            with pytest.raises(InvalidRequest, match="cache_salt"):
+                call(PROMPT, GREEDY, cache_salt=salt)
 
     def test_off(self, make_engine, depth: int) -> None:
         engine = make_engine(config={**BLOCKS, "async_depth": depth, "prefix_cache": False})

@@ -93,7 +93,7 @@ class CacheIdentity:
             self.layout,
             self.adapter.encode(),
             self.determinism.encode(),
-            b"" if salt is None else b"salt:" + salt.encode(),
+            b"" if salt is None else b"salt:" + salt.encode("utf-8", "surrogatepass"),
         )
         return hash_fn(_VERSION + b"".join(struct.pack("<I", len(f)) + f for f in fields))
 

@@ -39,6 +39,7 @@ class AsyncTokenStream(AsyncIterator[OutputDelta]):
         params: Sampling options.
         rid: Id of the request.
         priority: Lower runs first.
+        cache_salt: Requests share cached prefixes only when it is equal.
 
     Attributes:
         rid: Id of the request.
@@ -52,6 +53,7 @@ class AsyncTokenStream(AsyncIterator[OutputDelta]):
         params: SamplingParams,
         rid: str,
         priority: int = 0,
+        cache_salt: str | None = None,
     ) -> None:
         self.rid = rid
         self._worker = worker
@@ -59,6 +61,7 @@ class AsyncTokenStream(AsyncIterator[OutputDelta]):
         self._prompt = prompt
         self._params = params
         self._priority = priority
+        self._cache_salt = cache_salt
         self._sink: AsyncSink | None = None
         self._builders: list[OutputBuilder] = []
         self._open = params.n
@@ -77,8 +80,13 @@ class AsyncTokenStream(AsyncIterator[OutputDelta]):
             self._builders = await _call(
                 self._worker,
                 lambda: self._engine._submit(
-                    self._prompt, self._params, sink.push, self.rid, self._priority
-                ),
+                    self._prompt,
+                    self._params,
+                    sink.push,
+                    self.rid,
+                    self._priority,
+                    self._cache_salt,
+                ),  # fmt: skip
             )
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
@@ -198,6 +206,7 @@ class AsyncEngine:
         params: Params | Sequence[Params] | None = None,
         *,
         on_error: Literal["raise", "return"] = "raise",
+        cache_salt: str | None = None,
     ) -> list[Output]:
         """Continues one prompt or many; cancelling the call aborts them.
 
@@ -205,6 +214,7 @@ class AsyncEngine:
             prompts: As in `Engine.generate`.
             params: As in `Engine.generate`.
             on_error: As in `Engine.generate`.
+            cache_salt: As in `Engine.generate`.
 
         Returns:
             The outputs in order of the prompts.
@@ -216,7 +226,10 @@ class AsyncEngine:
         checks.check_choice("on_error", on_error, ("raise", "return"), ConfigError)
         items = split_prompts(prompts)
         all_params = as_params(params, len(items))
-        streams = [self.stream(p, one) for p, one in zip(items, all_params, strict=True)]
+        streams = [
+            self.stream(prompt, one, cache_salt=cache_salt)
+            for prompt, one in zip(items, all_params, strict=True)
+        ]
         outputs: list[Output] = []
         try:
             refused: dict[str, DeepInferError] = {}
@@ -255,6 +268,7 @@ class AsyncEngine:
         *,
         rid: str | None = None,
         priority: int = 0,
+        cache_salt: str | None = None,
     ) -> AsyncTokenStream:
         """Continues one prompt piece by piece: `async for delta in engine.stream(prompt)`.
 
@@ -263,6 +277,7 @@ class AsyncEngine:
             params: Sampling options.
             rid: Id of the request; None for a new one.
             priority: Lower runs first under the "priority" order.
+            cache_salt: As in `Engine.generate`.
 
         Returns:
             The stream; it submits the request when it is first awaited, and raises what is wrong with it then.
@@ -272,7 +287,7 @@ class AsyncEngine:
         """
         one = as_params(params, 1)[0]
         rid = f"async-{next(self._numbers)}" if rid is None else rid
-        return AsyncTokenStream(self._worker, self._engine, prompt, one, rid, priority)
+        return AsyncTokenStream(self._worker, self._engine, prompt, one, rid, priority, cache_salt)
 
     async def abort(self, rid: str) -> list[Output]:
         """Ends a request; whoever awaits it gets its end.

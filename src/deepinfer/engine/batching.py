@@ -49,6 +49,7 @@ def generate(
     progress: bool | ProgressFn | None,
     *,
     raise_errors: bool,
+    cache_salt: str | None = None,
 ) -> list[Output]:
     """Runs an engine until some prompts are continued; leaving early aborts them.
 
@@ -58,6 +59,7 @@ def generate(
         params: As in `Engine.generate`.
         progress: As in `Engine.generate`.
         raise_errors: Raise errors instead of returning them in outputs.
+        cache_salt: As in `Engine.generate`.
 
     Returns:
         The outputs in order of the prompts.
@@ -74,7 +76,7 @@ def generate(
         for prompt, one in zip(items, all_params, strict=True):
             rids.append(engine._new_rid())  # before it runs, so that an interrupt cannot lose it
             try:
-                builders = engine._submit(prompt, one, batch, rids[-1])
+                builders = engine._submit(prompt, one, batch, rids[-1], cache_salt=cache_salt)
             except Exception as error:
                 if raise_errors:
                     raise

@@ -154,6 +154,7 @@ class Engine(EngineControls):
         *,
         progress: bool | ProgressFn | None = None,
         on_error: Literal["raise", "return"] = "raise",
+        cache_salt: str | None = None,
     ) -> list[Output]:
         """Continues one prompt or many.
 
@@ -173,7 +174,8 @@ class Engine(EngineControls):
             EngineDead: The engine is closed, or stopped.
         """
         checks.check_choice("on_error", on_error, ("raise", "return"), ConfigError)
-        return generate(self, prompts, params, progress, raise_errors=on_error == "raise")
+        raises = on_error == "raise"
+        return generate(self, prompts, params, progress, raise_errors=raises, cache_salt=cache_salt)
 
     def stream(
         self,
@@ -182,6 +184,7 @@ class Engine(EngineControls):
         *,
         rid: str | None = None,
         priority: int = 0,
+        cache_salt: str | None = None,
     ) -> TokenStream:
         """Continues one prompt piece by piece.
 
@@ -190,6 +193,7 @@ class Engine(EngineControls):
             params: Sampling options.
             rid: Id of the request; None for a new one.
             priority: Lower runs first under the "priority" order.
+            cache_salt: As in `generate`.
 
         Returns:
             An iterator over deltas; closing or dropping it aborts the request. An error that ends the request is
@@ -202,7 +206,7 @@ class Engine(EngineControls):
         one = as_params(params, 1)[0]
         stream = TokenStream(self, self._new_rid() if rid is None else rid, one.n)
         try:
-            self._submit(prompt, one, stream.sink, stream.rid, priority)
+            self._submit(prompt, one, stream.sink, stream.rid, priority, cache_salt)
         except BaseException:
             stream.disown()
             raise
@@ -215,6 +219,7 @@ class Engine(EngineControls):
         *,
         rid: str | None = None,
         priority: int = 0,
+        cache_salt: str | None = None,
         sink: Sink | None = None,
         keep_output: bool = False,
     ) -> str:
@@ -225,6 +230,7 @@ class Engine(EngineControls):
             params: Sampling options.
             rid: Id of the request; None for a new one.
             priority: Lower runs first under the "priority" order.
+            cache_salt: As in `generate`.
             sink: Called with each delta, from inside `step`; without one `step` returns them.
             keep_output: Keep the whole output for `take_output`.
 
@@ -240,7 +246,7 @@ class Engine(EngineControls):
         with self._lock:
             rid = self._new_rid() if rid is None else rid
             taker = self._undelivered.append if sink is None else sink
-            builders = self._submit(prompt, one, taker, rid, priority)
+            builders = self._submit(prompt, one, taker, rid, priority, cache_salt)
             if keep_output:
                 self._kept[rid] = builders
             return rid
@@ -355,12 +361,15 @@ class Engine(EngineControls):
             self._kept.clear()
 
     def _submit(
-        self, prompt: Prompt, params: SamplingParams, sink: Sink, rid: str, priority: int = 0
-    ) -> list[OutputBuilder]:
+        self, prompt: Prompt, params: SamplingParams, sink: Sink, rid: str, priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> list[OutputBuilder]:  # fmt: skip
         with self._lock:
             self._loop.raise_if_dead()
             now = self._parts.clock.now()
-            requests = self._encoder.requests(prompt, params, rid, priority, arrival_s=now)
+            requests = self._encoder.requests(
+                prompt, params, rid, priority, arrival_s=now, cache_salt=cache_salt
+            )
             return self._loop.submit(rid, requests, sink)
 
     def _advance(self) -> bool:

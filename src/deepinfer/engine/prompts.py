@@ -193,6 +193,7 @@ class PromptEncoder:
         priority: int = 0,
         *,
         arrival_s: float = 0.0,
+        cache_salt: str | None = None,
     ) -> list[Request]:
         """The requests of one prompt, one a sample, each with its own id and seed.
 
@@ -202,6 +203,7 @@ class PromptEncoder:
             rid: Id that the caller knows. Sample i of several is called `rid[i]` inside the engine.
             priority: Lower runs first.
             arrival_s: Time of arrival in seconds.
+            cache_salt: Requests share cached prefixes only when it is equal.
 
         Returns:
             `params.n` requests.
@@ -232,6 +234,7 @@ class PromptEncoder:
                 priority=priority,
                 arrival_s=arrival_s,
                 sample_index=index,
+                cache_salt=cache_salt,
                 grammar=grammar,
             )
             for index in range(params.n)
