@@ -15,7 +15,8 @@ from deepinfer.grammar.byte_classes import ByteClasses
 from deepinfer.grammar.liveness import is_live, prune
 from deepinfer.grammar.lowering import Lowering
 from deepinfer.grammar.moves import moves_of
-from deepinfer.grammar.nodes import ALT, Node, NodeStore
+from deepinfer.grammar.node_store import NodeStore
+from deepinfer.grammar.nodes import ALT, Node
 from deepinfer.grammar.normalise import normalise
 from deepinfer.grammar.truncation import truncate
 

@@ -85,6 +85,9 @@ class BagSpec:
         )
         self.trivial = not (self._clauses or self._needed or self._counted or bag.low)
         self._verdicts: dict[BagState, bool] = {}
+        self._allowed: dict[BagState, int] = {}
+        self._plain = not (self._clauses or groups or bag.low or bag.high is not None)
+        self.union = separator
         self.start = self._reduce(
             BagState(
                 sum(1 << i for i in range(count) if highs[i] == 0),
@@ -138,22 +141,24 @@ class BagSpec:
             total_left -= 1
         return self._reduce(BagState(closed, seen, done, owed, left, total_owed, total_left))
 
-    def choices(self, state: BagState) -> list[tuple[int, BagState]]:
-        """Members that may come next, each with the state after it, from which the bag can be completed."""
-        out = []
-        if state.total_left == 0:
-            return out
-        for member in _bits(self._all & ~state.closed):
-            after = self.advance(state, member)
-            if after is not None and self.completable(after):
-                out.append((member, after))
-        return out
+    def allowed(self, state: BagState) -> int:
+        """Members, as bits, that may come next with an end still in reach."""
+        found = self._allowed.get(state)
+        if found is None:
+            found = 0
+            if not (self._impossible or state.total_left == 0):
+                found = self._all & ~state.closed
+                if not self.trivial:
+                    for member in _bits(found):
+                        after = self.advance(state, member)
+                        if after is None or not self.completable(after):
+                            found ^= 1 << member
+            self._allowed[state] = found
+        return found
 
-    def choosable(self, state: BagState) -> bool:
-        """Whether `choices` is not empty."""
-        if self.trivial:
-            return state.total_left != 0 and bool(self._all & ~state.closed)
-        return bool(self.choices(state))
+    def full(self, state: BagState) -> bool:
+        """Whether no member may come any more, whatever the conditions say."""
+        return state.total_left == 0 or not self._all & ~state.closed
 
     def complete(self, state: BagState) -> bool:
         """Whether the bag may end here."""
@@ -175,6 +180,8 @@ class BagSpec:
             return True
         if self._impossible or self.separator.live is False:
             return False
+        if self._plain and not self._counted:
+            return not self._needed & ~state.seen & state.closed
         verdict = self._verdicts.get(state)
         if verdict is None:
             verdict = self._verdicts[state] = self._satisfiable(state)
@@ -189,6 +196,8 @@ class BagSpec:
                     return False
         if must & state.closed:
             return False
+        if self._plain:
+            return True
         for group in self._groups:
             if (must & group).bit_count() > 1:
                 return False
@@ -263,17 +272,20 @@ class BagSpec:
         )
 
     def saturate(self, state: BagState, limit: int) -> BagState:
-        """The state with every counter above the limit replaced by "more than the limit"."""
+        """The state with counters above the limit replaced by "more than the limit".
 
-        def most(value: int) -> int:
-            return -1 if value > limit else value
-
-        def least(value: int) -> int:
-            return min(value, limit + 1)
-
-        return state._replace(
-            owed=tuple([least(v) for v in state.owed]),
-            left=tuple([most(v) for v in state.left]),
-            total_owed=least(state.total_owed),
-            total_left=most(state.total_left),
-        )
+        Only counters that leave room for everything that is still needed are touched, so that the state can be
+        completed in the same ways.
+        """
+        needs = self._needed.bit_count() + sum(state.owed) + state.total_owed
+        room = limit + needs + len(self._clauses)
+        left = tuple([-1 if value > room else value for value in state.left])
+        total_left = -1 if state.total_left > room else state.total_left
+        owed, total_owed = state.owed, state.total_owed
+        if total_left < 0 and not self._clauses:
+            owed = tuple(
+                [min(o, limit + 1) if n < 0 else o for o, n in zip(owed, left, strict=True)]
+            )
+            if not self.ordered and any(value < 0 for value in left):
+                total_owed = min(total_owed, limit + 1)
+        return state._replace(owed=owed, left=left, total_owed=total_owed, total_left=total_left)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import heapq
 
 from deepinfer.grammar.moves import moves_of
-from deepinfer.grammar.nodes import ALT, CONS, Node, NodeStore
+from deepinfer.grammar.node_store import NodeStore
+from deepinfer.grammar.nodes import ALT, CONS, Node
 
 
 def is_live(store: NodeStore, node: Node, max_states: int) -> bool:

@@ -19,9 +19,11 @@ from deepinfer.grammar._ir_nodes import (
     Repeat,
     Seq,
 )
+from deepinfer.grammar.bag_nodes import bag_start
 from deepinfer.grammar.bag_state import BagSpec
 from deepinfer.grammar.liveness import is_live
-from deepinfer.grammar.nodes import START, Node, NodeStore
+from deepinfer.grammar.node_store import NodeStore
+from deepinfer.grammar.nodes import Node
 
 
 class Lowering:
@@ -145,4 +147,4 @@ class Lowering:
         self._num_bags += 1
         members = [known[id(member.expr)] for member in expr.members]
         spec = BagSpec(self._num_bags, expr, members, known[id(expr.separator)])
-        return self._store.bag(spec, spec.start, START)
+        return bag_start(self._store, spec)

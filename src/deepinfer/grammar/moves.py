@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from deepinfer.core.errors import InvariantBroken
 from deepinfer.grammar._ir_nodes import ALL_BYTES
+from deepinfer.grammar.bag_nodes import bag_body, bag_moves
+from deepinfer.grammar.node_store import NodeStore
 from deepinfer.grammar.nodes import (
-    AFTER,
     ALT,
     AND,
     BAG,
-    CHOICE,
     CONS,
     LIT,
     NOT,
@@ -22,7 +22,6 @@ from deepinfer.grammar.nodes import (
     BagNode,
     Moves,
     Node,
-    NodeStore,
 )
 
 
@@ -57,18 +56,6 @@ def moves_of(store: NodeStore, node: Node) -> Moves:
     return node.moves or ()
 
 
-def _expansion(store: NodeStore, node: BagNode) -> Node:
-    """A bag's node as members or separators with what comes after them."""
-    spec, bag = node.spec, node.bag
-    if node.place == AFTER:
-        return store.cons(spec.separator, store.bag(spec, bag, CHOICE))
-    choices = [
-        store.cons(spec.members[member], store.bag(spec, after, AFTER))
-        for member, after in spec.choices(bag)
-    ]
-    return store.alt(choices)
-
-
 def _needed(store: NodeStore, node: Node) -> tuple[Node, ...]:
     kind = node.kind
     if kind == CONS:
@@ -81,13 +68,6 @@ def _needed(store: NodeStore, node: Node) -> tuple[Node, ...]:
     if isinstance(node, BagNode):
         return (bag_body(store, node),)
     return ()
-
-
-def bag_body(store: NodeStore, node: BagNode) -> Node:
-    """The expression that a bag's node stands for, kept on the node."""
-    if node.body is None:
-        node.body = _expansion(store, node)
-    return node.body
 
 
 def _compute(store: NodeStore, node: Node) -> Moves:
@@ -113,7 +93,7 @@ def _compute(store: NodeStore, node: Node) -> Moves:
     if kind == REF:
         return node.a.moves or ()
     if kind == BAG and isinstance(node, BagNode):
-        return bag_body(store, node).moves or ()
+        return bag_moves(store, node)
     return ()
 
 

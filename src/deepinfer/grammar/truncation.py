@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from deepinfer.grammar.nodes import ALT, CONS, EPS, REP, BagNode, Node, NodeStore
+from deepinfer.grammar.node_store import NodeStore
+from deepinfer.grammar.nodes import ALT, CONS, EPS, REP, BagNode, Node
 
 
 def saturate(store: NodeStore, node: Node) -> Node:
@@ -14,7 +15,8 @@ def saturate(store: NodeStore, node: Node) -> Node:
     if not node.counted:
         return node
     if isinstance(node, BagNode):
-        return store.bag(node.spec, node.spec.saturate(node.bag, limit), node.place)
+        bag = node.spec.saturate(node.bag, limit)
+        return store.bag_node(node.spec, bag, node.place, node.pick, node.nullable)
     if node.kind == REP:
         low = min(node.low, limit + 1)
         return store.rep(node.a, low, -1 if node.high > limit else node.high)

@@ -1,0 +1,85 @@
+"""Nodes of bags: where a bag stands between and inside its members."""
+
+from __future__ import annotations
+
+from deepinfer.grammar.bag_state import BagSpec, BagState
+from deepinfer.grammar.node_store import NodeStore
+from deepinfer.grammar.nodes import AFTER, ALT, CHOICE, CONS, START, TAG, BagNode, Moves, Node
+
+
+def bag_start(store: NodeStore, spec: BagSpec) -> Node:
+    """The node of a bag from its beginning; the empty language when it cannot be completed."""
+    members = [store.cons(node, store.tag(index)) for index, node in enumerate(spec.members)]
+    spec.union = store.alt(members)
+    end = spec.complete(spec.start)
+    if not spec.allowed(spec.start):
+        return store.eps if end else store.empty
+    return store.bag_node(spec, spec.start, START, spec.union, end)
+
+
+def _after(store: NodeStore, spec: BagSpec, bag: BagState) -> Node:
+    """The node after a member. The bag must be completable from `bag`."""
+    end = spec.complete(bag)
+    if end and (spec.separator.live is False or spec.full(bag)):
+        return store.eps
+    return store.bag_node(spec, bag, AFTER, spec.union, end)
+
+
+def bag_body(store: NodeStore, node: BagNode) -> Node:
+    """What must be computed before the moves of a bag's node: its separators, or what is left of its members."""
+    if node.place != AFTER:
+        return node.pick
+    if node.body is None:
+        spec, bag = node.spec, node.bag
+        node.body = store.empty
+        if spec.allowed(bag):
+            choice = store.bag_node(spec, bag, CHOICE, spec.union, False)
+            node.body = store.cons(spec.separator, choice)
+    return node.body
+
+
+def bag_moves(store: NodeStore, node: BagNode) -> Moves:
+    """Moves of a bag's node, once those of its body are known."""
+    if node.place == AFTER:
+        return (node.body.moves or ()) if node.body is not None else ()
+    spec, bag = node.spec, node.bag
+    out = []
+    for mask, pick in node.pick.moves or ():
+        target = _pick(store, spec, bag, pick)
+        if target is not store.empty:
+            out.append((mask, target))
+    return tuple(out)
+
+
+def _pick(store: NodeStore, spec: BagSpec, bag: BagState, pick: Node) -> Node:
+    """A member that has begun: the members that `pick` still allows, each followed by the rest of the bag."""
+    allowed = pick.tags & spec.allowed(bag)
+    if not allowed:
+        return store.empty
+    if allowed & (allowed - 1) and not pick.ends & allowed:
+        return store.bag_node(spec, bag, CHOICE, pick, False)
+    parts = []
+    while allowed:
+        bit = allowed & -allowed
+        allowed ^= bit
+        after = spec.advance(bag, bit.bit_length() - 1)
+        if after is not None:
+            parts.append(_close(store, pick, bit, _after(store, spec, after)))
+    return store.alt(parts) if len(parts) > 1 else parts[0]
+
+
+def _close(store: NodeStore, pick: Node, bit: int, after: Node) -> Node:
+    """`pick` with the end of one member replaced by what follows it, and all other members dropped."""
+    frames = []
+    while pick.kind == CONS:
+        frames.append(pick.a)
+        pick = pick.b
+    if pick.kind == TAG:
+        result = after
+    elif pick.kind == ALT:
+        result = store.alt([_close(store, p, bit, after) for p in pick.parts if p.tags & bit])
+    else:
+        return store.empty
+    for frame in reversed(frames):
+        result = store.cons(frame, result)
+    return result
