@@ -415,3 +415,32 @@ class TestRealModel:
         assert cold == warm
         assert stats.cache.host_hit_tokens_total > 0
         assert stats.host_copies_failed == 0
+
+    @pytest.mark.parametrize("drafter", [None, "dspark"])
+    def test_window_slots_hold_every_layer_that_runs(
+        self, model: DeepseekV41, drafter: str | None
+    ) -> None:
+        """Without layers that stop early a hit needs the windows of all, and is exact behind any tail."""
+        config = {
+            "deterministic": True, "max_model_len": 256, "block_size": 8, "num_blocks": 80,
+            "max_num_seqs": 2, "num_window_slots": 4, "decoder_replay": False, "replay": "off",
+        }  # fmt: skip
+        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0)
+        with Engine(
+            model=model, config={**config, "num_window_slots": 0}, drafter=drafter
+        ) as engine:
+            first = engine.generate(LONG[:200], params)[0]
+            said = [*LONG[:200], *first.token_ids]
+            prompts = [[*said, *tail] for tail in ([], [9], [9, 8, 7, 6, 5] * 4)]
+            cold = [engine.generate(prompt, params)[0] for prompt in prompts]
+        assert [o.usage.cached for o in cold] == [0, 0, 0]
+        with Engine(model=model, config=config, drafter=drafter) as engine:
+            assert engine.generate(LONG[:200], params)[0].token_ids == first.token_ids
+            warm = [engine.generate(prompt, params)[0] for prompt in prompts]
+            assert engine.stats().cache.window_hits_total == 3
+            engine.check()
+        assert all(o.usage.cached >= 200 and o.usage.replayed == 0 for o in warm)
+        assert not any(o.approximate_prefix for o in warm)
+        assert [(o.token_ids, o.logprobs) for o in warm] == [
+            (o.token_ids, o.logprobs) for o in cold
+        ]

@@ -22,6 +22,7 @@ from deepinfer.engine.cache_setup import (
     make_host_tier,
     make_manager,
     narrows,
+    window_layers,
 )
 from deepinfer.engine.constraints import GrammarMasks
 from deepinfer.engine.drafter import DRAFTERS
@@ -310,6 +311,7 @@ class _Cached:
             num_blocks=getattr(cache, "num_blocks", self._num_blocks),
             block_size=getattr(cache, "block_size", config.block_size),
             draft_length=limits.draft_length,
+            window_layers=None if model is None else window_layers(model, config),
         )
         if model is None:
             if cache == "blocks" and self._given is not None:

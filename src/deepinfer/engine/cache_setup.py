@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ __all__ = [
     "make_host_tier",
     "make_manager",
     "narrows",
+    "window_layers",
 ]
 
 _MIN_FITTED_TOKENS = 256
@@ -43,6 +45,7 @@ class CacheShape:
         num_blocks: Blocks, or None for one contiguous block a slot.
         block_size: Tokens in one block.
         draft_length: Most drafts a row.
+        window_layers: Layers whose window rows a window slot holds, or None for the model's choice.
     """
 
     num_slots: int
@@ -51,6 +54,7 @@ class CacheShape:
     num_blocks: int | None = None
     block_size: int = 128
     draft_length: int = 0
+    window_layers: int | None = None
 
     def make(self, model: Any) -> Any:
         """The model's cache.
@@ -61,8 +65,11 @@ class CacheShape:
         Returns:
             The cache.
         """
+        options = self._rollback
+        if self.window_layers is not None:
+            options["window_layers"] = self.window_layers
         return model.new_cache(
-            *self._sizes, num_blocks=self.num_blocks, block_size=self.block_size, **self._rollback
+            *self._sizes, num_blocks=self.num_blocks, block_size=self.block_size, **options
         )
 
     def make_contiguous(self, model: Any) -> Any:
@@ -84,6 +91,24 @@ class CacheShape:
     def _rollback(self) -> dict[str, int]:
         many = self.draft_length > _MAX_ROLLBACK
         return {"max_rollback": self.draft_length} if many else {}
+
+
+def window_layers(model: Any, config: EngineConfig) -> int | None:
+    """Layers whose window rows a window slot must hold, if these are more than the model would choose.
+
+    Without `decoder_replay` every layer runs for every token of a prompt, so a restored prefix needs all their windows.
+
+    Args:
+        model: Its `new_cache` may take `window_layers`.
+        config: Its options.
+
+    Returns:
+        All layers, or None for the model's choice.
+    """
+    layers: int | None = getattr(model.config, "num_hidden_layers", None)
+    if config.decoder_replay or not config.num_window_slots or layers is None:
+        return None
+    return layers if "window_layers" in signature(model.new_cache).parameters else None
 
 
 def device_of(model: Any) -> torch.device:
