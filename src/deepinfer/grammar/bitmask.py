@@ -1,0 +1,193 @@
+"""Token masks as packed bits: allocation, and single rows in compact form.
+
+Bit `t & 31` of the int32 word `t >> 5` is 1 where token t is allowed, which is the layout of the other grammar engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.core.errors import ShapeError
+from deepinfer.core.lazy import optional_import
+
+__all__ = ["MaskRow", "allocate_bitmask", "pack_ids", "row_of"]
+
+Int32Array = NDArray[np.int32]
+
+COMPACT_WORDS = 1000
+"""A row that differs from an empty or full one in fewer words than this is kept as the differing words."""
+
+
+def allocate_bitmask(
+    batch: int, vocab_size: int, *, pin: bool = False, backend: str = "numpy"
+) -> Any:
+    """Makes a bitmask that allows everything.
+
+    Args:
+        batch: Rows.
+        vocab_size: Columns of the logits.
+        pin: Whether the memory is page-locked, so that it can be copied to a GPU while the CPU goes on; torch only.
+        backend: "numpy" or "torch".
+
+    Returns:
+        Shape [batch, ceil(vocab_size / 32)], int32, every bit 1.
+
+    Raises:
+        ShapeError: A size is negative, or the backend is unknown.
+    """
+    if batch < 0 or vocab_size < 0 or backend not in ("numpy", "torch"):
+        raise ShapeError(
+            f"batch {batch}, vocab_size {vocab_size}, backend {backend!r}: sizes must be at least 0 and the "
+            'backend "numpy" or "torch"',
+            argument="batch",
+            expected="[batch, words]",
+            found=(batch, vocab_size),
+        )
+    shape = (batch, -(-vocab_size // 32))
+    if backend == "torch":
+        torch = optional_import("torch")
+        return torch.full(shape, -1, dtype=torch.int32, pin_memory=pin)
+    return np.full(shape, -1, dtype=np.int32)
+
+
+def row_of(bitmask: Any, row: int, num_words: int) -> Int32Array:
+    """One row of a bitmask as an array that writes into it.
+
+    Args:
+        bitmask: Shape [rows, words] or [words], int32, a NumPy array or a torch tensor on the CPU.
+        row: Which row; ignored for a single one.
+        num_words: Words that it must hold at least.
+
+    Returns:
+        The row, shape [words], int32.
+
+    Raises:
+        ShapeError: It is no such array, or too narrow.
+    """
+    if not isinstance(bitmask, np.ndarray):
+        try:
+            bitmask = bitmask.numpy()
+        except (AttributeError, TypeError, RuntimeError) as error:
+            raise ShapeError(
+                f"a bitmask must be a NumPy array or a torch tensor on the CPU, found {type(bitmask).__name__}: "
+                f"{error}",
+                argument="bitmask",
+                expected="int32 [rows, words]",
+                found=type(bitmask).__name__,
+            ) from error
+    if bitmask.dtype != np.int32 or bitmask.ndim not in (1, 2) or bitmask.shape[-1] < num_words:
+        raise ShapeError(
+            f"the bitmask has shape {bitmask.shape} and dtype {bitmask.dtype}; it must be int32 with at least "
+            f"{num_words} words a row (allocate_bitmask makes one)",
+            argument="bitmask",
+            expected=f"int32 [rows, {num_words}]",
+            found=f"{bitmask.dtype} {bitmask.shape}",
+        )
+    if bitmask.ndim == 1:
+        single: Int32Array = bitmask
+        return single
+    if not -len(bitmask) <= row < len(bitmask):
+        raise ShapeError(
+            f"row {row} of a bitmask with {len(bitmask)} rows; allocate one row a position",
+            argument="row",
+            expected=f"0..{len(bitmask) - 1}",
+            found=row,
+        )
+    out: Int32Array = bitmask[row]
+    return out
+
+
+def pack_ids(ids: Int32Array) -> tuple[Int32Array, Int32Array]:
+    """Packs ids into the words that hold their bits.
+
+    Args:
+        ids: Token ids, distinct, in any order, shape [n], int32.
+
+    Returns:
+        Indices of words, ascending, and their values; each shape [words touched], int32.
+    """
+    ids = np.sort(ids)
+    word = ids >> 5
+    bits = np.left_shift(np.uint32(1), (ids & 31).astype(np.uint32))
+    start = np.flatnonzero(np.diff(word, prepend=-1))
+    if not len(start):
+        return word, bits.view(np.int32)
+    return word[start], np.bitwise_or.reduceat(bits, start).view(np.int32)
+
+
+def pack_few(ids: Iterable[int]) -> tuple[Int32Array, Int32Array]:
+    """As `pack_ids`, for a few ids in a Python sequence; the indices come in no order."""
+    words: dict[int, int] = {}
+    for index in ids:
+        word = index >> 5
+        words[word] = words.get(word, 0) | 1 << (index & 31)
+    index_array = np.fromiter(words, dtype=np.int32, count=len(words))
+    values = np.fromiter(words.values(), dtype=np.uint32, count=len(words))
+    return index_array, values.view(np.int32)
+
+
+class MaskRow:
+    """One row of a mask: a base row, and the words in which it differs.
+
+    Args:
+        base: Shape [words], int32; may be shared between rows and is never written.
+        index: Words that differ, int32, or None.
+        values: Their values, int32, or None.
+        owns_base: Whether the base belongs to this row alone, for its size.
+    """
+
+    __slots__ = ("base", "index", "size_bytes", "values")
+
+    def __init__(
+        self,
+        base: Int32Array,
+        index: Int32Array | None = None,
+        values: Int32Array | None = None,
+        *,
+        owns_base: bool = False,
+    ) -> None:
+        self.base = base
+        self.index = index
+        self.values = values
+        self.size_bytes = 128 + (base.nbytes if owns_base else 0)
+        if index is not None and values is not None:
+            self.size_bytes += index.nbytes + values.nbytes + 224
+
+    @classmethod
+    def compact(cls, words: Int32Array, empty: Int32Array, full: Int32Array) -> MaskRow:
+        """Makes a row of its words, kept as differences from the empty or the full row where these are few.
+
+        Args:
+            words: Shape [words], int32.
+            empty: Shared row without a bit.
+            full: Shared row of every token that is text.
+
+        Returns:
+            The row.
+        """
+        for base in (empty, full):
+            index = np.flatnonzero(words != base).astype(np.int32)
+            if len(index) < COMPACT_WORDS:
+                return cls(base, index, words[index])
+        return cls(words, owns_base=True)
+
+    def write(self, out: Int32Array) -> None:
+        """Writes the row.
+
+        Args:
+            out: Shape [words], int32.
+        """
+        out[:] = self.base
+        if self.index is not None and self.values is not None:
+            out[self.index] = self.values
+
+    def words(self) -> Int32Array:
+        """A copy of the whole row, shape [words], int32."""
+        out = self.base.copy()
+        if self.index is not None and self.values is not None:
+            out[self.index] = self.values
+        return out

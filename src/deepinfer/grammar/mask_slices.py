@@ -1,0 +1,99 @@
+"""Which ready-made slice of the vocabulary a state takes as a whole."""
+
+from __future__ import annotations
+
+from deepinfer.grammar.mask_states import StateRows
+from deepinfer.grammar.slices import BOUNDARY, DEAD, CharacterSet
+
+__all__ = ["SliceTests"]
+
+MAX_CLOSURE = 96
+"""States looked at before a state is taken for one that does not contain a slice."""
+
+
+class SliceTests:
+    """Tests of states against one set of characters.
+
+    Args:
+        states: The automaton's transitions.
+        characters: The set.
+    """
+
+    def __init__(self, states: StateRows, characters: CharacterSet) -> None:
+        self._states = states
+        table = characters.table
+        # Per state of the set: (class, next state of the set), distinct.
+        self._edges: list[list[tuple[int, int]]] = [
+            sorted(
+                {
+                    (states.classes[byte], int(after))
+                    for byte, after in enumerate(row.tolist())
+                    if after != DEAD
+                }
+            )
+            for row in table
+        ]
+        self.first_classes = states.classes_of(characters.first_bytes)
+        self.first_bytes = frozenset(characters.first_bytes)
+        self._loops: dict[int, bool] = {}
+        self._contains: dict[int, bool] = {}
+
+    def may_hold(self, state: int) -> bool:
+        """Whether every first byte of a character is live, which `loops` and `contains` need."""
+        return not self.first_classes & ~self._states.live_classes(state)
+
+    def loops(self, state: int) -> bool:
+        """Whether each character of the set leads from a state back to itself.
+
+        Args:
+            state: A live state.
+
+        Returns:
+            True when it does and no character dies on the way.
+
+        Raises:
+            NeedsDepth: The state depends on frames that are cut off.
+        """
+        known = self._loops.get(state)
+        if known is None:
+            known = self._loops[state] = self._closure(state, only_itself=True)
+        return known
+
+    def contains(self, state: int) -> bool:
+        """Whether every sequence of characters of the set is live from a state.
+
+        A state with a long way to its loop is answered with False, which costs time and nothing else.
+
+        Args:
+            state: A live state.
+
+        Returns:
+            True when they are.
+
+        Raises:
+            NeedsDepth: A state on the way depends on frames that are cut off.
+        """
+        known = self._contains.get(state)
+        if known is None:
+            known = self._contains[state] = self._closure(state, only_itself=False)
+        return known
+
+    def _closure(self, state: int, *, only_itself: bool) -> bool:
+        moves = self._states.moves
+        seen = {(BOUNDARY, state)}
+        stack = [(BOUNDARY, state)]
+        while stack:
+            inner, at = stack.pop()
+            row = moves(at)[0]
+            for index, after in self._edges[inner]:
+                target = row[index]
+                if not target:
+                    return False
+                if after == BOUNDARY and only_itself and target != state:
+                    return False
+                if (after, target) not in seen:
+                    if len(seen) > MAX_CLOSURE:
+                        return False
+                    seen.add((after, target))
+                    stack.append((after, target))
+        return True
