@@ -1,0 +1,499 @@
+"""Automata that read a decimal number and know how it compares with bounds and what it leaves divided."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+
+from deepinfer.core.errors import GrammarTooLarge
+from deepinfer.grammar.ir import (
+    EMPTY,
+    EPS,
+    Expr,
+    alt,
+    byte_set,
+    intersect,
+    literal,
+    optional,
+    plus,
+    repeat,
+    seq,
+    star,
+)
+from deepinfer.grammar.json_schema.decimal_text import (
+    MAX_EXPONENT,
+    decimal_digits,
+    decimal_scale,
+    exponents,
+    normalised,
+)
+from deepinfer.grammar.json_schema.formula import (
+    And,
+    Compare,
+    Formula,
+    Multiple,
+    NumberIn,
+    Or,
+    conjunction,
+    evaluate,
+    unit_atoms,
+)
+
+__all__ = ["Machine", "State", "states_to_expr"]
+
+_MAX_STATES = 20_000
+_MAX_DIVISOR = 10_000
+
+State = tuple[bool, tuple[tuple[Expr, int], ...]]
+"""Whether a number may end here, and for each set of bytes the number of the next state."""
+
+Track = tuple[object, ...]
+
+
+class _Bound:
+    """Compares the digits of a magnitude with a bound >= 0 while they are read."""
+
+    def __init__(self, magnitude: Fraction) -> None:
+        self.whole, self.rest = decimal_digits(magnitude)
+        self.digits, self.exponent = normalised(magnitude) if magnitude else ("", 0)
+
+    def first(self) -> Track:
+        return (0, 0)
+
+    def whole_digit(self, state: Track, digit: int) -> Track:
+        read, order = state
+        assert isinstance(read, int)  # noqa: S101 - for the type checker
+        if read < len(self.whole):
+            wanted = ord(self.whole[read]) - 48
+            return (read + 1, order or (digit > wanted) - (digit < wanted))
+        return (len(self.whole) + 1, 1)
+
+    def point(self, state: Track) -> Track:
+        read, order = state
+        assert isinstance(read, int)  # noqa: S101
+        if read < len(self.whole):
+            order = -1
+        return (0, order) if order == 0 else (-1, order)
+
+    def fraction_digit(self, state: Track, digit: int) -> Track:
+        read, order = state
+        assert isinstance(read, int)  # noqa: S101
+        if order:
+            return state
+        wanted = ord(self.rest[read]) - 48 if read < len(self.rest) else 0
+        if digit != wanted:
+            return (-1, 1 if digit > wanted else -1)
+        return (min(read + 1, len(self.rest)), 0)
+
+    def order(self, state: Track, in_fraction: bool) -> int:
+        """-1, 0 or 1: the magnitude is below, at or above the bound if it ends here."""
+        if not in_fraction:
+            state = self.point(state)
+        read, order = state
+        assert isinstance(read, int) and isinstance(order, int)  # noqa: S101, PT018
+        if order:
+            return order
+        return -1 if read < len(self.rest) else 0
+
+    def mantissa_digit(self, state: Track, digit: int) -> Track:
+        read, order = state
+        assert isinstance(read, int)  # noqa: S101
+        if order or not self.digits:
+            return (-1, order or 1)
+        wanted = ord(self.digits[read]) - 48 if read < len(self.digits) else 0
+        if digit != wanted:
+            return (-1, 1 if digit > wanted else -1)
+        return (min(read + 1, len(self.digits)), 0)
+
+    def mantissa_order(self, state: Track) -> int:
+        read, order = state
+        assert isinstance(read, int) and isinstance(order, int)  # noqa: S101, PT018
+        return order or (-1 if read < len(self.digits) else 0)
+
+
+class _Divisor:
+    """Follows the remainder of a magnitude while its digits are read.
+
+    The divisor is `modulus / 10**scale`; a number is a multiple when it has no digits behind `scale` places and,
+    scaled up, leaves no remainder.
+    """
+
+    def __init__(self, of: Fraction) -> None:
+        self.scale = decimal_scale(of.denominator)
+        self.modulus = of.numerator * 10**self.scale // of.denominator
+        if self.modulus > _MAX_DIVISOR:
+            raise GrammarTooLarge(
+                f"multipleOf {float(of):g} needs {self.modulus} remainders, more than {_MAX_DIVISOR}; "
+                "use a divisor with fewer digits",
+                resource="remainders",
+                limit=_MAX_DIVISOR,
+                found=self.modulus,
+            )
+
+    def first(self) -> Track:
+        return (0, -1)
+
+    def whole_digit(self, state: Track, digit: int) -> Track:
+        return ((state[0] * 10 + digit) % self.modulus, -1)  # type: ignore[operator]
+
+    def point(self, state: Track) -> Track:
+        return (state[0], 0)
+
+    def fraction_digit(self, state: Track, digit: int) -> Track:
+        rest, places = state
+        assert isinstance(rest, int) and isinstance(places, int)  # noqa: S101, PT018
+        if places < self.scale:
+            return ((rest * 10 + digit) % self.modulus, places + 1)
+        return (rest, places) if digit == 0 and rest >= 0 else (-1, self.scale)
+
+    def divides(self, state: Track) -> bool:
+        rest, places = state
+        assert isinstance(rest, int) and isinstance(places, int)  # noqa: S101, PT018
+        return rest >= 0 and rest * 10 ** (self.scale - max(places, 0)) % self.modulus == 0
+
+    def spare_exponent(self) -> int | None:
+        """Least exponent from which on every integer, scaled by that power of ten, is a multiple; None: never."""
+        for exponent in range(self.modulus.bit_length() + 1):
+            if 10**exponent % self.modulus == 0:
+                return exponent - self.scale
+        return None
+
+
+class Machine:
+    """Builds the automata of one formula over numbers.
+
+    Args:
+        formula: The formula.
+        bounds: Every bound in it.
+        divisors: Every divisor in it.
+        fraction: Whether a decimal point may be written.
+    """
+
+    def __init__(
+        self,
+        formula: Formula,
+        bounds: Iterable[Fraction],
+        divisors: Iterable[Fraction],
+        fraction: bool,
+    ) -> None:
+        self._formula = formula
+        self._bounds = sorted(bounds)
+        self._divisors = sorted(divisors)
+        self._remainders = [_Divisor(of) for of in self._divisors]
+        self._fraction = fraction
+
+    def _holds(
+        self,
+        orders: dict[Fraction, int],
+        divides: dict[Fraction, bool],
+        formula: Formula | None = None,
+    ) -> bool:
+        def truth(atom: Formula) -> bool:
+            if isinstance(atom, Compare):
+                order = orders[atom.bound]
+                return not atom.strict if order == 0 else (order > 0) == atom.above
+            if isinstance(atom, Multiple):
+                return divides[atom.of] == atom.holds
+            if isinstance(atom, NumberIn):
+                return any(orders[value] == 0 for value in atom.values) == atom.holds
+            raise TypeError(f"{atom!r} does not speak of numbers")
+
+        return evaluate(self._formula if formula is None else formula, truth)
+
+    def _side(self, negative: bool) -> tuple[list[Fraction], dict[Fraction, int]]:
+        """Bounds on this side of zero, and the order of every number of this side against the others."""
+        here = [b for b in self._bounds if (b <= 0 if negative else b >= 0)]
+        return here, {b: (-1 if negative else 1) for b in self._bounds if b not in here}
+
+    def plain(self, negative: bool) -> tuple[State, ...]:
+        """The automaton of plain decimals behind the sign, minimal; no states when it accepts nothing."""
+        here, fixed = self._side(negative)
+        bounds = [_Bound(abs(b)) for b in here]
+        rests = self._remainders
+        tracks = (*bounds, *rests)
+        count = len(bounds)
+
+        def accepts(phase: str, track: tuple[Track, ...]) -> bool:
+            orders = dict(fixed)
+            for bound, compare, state in zip(here, bounds, track, strict=False):
+                order = compare.order(state, phase == "fraction")
+                orders[bound] = -order if negative else order
+            divides = {
+                of: rest.divides(state)
+                for of, rest, state in zip(self._divisors, rests, track[count:], strict=True)
+            }
+            return self._holds(orders, divides)
+
+        def moves(node: tuple[str, tuple[Track, ...]]) -> list[tuple[int, object]]:
+            phase, track = node
+            out: list[tuple[int, object]] = []
+            if phase in ("start", "whole"):
+                for digit in range(10):
+                    after = tuple(
+                        t.whole_digit(s, digit) for t, s in zip(tracks, track, strict=True)
+                    )
+                    zero = phase == "start" and digit == 0
+                    out.append((48 + digit, ("zero" if zero else "whole", after)))
+            if phase in ("zero", "whole") and self._fraction:
+                after = tuple(t.point(s) for t, s in zip(tracks, track, strict=True))
+                out.append((46, ("point", after)))
+            if phase in ("point", "fraction"):
+                for digit in range(10):
+                    after = tuple(
+                        t.fraction_digit(s, digit) for t, s in zip(tracks, track, strict=True)
+                    )
+                    out.append((48 + digit, ("fraction", after)))
+            return out
+
+        start = ("start", tuple(t.first() for t in tracks))
+        return _explore(
+            start, moves, lambda n: n[0] not in ("start", "point") and accepts(n[0], n[1])
+        )
+
+    def scientific(self, negative: bool) -> Expr:
+        """Scientific notation behind the sign: one digit 1 to 9, a fraction, an exponent."""
+        spare: list[int] = []
+        for atom in unit_atoms(self._formula):
+            if isinstance(atom, Multiple) and atom.holds:
+                exponent = _Divisor(atom.of).spare_exponent()
+                if exponent is None:
+                    return EMPTY
+                spare.append(exponent)
+        rest = conjunction(a for a in unit_atoms(self._formula) if not _is_multiple(a))
+        if _speaks_of_multiples(rest):
+            return EMPTY
+        whole = whole_scientific(max(spare)) if spare else None
+        here, fixed = self._side(negative)
+        if not here or here == [Fraction(0)]:
+            order = {Fraction(0): -1 if negative else 1} if here else {}
+            if not self._holds({**fixed, **order}, {}, rest):
+                return EMPTY
+            return whole_scientific(None) if whole is None else whole
+        expr = self._scientific_bounds(rest, here, fixed, negative)
+        return expr if whole is None else intersect(expr, whole)
+
+    def _scientific_bounds(
+        self, formula: Formula, here: list[Fraction], fixed: dict[Fraction, int], negative: bool
+    ) -> Expr:
+        bounds = [_Bound(abs(b)) for b in here]
+        edges = {-MAX_EXPONENT, MAX_EXPONENT + 1}
+        for bound in bounds:
+            edges.update((bound.exponent, bound.exponent + 1))
+        cuts = sorted(c for c in edges if -MAX_EXPONENT <= c <= MAX_EXPONENT + 1)
+
+        def powers(track: tuple[Track, ...]) -> Expr:
+            sizes = [b.mantissa_order(s) for b, s in zip(bounds, track, strict=True)]
+            ranges: list[tuple[int, int]] = []
+            for low, after in zip(cuts, cuts[1:], strict=False):
+                orders = dict(fixed)
+                for value, bound, size in zip(here, bounds, sizes, strict=True):
+                    if not bound.digits:
+                        order = 1
+                    elif low != bound.exponent:
+                        order = 1 if low > bound.exponent else -1
+                    else:
+                        order = size
+                    orders[value] = -order if negative else order
+                if self._holds(orders, {}, formula):
+                    if ranges and ranges[-1][1] == low - 1:
+                        ranges[-1] = (ranges[-1][0], after - 1)
+                    else:
+                        ranges.append((low, after - 1))
+            return exponents(tuple(ranges)) if ranges else EMPTY
+
+        def moves(node: tuple[str, tuple[Track, ...]]) -> list[tuple[int, object]]:
+            phase, track = node
+            if phase == "point":  # behind the first digit
+                return [(46, ("empty", track))] if self._fraction else []
+            after = "point" if phase == "start" else "fraction"
+            return [
+                (
+                    48 + digit,
+                    (
+                        after,
+                        tuple(
+                            b.mantissa_digit(s, digit) for b, s in zip(bounds, track, strict=True)
+                        ),
+                    ),
+                )
+                for digit in range(1 if phase == "start" else 0, 10)
+            ]
+
+        states = _explore(
+            ("start", tuple(b.first() for b in bounds)),
+            moves,
+            lambda node: False,
+            final=lambda node: EMPTY if node[0] in ("start", "empty") else powers(node[1]),
+        )
+        expr = states_to_expr(states)
+        return EMPTY if expr is None else expr
+
+
+@functools.lru_cache(maxsize=256)
+def whole_scientific(spare: int | None) -> Expr:
+    """Scientific notation of integers times a power of ten.
+
+    Args:
+        spare: The number is an integer times 10**spare. None: any number.
+
+    Returns:
+        One digit, a fraction, an exponent. With `spare`, two places behind the point at most, and up to 16 of them
+        when the exponent is at least 16 + spare.
+    """
+    digit = byte_set(b"0123456789")
+    lead, mark = byte_set(b"123456789"), byte_set(b"eE")
+    if spare is None:
+        power = exponents(((-MAX_EXPONENT, MAX_EXPONENT),))
+        return seq(lead, optional(seq(literal(b"."), plus(digit))), mark, power)
+    parts = []
+    for places, fraction in (
+        (0, EPS),
+        (1, digit),
+        (2, repeat(digit, 2, 2)),
+        (16, repeat(digit, 1, 16)),
+    ):
+        point = seq(literal(b"."), fraction) if places else EPS
+        parts.append(seq(lead, point, mark, exponents(((places + spare, MAX_EXPONENT),))))
+    return alt(*parts)
+
+
+def _is_multiple(atom: Formula) -> bool:
+    return isinstance(atom, Multiple) and atom.holds
+
+
+def _speaks_of_multiples(formula: Formula) -> bool:
+    stack = [formula]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, And | Or):
+            stack.extend(node.parts)
+        elif isinstance(node, Multiple):
+            return True
+    return False
+
+
+def _explore(
+    start: object,
+    moves: Callable[..., list[tuple[int, object]]],
+    accepting: Callable[..., bool],
+    final: Callable[..., Expr] | None = None,
+) -> tuple[State, ...]:
+    """All states from `start`, minimised and without dead ends.
+
+    `final` gives what may follow a state to end the number, behind an exponent mark, as an edge to the state -1.
+    """
+    index: dict[object, int] = {start: 0}
+    order = [start]
+    rows: list[list[tuple[int, int]]] = []
+    while len(rows) < len(order):
+        row = []
+        for byte, target in moves(order[len(rows)]):
+            place = index.get(target)
+            if place is None:
+                place = index[target] = len(order)
+                order.append(target)
+                if len(order) > _MAX_STATES:
+                    raise GrammarTooLarge(
+                        f"bounds and divisors of one number need more than {_MAX_STATES} states; "
+                        "use fewer or shorter ones",
+                        resource="states",
+                        limit=_MAX_STATES,
+                        found=len(order),
+                    )
+            row.append((byte, place))
+        rows.append(row)
+    marks: dict[object, int] = {}
+    ends = [final(node) if final else EMPTY for node in order]
+    block = [
+        marks.setdefault((accepting(node), end), len(marks))
+        for node, end in zip(order, ends, strict=True)
+    ]
+    block = _refine(rows, block, len(marks))
+    members: dict[int, int] = {}
+    for node, group in enumerate(block):
+        members.setdefault(group, node)
+    # Groups that reach an end, backwards.
+    sources: dict[int, set[int]] = {}
+    alive: set[int] = set()
+    initial = {group: (accepting(order[node]), ends[node]) for group, node in members.items()}
+    for group, node in members.items():
+        for _, target in rows[node]:
+            sources.setdefault(block[target], set()).add(group)
+        accepts, end = initial[group]
+        if accepts or end != EMPTY:
+            alive.add(group)
+    frontier = list(alive)
+    while frontier:
+        for source in sources.get(frontier.pop(), ()):
+            if source not in alive:
+                alive.add(source)
+                frontier.append(source)
+    if block[0] not in alive:
+        return ()
+    numbers = {block[0]: 0}
+    queue = [block[0]]
+    states: list[State] = []
+    while len(states) < len(queue):
+        group = queue[len(states)]
+        by_target: dict[int, list[int]] = {}
+        for byte, target in rows[members[group]]:
+            if block[target] in alive:
+                by_target.setdefault(block[target], []).append(byte)
+        edges: list[tuple[Expr, int]] = []
+        for target, bytes_read in by_target.items():
+            if target not in numbers:
+                numbers[target] = len(queue)
+                queue.append(target)
+            edges.append((byte_set(bytes_read), numbers[target]))
+        accepts, end = initial[group]
+        if end != EMPTY:
+            edges.append((seq(byte_set(b"eE"), end), -1))
+        states.append((accepts, tuple(edges)))
+    return tuple(states)
+
+
+def _refine(rows: list[list[tuple[int, int]]], block: list[int], count: int) -> list[int]:
+    """Splits groups of states until all of a group go to the same groups (Moore)."""
+    while True:
+        seen: dict[object, int] = {}
+        after = [
+            seen.setdefault((block[node], tuple((b, block[t]) for b, t in row)), len(seen))
+            for node, row in enumerate(rows)
+        ]
+        if len(seen) == count:
+            return after
+        block, count = after, len(seen)
+
+
+def states_to_expr(states: tuple[State, ...]) -> Expr | None:
+    """An automaton as one expression, when no cycle but a state's edge to itself is in it; else None."""
+    if not states:
+        return EMPTY
+    done: dict[int, Expr] = {-1: EPS}
+    path: set[int] = set()
+    stack = [0]
+    while stack:
+        node = stack[-1]
+        if node in done:
+            stack.pop()
+            continue
+        accepting, edges = states[node]
+        missing = [t for _, t in edges if t != node and t not in done]
+        if missing:
+            if node in path:  # came back before the targets were done: a cycle
+                return None
+            path.add(node)
+            if any(t in path for t in missing):
+                return None
+            stack.extend(missing)
+            continue
+        path.discard(node)
+        loop = [byte for byte, t in edges if t == node]
+        branches = [seq(byte, done[t]) for byte, t in edges if t != node]
+        rest = alt(*branches)
+        if accepting:
+            rest = optional(rest) if branches else EPS
+        done[node] = seq(star(alt(*loop)), rest) if loop else rest
+        stack.pop()
+    return done[0]

@@ -1,0 +1,262 @@
+"""Normal forms as rules over bytes."""
+
+from __future__ import annotations
+
+import functools
+
+from deepinfer.core.errors import EmptyLanguage
+from deepinfer.grammar.ir import (
+    EMPTY,
+    EPS,
+    Clause,
+    Expr,
+    Member,
+    Rules,
+    alt,
+    bag,
+    literal,
+    optional,
+    ref,
+    repeat,
+    seq,
+)
+from deepinfer.grammar.json_schema.algebra import Algebra
+from deepinfer.grammar.json_schema.arrays import ArrayForm, Letter, State, Word
+from deepinfer.grammar.json_schema.formula import (
+    ANYTHING,
+    FALSE,
+    Conjunction,
+    Formula,
+    Multiple,
+    unit_atoms,
+)
+from deepinfer.grammar.json_schema.forms import Forms, ValueForm
+from deepinfer.grammar.json_schema.numbers import any_number, number_language
+from deepinfer.grammar.json_schema.objects import ObjectForm
+from deepinfer.grammar.json_schema.spelling import free_string
+from deepinfer.grammar.json_schema.whitespace import Whitespace
+
+__all__ = ["Emitter", "any_value_rules"]
+
+ANY_VALUE, ANY_OBJECT, ANY_ARRAY = "any", "any-object", "any-array"
+
+
+@functools.lru_cache(maxsize=16)
+def any_value_rules(whitespace: Whitespace) -> dict[str, Expr]:
+    """Rules of any JSON value, any object and any array, by name."""
+    gap, comma, colon = whitespace.gap, whitespace.comma, whitespace.colon
+    value = ref(ANY_VALUE)
+
+    def members(one: Expr) -> Expr:
+        item = seq(one, gap)
+        return optional(seq(item, repeat(seq(comma, item), 0, None)))
+
+    scalars = alt(
+        literal(b"null"), literal(b"true"), literal(b"false"), any_number(), free_string()
+    )
+    return {
+        ANY_VALUE: alt(ref(ANY_OBJECT), ref(ANY_ARRAY), scalars),
+        ANY_OBJECT: seq(
+            literal(b"{"), gap, members(seq(free_string(), colon, value)), literal(b"}")
+        ),
+        ANY_ARRAY: seq(literal(b"["), gap, members(value), literal(b"]")),
+    }
+
+
+class Emitter:
+    """Writes the rules of one compilation.
+
+    Args:
+        algebra: The schemas.
+        forms: Their normal forms.
+        whitespace: Where white space may stand.
+        ordered: Whether members of objects stand in the declared order.
+    """
+
+    def __init__(
+        self, algebra: Algebra, forms: Forms, whitespace: Whitespace, ordered: bool
+    ) -> None:
+        self._strings = algebra.strings
+        self._forms = forms
+        self._whitespace = whitespace
+        self._gap = whitespace.gap
+        self._comma = whitespace.comma
+        self._colon = whitespace.colon
+        self._ordered = ordered
+        self._rules: dict[str, Expr] = {}
+        self._names: dict[Conjunction, str] = {}
+        self._queue: list[Conjunction] = []
+        self._inline: dict[Conjunction, Expr] = {}
+        self._uses_any = False
+        self.plain_integers = False
+
+    def rules(self, start: Conjunction) -> Rules:
+        """The rules of a value set.
+
+        Raises:
+            EmptyLanguage: It has no members.
+        """
+        if not self._forms.possible(start):
+            raise EmptyLanguage(
+                "no JSON value satisfies the schema; correct what contradicts itself in it"
+            )
+        outside = self._whitespace.outside
+        root = seq(outside, self._value(start), outside)
+        while self._queue:
+            value = self._queue.pop()
+            name = self._names[value]
+            self._rules[name] = self._body(self._forms.forms[value], name)
+        rules = {"root": root, **self._rules}
+        if self._uses_any:
+            rules.update(any_value_rules(self._whitespace))
+        return Rules("root", rules)
+
+    def _value(self, value: Conjunction) -> Expr:
+        """An expression for a value set that has members."""
+        if value == ANYTHING:
+            self._uses_any = True
+            return ref(ANY_VALUE)
+        known = self._inline.get(value)
+        if known is not None:
+            return known
+        form = self._forms.forms[value]
+        if form.objects == [] and form.arrays == []:
+            name = f"n{len(self._inline)}"
+            expr = self._body(form, name)
+        else:
+            name = self._names.get(value) or f"v{len(self._names)}"
+            if value not in self._names:
+                self._names[value] = name
+                self._queue.append(value)
+            expr = ref(name)
+        self._inline[value] = expr
+        return expr
+
+    def _body(self, form: ValueForm, name: str) -> Expr:
+        parts: list[Expr] = []
+        if form.objects is None:
+            self._uses_any = True
+            parts.append(ref(ANY_OBJECT))
+        else:
+            parts += [self._object(shape) for shape in form.objects]
+        if form.arrays is None:
+            self._uses_any = True
+            parts.append(ref(ANY_ARRAY))
+        else:
+            for index, row in enumerate(form.arrays):
+                parts.append(self._array(row, f"{name}.{index}"))
+        if form.string != FALSE and not self._strings.is_empty(form.string):
+            parts.append(self._strings.spelled(form.string))
+        if form.number != FALSE:
+            plain = self.plain_integers and _is_integer(form.number)
+            language = number_language(form.number, scientific=not plain, fraction=not plain)
+            expr, rules = language.emit(f"{name}.n")
+            self._rules.update(rules)
+            parts.append(expr)
+        parts += [literal(constant.encode()) for constant in form.constants]
+        return alt(*parts)
+
+    def _object(self, shape: ObjectForm) -> Expr:
+        places: dict[int, int] = {}
+        members: list[Member] = []
+        groups: dict[str, int] = {}
+        sizes: dict[str, int] = {}
+        for member in shape.members:
+            if member.key is not None:
+                sizes[member.key] = sizes.get(member.key, 0) + 1
+        for index, member in enumerate(shape.members):
+            if not self._forms.possible(member.value):
+                continue
+            if member.key is not None:
+                key = self._strings.literal(member.key)
+            else:
+                key = self._strings.spelled(member.keys)
+            expr = seq(key, self._colon, self._value(member.value), self._gap)
+            places[index] = len(members)
+            if member.key is None:
+                members.append(Member(expr, 0, None))
+            elif sizes[member.key] == 1:
+                members.append(Member(expr, 0, 1))
+            else:
+                group = groups.setdefault(member.key, len(groups))
+                members.append(Member(expr, 0, 1, group))
+        clauses = []
+        for positive, negative in shape.clauses:
+            if any(index not in places for index in negative):
+                continue
+            present = frozenset(places[index] for index in positive if index in places)
+            absent = frozenset(places[index] for index in negative)
+            if not present and not absent:
+                return EMPTY
+            clauses.append(Clause(present, absent))
+        if not members and shape.low:
+            return EMPTY
+        inside = bag(members, self._comma, clauses, shape.low, shape.high, self._ordered)
+        if not members:
+            inside = EPS
+        return seq(literal(b"{"), self._gap, inside, literal(b"}"))
+
+    def _array(self, row: ArrayForm, name: str) -> Expr:
+        body = self._plain(row) if row.is_plain else self._word(row, name)
+        return EMPTY if body is None else seq(literal(b"["), self._gap, body, literal(b"]"))
+
+    def _letters(self, letters: tuple[Letter, ...]) -> Expr:
+        found = [self._value(x.value) for x in letters if self._forms.possible(x.value)]
+        return seq(alt(*found), self._gap)
+
+    def _plain(self, row: ArrayForm) -> Expr | None:
+        low, high = row.low, row.high
+        prefix = [self._letters(letters) for letters in row.prefix[:high]]
+        for index, item in enumerate(prefix):
+            if item == EMPTY:
+                prefix, high = prefix[:index], index
+                break
+        size = len(prefix)
+        body: Expr = EPS
+        if high is None or high > size:
+            item = self._letters(row.rest)
+            if item == EMPTY:
+                high = size
+            else:
+                rest = None if high is None else high - size
+                least = max(low - size, 0)
+                if size:
+                    body = repeat(seq(self._comma, item), least, rest)
+                else:
+                    more = repeat(
+                        seq(self._comma, item),
+                        max(least - 1, 0),
+                        None if rest is None else rest - 1,
+                    )
+                    body = seq(item, more)
+                    body = optional(body) if low == 0 else body
+        if high is not None and high < low:
+            return None
+        for index in range(size - 1, -1, -1):
+            body = seq(self._comma if index else EPS, prefix[index], body)
+            if low <= index:
+                body = optional(body)
+        return body
+
+    def _word(self, row: ArrayForm, name: str) -> Expr | None:
+        word = Word(row, self._forms.possible)
+        if word.is_empty:
+            return None
+        names: dict[State, str] = {state: f"{name}.{i}" for i, state in enumerate(word.edges)}
+        for state, edges in word.edges.items():
+            by_target: dict[State, list[Letter]] = {}
+            for letter, target in edges:
+                by_target.setdefault(target, []).append(letter)
+            first = self._comma if state[0] else EPS
+            branches = [
+                seq(first, self._letters(tuple(letters)), ref(names[target]))
+                for target, letters in by_target.items()
+            ]
+            self._rules[names[state]] = alt(*([EPS] if word.accepting(state) else []), *branches)
+        return ref(names[word.start])
+
+
+def _is_integer(formula: Formula) -> bool:
+    return any(
+        isinstance(atom, Multiple) and atom.holds and atom.of == 1 for atom in unit_atoms(formula)
+    )

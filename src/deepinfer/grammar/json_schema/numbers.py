@@ -1,0 +1,203 @@
+"""Numbers in JSON under bounds and divisibility, exactly, as automata over their decimal spelling.
+
+A formula over `Compare`, `Multiple` and `NumberIn` becomes a deterministic automaton whose state holds, for each
+bound, how the digits read so far compare with it, and for each divisor the remainder. The spellings are
+
+- plain decimals with any number of trailing zeros: `12`, `-0.50`, `1.0`;
+- scientific notation with one digit before the point and an exponent of one to three digits: `1e2`, `1.5E-07`.
+
+An unconstrained number has every spelling of RFC 8259.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from fractions import Fraction
+
+from deepinfer.grammar.ir import (
+    EMPTY,
+    EPS,
+    Expr,
+    alt,
+    byte_set,
+    literal,
+    optional,
+    plus,
+    ref,
+    repeat,
+    seq,
+    star,
+)
+from deepinfer.grammar.json_schema.decimal_machine import Machine, State, states_to_expr
+from deepinfer.grammar.json_schema.decimal_text import (
+    MAX_EXPONENT,
+    decimal_digits,
+    exponents,
+    normalised,
+)
+from deepinfer.grammar.json_schema.formula import (
+    TRUE,
+    And,
+    Compare,
+    Formula,
+    Multiple,
+    NumberIn,
+    Or,
+    evaluate,
+    unit_atoms,
+)
+
+__all__ = ["NumberLanguage", "any_number", "number_holds", "number_language"]
+
+_DIGITS = byte_set(b"0123456789")
+
+
+@dataclass(frozen=True, slots=True)
+class NumberLanguage:
+    """Spellings of a set of numbers.
+
+    Attributes:
+        expr: The spellings that need no rules of their own.
+        machines: For each sign that needs rules, whether it is the minus and the states of its automaton.
+    """
+
+    expr: Expr
+    machines: tuple[tuple[bool, tuple[State, ...]], ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no number is in the set."""
+        return self.expr == EMPTY and not self.machines
+
+    def emit(self, prefix: str) -> tuple[Expr, dict[str, Expr]]:
+        """The whole expression and the rules it refers to, under names that begin with `prefix`."""
+        parts, rules = [self.expr], {}
+        for negative, states in self.machines:
+            stem = f"{prefix}{'-' if negative else '+'}"
+            for index, (accepting, edges) in enumerate(states):
+                branches = [seq(byte, ref(f"{stem}{target}")) for byte, target in edges]
+                rules[f"{stem}{index}"] = alt(*([EPS] if accepting else []), *branches)
+            parts.append(seq(literal(b"-" if negative else b""), ref(f"{stem}0")))
+        return alt(*parts), rules
+
+
+@functools.cache
+def any_number() -> Expr:
+    """Every JSON number."""
+    whole = alt(literal(b"0"), seq(byte_set(b"123456789"), star(_DIGITS)))
+    fraction = seq(literal(b"."), plus(_DIGITS))
+    exponent = seq(byte_set(b"eE"), optional(byte_set(b"+-")), plus(_DIGITS))
+    return seq(optional(literal(b"-")), whole, optional(fraction), optional(exponent))
+
+
+def number_holds(formula: Formula, value: Fraction) -> bool:
+    """Whether a number satisfies a formula."""
+    return evaluate(formula, lambda atom: _atom_holds(atom, value))
+
+
+def _atom_holds(atom: Formula, value: Fraction) -> bool:
+    if isinstance(atom, Compare):
+        if value == atom.bound:
+            return not atom.strict
+        return (value > atom.bound) == atom.above
+    if isinstance(atom, Multiple):
+        return ((value / atom.of).denominator == 1) == atom.holds
+    if isinstance(atom, NumberIn):
+        return (value in atom.values) == atom.holds
+    raise TypeError(f"{atom!r} does not speak of numbers")
+
+
+def finite_numbers(formula: Formula) -> frozenset[Fraction] | None:
+    """The numbers that satisfy a formula, when a part of it names a finite set that must hold; else None."""
+    named: frozenset[Fraction] | None = None
+    for atom in unit_atoms(formula):
+        found = None
+        if isinstance(atom, NumberIn) and atom.holds:
+            found = atom.values
+        elif isinstance(atom, Or):
+            sets = [finite_numbers(part) for part in atom.parts]
+            if all(values is not None for values in sets):
+                found = frozenset().union(*(values for values in sets if values is not None))
+        if found is not None and (named is None or len(found) < len(named)):
+            named = found
+    if named is None:
+        return None
+    return frozenset(value for value in named if number_holds(formula, value))
+
+
+@functools.lru_cache(maxsize=512)
+def number_language(
+    formula: Formula, *, scientific: bool = True, fraction: bool = True
+) -> NumberLanguage:
+    """Spellings of the numbers that satisfy a formula.
+
+    Args:
+        formula: The formula.
+        scientific: Whether scientific notation is among the spellings.
+        fraction: Whether a decimal point is among the spellings.
+
+    Returns:
+        The language; its `start` is `EMPTY` when no number satisfies the formula.
+
+    Raises:
+        GrammarTooLarge: The automaton would need too many states.
+    """
+    if formula == TRUE and scientific and fraction:
+        return NumberLanguage(any_number())
+    finite = finite_numbers(formula)
+    if finite is not None:
+        ordered = sorted(finite)
+        return NumberLanguage(alt(*(_spell(value, scientific, fraction) for value in ordered)))
+    bounds: set[Fraction] = set()
+    divisors: set[Fraction] = set()
+    stack = [formula]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, And | Or):
+            stack.extend(node.parts)
+        elif isinstance(node, Compare):
+            bounds.add(node.bound)
+        elif isinstance(node, Multiple):
+            divisors.add(node.of)
+        elif isinstance(node, NumberIn):
+            bounds.update(node.values)
+    machine = Machine(formula, bounds, divisors, fraction)
+    parts: list[Expr] = []
+    machines: list[tuple[bool, tuple[State, ...]]] = []
+    for negative in (False, True):
+        sign = literal(b"-" if negative else b"")
+        states = machine.plain(negative)
+        expr = states_to_expr(states)
+        if expr is None:
+            machines.append((negative, states))
+        else:
+            parts.append(seq(sign, expr))
+        if scientific:
+            parts.append(seq(sign, machine.scientific(negative)))
+    return NumberLanguage(alt(*parts), tuple(machines))
+
+
+def _spell(value: Fraction, scientific: bool, fraction: bool) -> Expr:
+    """All spellings of one number."""
+    whole, rest = decimal_digits(abs(value))
+    zeros = star(literal(b"0"))
+    parts = []
+    if rest:
+        if fraction:
+            parts.append(seq(literal(f"{whole}.{rest}".encode()), zeros))
+    else:
+        tail = optional(seq(literal(b".0"), zeros)) if fraction else EPS
+        parts.append(seq(literal(whole.encode()), tail))
+    if scientific and value:
+        digits, exponent = normalised(abs(value))
+        mantissa = seq(literal(digits[1:].encode()), zeros)
+        if len(digits) > 1:
+            mantissa = seq(literal(b"."), mantissa)
+        else:
+            mantissa = optional(seq(literal(b".0"), zeros))
+        if abs(exponent) <= MAX_EXPONENT:
+            power = exponents(((exponent, exponent),))
+            parts.append(seq(literal(digits[:1].encode()), mantissa, byte_set(b"eE"), power))
+    sign = literal(b"-") if value < 0 else optional(literal(b"-")) if value == 0 else EPS
+    return seq(sign, alt(*parts))
