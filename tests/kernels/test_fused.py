@@ -129,6 +129,30 @@ def test_streams(dtype, channels, rounds) -> None:
         close(fused.leave_streams(streams, output, wanted[1], more), left, dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels", [32, 1300])
+def test_add_engram(dtype, channels) -> None:
+    streams = randn(5, 4, channels, dtype=dtype)
+    projected = randn(5, 5 * channels, seed=1, dtype=dtype)
+    projected[0, : 4 * channels] = 0  # a dot of zero
+    gains = randn(4, channels, seed=2), randn(4, channels, seed=3)
+    is_image = torch.tensor([False, True, False, False, True], device=DEVICE)
+    for image in (None, is_image):
+        wanted = reference.add_engram(streams, projected, *gains, 1e-6, image)
+        close(fused.add_engram(streams, projected, *gains, 1e-6, image), wanted, dtype)
+    assert torch.equal(fused.add_engram(streams, projected, *gains, 1e-6, is_image)[1], streams[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels", [32, 72])
+def test_pair_latents(dtype, channels) -> None:
+    first, second = randn(6, 2, channels) * 2, randn(6, 3, channels, seed=1)[:, 1:]
+    weight = randn(channels, seed=2, dtype=dtype)
+    wanted = reference.pair_latents(first, second, weight, 1e-6)
+    close(fused.pair_latents(first, second, weight, 1e-6), wanted, dtype)
+    assert fused.pair_latents(first[:0], second[:0], weight, 1e-6).shape == (0, channels)
+
+
 @pytest.mark.parametrize("experts", [4, 16, 24])
 def test_topk_gate(experts) -> None:
     scores, bias = randn(6, experts) * 8, randn(experts, seed=1)

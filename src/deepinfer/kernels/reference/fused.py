@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from deepinfer.kernels.reference.engram import add_engram as add_engram
+from deepinfer.kernels.reference.engram import pair_latents as pair_latents
 from deepinfer.kernels.reference.experts import ExpertOrder as ExpertOrder
 from deepinfer.kernels.reference.experts import expert_order as expert_order
 from deepinfer.kernels.reference.experts import grouped_linear as grouped_linear
@@ -18,11 +20,13 @@ from deepinfer.kernels.reference.topk import topk_rows as topk_rows
 __all__ = [
     "ExpertOrder",
     "RoundingFormat",
+    "add_engram",
     "enter_streams",
     "expert_order",
     "grouped_linear",
     "leave_streams",
     "norm_rope_round",
+    "pair_latents",
     "scatter_rows",
     "sparse_attention",
     "swiglu_round",

@@ -6,6 +6,8 @@ channel, without overlap between pairs. A lone last token waits for its partner.
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch import Tensor, nn
 
@@ -74,3 +76,12 @@ class Compressor(nn.Module):
         sigmoid = batch_invariant.sigmoid if self.deterministic else torch.sigmoid
         share = sigmoid(first[:, 1] - second[:, 1])
         return self.norm((share * first[:, 0] + (1 - share) * second[:, 0]).to(dtype))
+
+    def fused_latents(
+        self, first: Tensor, second: Tensor | None, dtype: torch.dtype, kernels: ModuleType
+    ) -> Tensor:
+        """As `latents`, through row-wise kernels."""
+        if second is None:
+            rows = first.to(dtype).unsqueeze(1)
+            return kernels.norm_rope_round(rows, self.norm.weight, self.norm.eps).squeeze(1)
+        return kernels.pair_latents(first, second, self.norm.weight, self.norm.eps)

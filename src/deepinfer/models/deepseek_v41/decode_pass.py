@@ -179,7 +179,7 @@ class DecodePass:
             raise InvariantBroken(f"Layer {source} owns a pool and makes no index keys.")
         projected = compressor.project(y)
         if ratio == 1:
-            latents = compressor.latents(projected, None, y.dtype)
+            latents = self._latents(compressor, projected, None, y.dtype)
         else:
             latents = self._pair_latents(source, compressor, projected, y.dtype)
         phases = self.phases(True, ratio - 1)
@@ -288,9 +288,16 @@ class DecodePass:
         kept = rows[self.slots * size + (self.positions[:, 0] - 1) % size].unsqueeze(1)
         before = torch.cat((kept, by_row[:, :-1]), 1).flatten(0, 1)
         index = self._masked(self._flat_slots * size + self._flat_positions % size)
-        latents = compressor.latents(before, projected, dtype)
+        latents = self._latents(compressor, before, projected, dtype)
         self.kernels.scatter_rows(rows, index, projected)
         return latents
+
+    def _latents(
+        self, compressor: Compressor, first: Tensor, second: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        if self._own_steps:
+            return compressor.latents(first, second, dtype)
+        return compressor.fused_latents(first, second, dtype, self.kernels)
 
     def _masked(self, index: Tensor) -> Tensor:
         return index.masked_fill(~self.valid.flatten(), -1)

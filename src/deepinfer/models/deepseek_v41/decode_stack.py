@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from deepinfer.core.errors import InvariantBroken
 from deepinfer.kernels import batch_invariant
 from deepinfer.models.deepseek_v41.attention import Attention
+from deepinfer.models.deepseek_v41.engram import Engram
 from deepinfer.models.deepseek_v41.layer import Layer
 from deepinfer.models.deepseek_v41.moe import MoE
 
@@ -61,7 +62,7 @@ def _run_layer(layer: Layer, streams: Tensor, pre: Tensor, run: Any) -> tuple[Te
     kernels, options = run.kernels, layer.mix_options
     rounds = layer.attn.rounding.level == "full"
     if layer.engram is not None:
-        streams = layer.engram(streams, run.engram_rows[layer.layer_id], run.is_image)
+        streams = _engram(layer.engram, streams, run.engram_rows[layer.layer_id], run)
     if layer.feeds_draft and run.features is not None:
         run.features.append(layer.mean_stream(streams))
     if run.narrow_layer == layer.layer_id:
@@ -80,6 +81,16 @@ def _run_layer(layer: Layer, streams: Tensor, pre: Tensor, run: Any) -> tuple[Te
     )  # fmt: skip
     shared, routed = _experts(layer.ffn, y, x, run)
     return kernels.leave_streams(streams, shared, coefficients, routed), pre
+
+
+def _engram(engram: Engram, streams: Tensor, rows: Tensor, run: Any) -> Tensor:
+    """Twin of `Engram.forward`."""
+    found = F.embedding(rows, engram.embed.weight).flatten(-2).to(streams.dtype)
+    if engram.rounding.level == "full":
+        found = run.kernels.norm_rope_round(found.unsqueeze(1), rounding="fp8").squeeze(1)
+    return run.kernels.add_engram(
+        streams, engram.wkv(found), engram.q_weight, engram.k_weight, engram.eps, run.is_image
+    )
 
 
 def _narrow(layer: Layer, streams: Tensor, pre: Tensor, run: Any) -> tuple[Tensor, Tensor]:

@@ -82,14 +82,13 @@ class PoolWriter:
             self._keep_tail(source, projected)
         if done.phases is None:
             return
-        if first is None:
-            latents = compressor.latents(second, None, y.dtype)
-        else:
-            latents = compressor.latents(first, second, y.dtype)
+        pair = (second, None) if first is None else (first, second)
         if self._kernels is None:
+            latents = compressor.latents(*pair, y.dtype)
             keys = indexer.keys(latents, done.phases)
             rows = rounding.pool(apply_rope_(latents, done.phases))
         else:
+            latents = compressor.fused_latents(*pair, y.dtype, self._kernels)
             phases = torch.view_as_real(done.phases)
             keys = indexer.fused_keys(latents, phases, self._kernels)
             form = "none" if rounding.level == "none" else "nvfp4"
