@@ -184,3 +184,61 @@ def test_end_token_of_a_grammar_that_may_go_on(make_engine) -> None:
     assert output.finish_reason is FinishReason.STOP
     assert set(output.text) <= {"a"}
     assert output.token_ids[-1] == EOS
+
+
+class Letters(State):
+    """Any number of one letter up to a length, then the end; or an end that may come at any time."""
+
+    most = 0
+    may_end = True
+
+    @property
+    def is_done(self) -> bool:
+        return False  # a grammar need not know
+
+    def accept(self, token_ids: Sequence[int]) -> bool:
+        self.at += len(token_ids)
+        return EOS not in token_ids and self.at <= self.most
+
+    def fill_mask(self, row: Any) -> None:
+        row.fill_(0)
+        if self.at < self.most:
+            row[1] = -(1 << 31)  # id 63, the highest bit of the last word
+        if self.at == self.most or self.may_end:
+            row[0] = 1 << EOS
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("most", [0, 1, 5, 50])
+@pytest.mark.parametrize("may_end", [False, True])
+def test_ignoring_the_end_goes_on_as_long_as_the_grammar_does(
+    make_engine, depth: int, most: int, may_end: bool
+) -> None:
+    kind = type("Kind", (Letters,), {"most": most, "may_end": may_end})
+
+    class AnyPattern(Pattern):
+        def start(self) -> State:
+            return kind(self)
+
+    engine = make_engine(
+        grammar=lambda params: AnyPattern([]), config={"async_depth": depth, "deterministic": True}
+    )
+    params = GREEDY.replace(regex="a*", max_tokens=20, logit_bias={EOS: 100.0}, logprobs=0)
+    going_on = params.replace(ignore_eos=True)
+    other = GREEDY.replace(ignore_eos=True, logit_bias={EOS: 100.0})
+    ended, output, free = engine.generate(["p", "p", "q"], [params, going_on, other])
+    count = min(most, 20)
+    if most < 20:
+        assert list(output.token_ids) == [63] * count + [EOS]
+        assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, EOS)
+        assert len(output.logprobs) == count + 1
+    else:
+        assert list(output.token_ids) == [63] * count
+        assert output.finish_reason is FinishReason.LENGTH
+    assert output.text == ToyTokenizer().decode([63] * count)
+    assert ended.finish_reason is (
+        FinishReason.STOP if may_end or most < 20 else FinishReason.LENGTH
+    )
+    assert len(ended.token_ids) == (1 if may_end else len(output.token_ids))
+    assert list(free.token_ids) == [EOS] * 12
+    engine.check()

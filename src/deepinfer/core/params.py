@@ -38,7 +38,7 @@ class SamplingParams:
         n: Samples to draw from one prompt; sample i uses a seed derived from (seed, i).
         stop: Strings that end the output; the match itself is not returned.
         stop_token_ids: Token ids that end the output.
-        ignore_eos: Go on past the end-of-sequence token.
+        ignore_eos: Go on past the end-of-sequence token; with a grammar, as long as it lets the output go on.
         logprobs: None for none, 0 for the chosen token only, k for the k likeliest as well.
         prompt_logprobs: The same for the prompt's tokens.
         presence_penalty: Subtracted once from every token already generated, from -2 to 2.

@@ -201,7 +201,8 @@ def assemble(
     except BaseException:
         owner.give_back()
         raise
-    masks, recorder = GrammarMasks(info.vocab_size), StatsRecorder(sink)
+    masks = GrammarMasks(info.vocab_size, info.eos_token_ids)
+    recorder = StatsRecorder(sink)
     return Parts(
         info=info,
         limits=limits,

@@ -86,7 +86,7 @@ class AsyncTokenStream(AsyncIterator[OutputDelta]):
                     self.rid,
                     self._priority,
                     self._cache_salt,
-                ),  # fmt: skip
+                ),
             )
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,13 +21,24 @@ class GrammarMasks:
     A state moves over each token of the output except the one that ends it, so a grammar allows an
     end-of-sequence token where the output may end and never has to accept one.
 
+    A request that ignores end-of-sequence tokens goes on as long as its grammar lets it: these tokens are kept from it
+    while any other is allowed. Where none is, the output ends with one.
+
     Args:
         vocab_size: Columns of the logits.
+        eos_token_ids: The end-of-sequence tokens.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int] = ()) -> None:
         self._num_words = -(-vocab_size // 32)
         self._states: dict[str, GrammarState] = {}
+        self._eos = frozenset(token for token in eos_token_ids if 0 <= token < vocab_size)
+        self._going_on: set[str] = set()  # requests that ignore end-of-sequence tokens
+        keeps = torch.zeros(self._num_words * 32, dtype=torch.int64)
+        keeps[:vocab_size] = 1
+        keeps[list(self._eos)] = 0
+        words = (keeps.view(-1, 32) << torch.arange(32)).sum(1)
+        self._not_end = torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
 
     def add(self, request: Request) -> None:
         """Starts a request's grammar, if it has one.
@@ -37,6 +48,8 @@ class GrammarMasks:
         """
         if request.grammar is not None:
             self._states[request.rid] = request.grammar.start()
+            if request.params.ignore_eos and self._eos:
+                self._going_on.add(request.rid)
 
     def remove(self, rid: str) -> None:
         """Forgets a request.
@@ -45,10 +58,12 @@ class GrammarMasks:
             rid: Its id.
         """
         self._states.pop(rid, None)
+        self._going_on.discard(rid)
 
     def clear(self) -> None:
         """Forgets every request."""
         self._states.clear()
+        self._going_on.clear()
 
     def masks(
         self, plan: StepPlan, requests: Mapping[str, Request]
@@ -73,11 +88,29 @@ class GrammarMasks:
             if state is not None and row.num_logits:
                 try:
                     state.fill_mask(out[at])
+                    if row.rid in self._going_on:
+                        without = out[at] & self._not_end
+                        if without.any():
+                            out[at] = without
                 except Exception as error:
                     errors[row.rid] = error
                     out[at] = -1
             at += row.num_logits
         return out, errors
+
+    def end_of(self, rid: str, token_ids: Sequence[int]) -> int | None:
+        """Where an output ends that its grammar let not go on, although its request ignores end-of-sequence tokens.
+
+        Args:
+            rid: Id of the request.
+            token_ids: New tokens.
+
+        Returns:
+            Place of the end-of-sequence token among them, or None for a request of another kind, and without one.
+        """
+        if rid not in self._going_on:
+            return None
+        return next((at for at, token in enumerate(token_ids) if token in self._eos), None)
 
     def accept(self, rid: str, token_ids: tuple[int, ...]) -> bool:
         """Moves a request's state over new tokens.

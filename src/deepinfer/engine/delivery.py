@@ -97,10 +97,19 @@ class Delivery:
         self._emit(builder, delta)
 
     def _constrain(self, progress: Progress) -> Progress:
-        tokens = progress.token_ids
+        rid, tokens = progress.request.rid, progress.token_ids
+        end = self._masks.end_of(rid, tokens)
+        if end is not None:
+            progress = dataclasses.replace(
+                progress,
+                token_ids=tokens[: end + 1],
+                finish_reason=FinishReason.STOP,
+                stop_token_id=tokens[end],
+            )
+            tokens = progress.token_ids
         if progress.stop_token_id is not None:
             tokens = tokens[:-1]
-        is_done = self._masks.accept(progress.request.rid, tokens)
+        is_done = self._masks.accept(rid, tokens)
         if is_done and progress.finish_reason is None:
             return dataclasses.replace(progress, finish_reason=FinishReason.STOP)
         return progress

@@ -165,6 +165,7 @@ class Engine(EngineControls):
                 function is called with (samples done, samples in all).
             on_error: "raise" refuses a bad prompt before anything runs, and raises the first error of a step once
                 all is done; its `outputs` attribute holds all outputs. "return" sets `Output.error` instead.
+            cache_salt: Prefixes are shared only among requests of the same salt, such as one a tenant, or of none.
 
         Returns:
             The outputs in order of the prompts, `n` in a row for a prompt with `n` samples.
