@@ -64,7 +64,7 @@ def test_lengths_get_arrivals_of_the_wanted_rate(tmp_path: Path) -> None:
     [
         "no json",
         '{"timestamp": 0}',
-        mooncake(0, 600, 1, [0]),
+        mooncake(0, 600, 1, [0, 1, 2]),
         mooncake(0, 0, 1, [0]),
         mooncake(-5, 600, 1, [0, 1]),
     ],
