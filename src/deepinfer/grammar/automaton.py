@@ -14,7 +14,7 @@ from deepinfer.grammar.budget import Budget, GrammarLimits
 from deepinfer.grammar.byte_classes import ByteClasses
 from deepinfer.grammar.liveness import is_live, prune
 from deepinfer.grammar.lowering import Lowering
-from deepinfer.grammar.moves import moves_of
+from deepinfer.grammar.moves import compute_moves
 from deepinfer.grammar.node_store import NodeStore
 from deepinfer.grammar.nodes import ALT, Node
 from deepinfer.grammar.normalise import normalise
@@ -117,15 +117,18 @@ class Automaton:
                 self._fill(state)
 
     def _fill(self, state: int) -> None:
-        store = self._store
-        row = np.zeros(self.num_classes, np.int32)
-        columns = self._classes.columns
-        for mask, target in moves_of(store, self._nodes[state]):
+        store, node = self._store, self._nodes[state]
+        cut = node.cut or compute_moves(store, node)
+        numbers = [DEAD]
+        for target in node.targets:
             if target.live is not True or target.kind == ALT:
                 target = prune(store, target, self.limits.search_states)
             number = target.state
-            row[columns(mask)] = number if number >= 0 else self._state_of(target)
-        self.table[state] = row
+            numbers.append(number if number >= 0 else self._state_of(target))
+        index = cut.index
+        if index is None:
+            index = cut.index = self._classes.index(cut.masks)
+        self.table[state] = np.array(numbers, np.int32)[index]
         self._expanded[state] = 1
 
     def expand_many(self, states: Iterable[int] | NDArray[np.integer]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from deepinfer.core.errors import InvariantBroken
 from deepinfer.grammar.bag_state import BagSpec, BagState
+from deepinfer.grammar.cuts import Cut
 from deepinfer.grammar.node_store import NodeStore
-from deepinfer.grammar.nodes import AFTER, ALT, CHOICE, CONS, START, TAG, BagNode, Moves, Node
+from deepinfer.grammar.nodes import AFTER, ALT, CHOICE, CONS, START, TAG, BagNode, Node
 
 
 def bag_start(store: NodeStore, spec: BagSpec) -> Node:
@@ -27,10 +29,15 @@ def _after(store: NodeStore, spec: BagSpec, bag: BagState) -> Node:
 
 def bag_body(store: NodeStore, node: BagNode) -> Node:
     """What must be computed before the moves of a bag's node: its separators, or what is left of its members."""
-    if node.place != AFTER:
-        return node.pick
     if node.body is None:
         spec, bag = node.spec, node.bag
+        if node.place != AFTER:
+            allowed = node.pick.tags & spec.allowed(bag)
+            node.body = node.pick
+            if allowed & (allowed - 1) == 0:
+                # Only one member is left: from here on it is an expression like any other.
+                node.body = _closed(store, spec, bag, node.pick, allowed)
+            return node.body
         node.body = store.empty
         if spec.allowed(bag):
             choice = store.bag_node(spec, bag, CHOICE, spec.union, False)
@@ -38,17 +45,16 @@ def bag_body(store: NodeStore, node: BagNode) -> Node:
     return node.body
 
 
-def bag_moves(store: NodeStore, node: BagNode) -> Moves:
+def bag_moves(store: NodeStore, node: BagNode) -> tuple[Cut, tuple[Node, ...]]:
     """Moves of a bag's node, once those of its body are known."""
-    if node.place == AFTER:
-        return (node.body.moves or ()) if node.body is not None else ()
+    body = node.body
+    if body is None or body.cut is None:
+        raise InvariantBroken("moves of a bag's body are missing; report this grammar")
+    if body is not node.pick:
+        return body.cut, body.targets
     spec, bag = node.spec, node.bag
-    out = []
-    for mask, pick in node.pick.moves or ():
-        target = _pick(store, spec, bag, pick)
-        if target is not store.empty:
-            out.append((mask, target))
-    return tuple(out)
+    targets = [_pick(store, spec, bag, pick) for pick in body.targets]
+    return store.cuts.grouped(body.cut, targets, store.empty)
 
 
 def _pick(store: NodeStore, spec: BagSpec, bag: BagState, pick: Node) -> Node:
@@ -56,8 +62,13 @@ def _pick(store: NodeStore, spec: BagSpec, bag: BagState, pick: Node) -> Node:
     allowed = pick.tags & spec.allowed(bag)
     if not allowed:
         return store.empty
-    if allowed & (allowed - 1) and not pick.ends & allowed:
+    if not pick.ends & allowed:
         return store.bag_node(spec, bag, CHOICE, pick, False)
+    return _closed(store, spec, bag, pick, allowed)
+
+
+def _closed(store: NodeStore, spec: BagSpec, bag: BagState, pick: Node, allowed: int) -> Node:
+    """`pick` with the ends of the allowed members replaced by what follows them."""
     parts = []
     while allowed:
         bit = allowed & -allowed

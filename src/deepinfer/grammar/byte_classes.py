@@ -43,13 +43,20 @@ class ByteClasses:
             classes.append(number)
         self.byte_class: NDArray[np.uint8] = np.array(classes, np.uint8)
         self.num_classes: int = len(first)
-        self._first = first
-        self._columns: dict[int, NDArray[np.intp]] = {}
+        self._first = np.array(first, np.intp)
 
-    def columns(self, mask: int) -> NDArray[np.intp]:
-        """Classes within a byte set that is a union of classes, ascending."""
-        found = self._columns.get(mask)
-        if found is None:
-            inside = [number for number, byte in enumerate(self._first) if mask >> byte & 1]
-            found = self._columns[mask] = np.array(inside, np.intp)
-        return found
+    def index(self, masks: tuple[int, ...]) -> NDArray[np.intp]:
+        """The set of each class among disjoint byte sets that are unions of classes.
+
+        Args:
+            masks: The sets.
+
+        Returns:
+            For each class the place of its set plus 1, 0 where it is in none; shape [num_classes].
+        """
+        packed = b"".join([mask.to_bytes(32, "little") for mask in masks])
+        bits = np.unpackbits(
+            np.frombuffer(packed, np.uint8).reshape(-1, 32), axis=1, bitorder="little"
+        )
+        places = np.arange(1, len(masks) + 1)
+        return np.asarray(places @ bits[:, self._first], np.intp)

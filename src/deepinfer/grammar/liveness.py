@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 
-from deepinfer.grammar.moves import moves_of
+from deepinfer.grammar.moves import compute_moves
 from deepinfer.grammar.node_store import NodeStore
 from deepinfer.grammar.nodes import ALT, CONS, Node
 
@@ -60,7 +60,9 @@ def _search(store: NodeStore, start: Node, max_states: int) -> bool:
         if len(parent) > max_states:
             start.live = True
             return True
-        for _, target in moves_of(store, node):
+        if node.cut is None:
+            compute_moves(store, node)
+        for target in node.targets:
             if target.live is False or target in parent:
                 continue
             parent[target] = node

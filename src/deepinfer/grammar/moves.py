@@ -7,43 +7,36 @@ limit.
 from __future__ import annotations
 
 from deepinfer.core.errors import InvariantBroken
-from deepinfer.grammar._ir_nodes import ALL_BYTES
 from deepinfer.grammar.bag_nodes import bag_body, bag_moves
+from deepinfer.grammar.cuts import Cut
 from deepinfer.grammar.node_store import NodeStore
-from deepinfer.grammar.nodes import (
-    ALT,
-    AND,
-    BAG,
-    CONS,
-    LIT,
-    NOT,
-    REF,
-    REP,
-    BagNode,
-    Moves,
-    Node,
-)
+from deepinfer.grammar.nodes import ALT, AND, BAG, CONS, LIT, NOT, REF, REP, BagNode, Node
+
+Moves = tuple[Cut, tuple[Node, ...]]
 
 
-def moves_of(store: NodeStore, node: Node) -> Moves:
-    """Moves of a node: disjoint byte sets and targets; computed and kept on the first call.
+def compute_moves(store: NodeStore, node: Node) -> Cut:
+    """Compute `cut` and `targets` of a node unless they are there.
+
+    Returns:
+        The node's `cut`.
 
     Raises:
         GrammarTooLarge: A bound of the store's budget is passed.
         InvariantBroken: A rule begins with itself; left recursion must be removed before.
     """
-    if node.moves is not None:
-        return node.moves
     stack = [node]
     open_: set[int] = set()
     while stack:
         top = stack[-1]
-        if top.moves is not None:
+        if top.cut is not None:
             stack.pop()
             continue
-        missing = [part for part in _needed(store, top) if part.moves is None]
+        missing = [part for part in _needed(store, top) if part.cut is None]
         if not missing:
-            top.moves = _compute(store, top)
+            cut, top.targets = _compute(store, top)
+            # Set last: whoever sees the cut finds the targets.
+            top.cut = cut
             stack.pop()
             open_.discard(top.uid)
             continue
@@ -53,7 +46,13 @@ def moves_of(store: NodeStore, node: Node) -> Moves:
             )
         open_.add(top.uid)
         stack.extend(missing)
-    return node.moves or ()
+    return _cut(node)
+
+
+def _cut(node: Node) -> Cut:
+    if node.cut is None:
+        raise InvariantBroken("moves of a part are missing; report this grammar")
+    return node.cut
 
 
 def _needed(store: NodeStore, node: Node) -> tuple[Node, ...]:
@@ -75,98 +74,49 @@ def _compute(store: NodeStore, node: Node) -> Moves:
     if kind == CONS:
         head, tail = node.a, node.b
         push = store.push
-        own = tuple([(mask, push(target, tail)) for mask, target in head.moves or ()])
-        return union(store, (own, tail.moves or ())) if head.nullable else own
+        targets = tuple([push(target, tail) for target in head.targets])
+        if not head.nullable or not tail.targets:
+            return _cut(head), targets
+        return _union(store, [_cut(head), _cut(tail)], [targets, tail.targets])
     if kind == LIT:
-        return ((1 << node.text[0], store.literal(node.text[1:])),)
+        return store.cuts.cut((1 << node.text[0],)), (store.literal(node.text[1:]),)
     if kind == ALT:
-        return union(store, tuple([part.moves or () for part in node.parts]))
+        parts = node.parts
+        return _union(store, [_cut(part) for part in parts], [part.targets for part in parts])
     if kind == REP:
         low = node.low - 1 if node.low else 0
         rest = store.rep(node.a, low, node.high - 1 if node.high > 0 else -1)
         push = store.push
-        return tuple([(mask, push(target, rest)) for mask, target in node.a.moves or ()])
+        return _cut(node.a), tuple([push(target, rest) for target in node.a.targets])
     if kind == AND:
-        return _product(store, node.parts)
+        parts = node.parts
+        cut, cells = store.cuts.product([_cut(part) for part in parts])
+        both = [store.conj([parts[part].targets[place] for part, place in cell]) for cell in cells]
+        return store.cuts.grouped(cut, both, store.empty)
     if kind == NOT:
-        return _inverted(store, node.a.moves or ())
+        cut = store.cuts.rest(_cut(node.a))
+        opposite = [store.neg(target) for target in node.a.targets]
+        if len(cut.masks) > len(opposite):
+            opposite.append(store.all)
+        return store.cuts.grouped(cut, opposite, store.empty)
     if kind == REF:
-        return node.a.moves or ()
+        return _cut(node.a), node.a.targets
     if kind == BAG and isinstance(node, BagNode):
         return bag_moves(store, node)
-    return ()
+    raise InvariantBroken(f"a node of kind {kind} has no moves; report this grammar")
 
 
-def _inverted(store: NodeStore, moves: Moves) -> Moves:
-    rest = ALL_BYTES
-    out = []
-    for mask, target in moves:
-        rest &= ~mask
-        opposite = store.neg(target)
-        if opposite is not store.empty:
-            out.append((mask, opposite))
-    if rest:
-        out.append((rest, store.all))
-    return tuple(out)
-
-
-def _product(store: NodeStore, parts: tuple[Node, ...]) -> Moves:
-    cells: list[tuple[int, tuple[Node, ...]]] = [(ALL_BYTES, ())]
-    for part in parts:
-        moves = part.moves or ()
-        refined = []
-        for mask, targets in cells:
-            for other, target in moves:
-                common = mask & other
-                if common:
-                    refined.append((common, (*targets, target)))
-        cells = refined
-    out: dict[Node, int] = {}
-    for mask, targets in cells:
-        both = store.conj(targets)
-        if both is not store.empty:
-            out[both] = out.get(both, 0) | mask
-    return tuple([(mask, target) for target, mask in out.items()])
-
-
-def union(store: NodeStore, lists: tuple[Moves, ...]) -> Moves:
-    """Moves of a union, from the moves of its parts."""
-    seen = 0
-    disjoint = True
-    for moves in lists:
-        for mask, _ in moves:
-            if seen & mask:
-                disjoint = False
-            seen |= mask
-    if disjoint:
-        return tuple([move for moves in lists for move in moves])
-    # Targets by equal masks first: most overlaps are whole masks, as of literals with one first byte.
-    by_mask: dict[int, list[Node]] = {}
-    for moves in lists:
-        for mask, target in moves:
-            known = by_mask.get(mask)
-            if known is None:
-                by_mask[mask] = [target]
-            else:
-                known.append(target)
-    cells: list[tuple[int, list[Node]]] = []
-    for mask, targets in by_mask.items():
-        rest = mask
-        for place in range(len(cells)):
-            cell, members = cells[place]
-            common = cell & rest
-            if not common:
-                continue
-            if common != cell:
-                cells.append((cell & ~common, members))
-            cells[place] = (common, members + targets)
-            rest &= ~common
-            if not rest:
-                break
-        if rest:
-            cells.append((rest, targets))
-    out: dict[Node, int] = {}
-    for mask, targets in cells:
-        target = targets[0] if len(targets) == 1 else store.alt(targets)
-        out[target] = out.get(target, 0) | mask
-    return tuple([(mask, target) for target, mask in out.items()])
+def _union(store: NodeStore, cuts: list[Cut], lists: list[tuple[Node, ...]]) -> Moves:
+    cut, cells = store.cuts.union(cuts)
+    targets = []
+    joined = False
+    for cell in cells:
+        if len(cell) == 1:
+            part, place = cell[0]
+            targets.append(lists[part][place])
+        else:
+            joined = True
+            targets.append(store.alt([lists[part][place] for part, place in cell]))
+    if not joined:
+        return cut, tuple(targets)
+    return store.cuts.grouped(cut, targets, store.empty)

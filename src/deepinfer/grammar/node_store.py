@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from deepinfer.grammar._ir_nodes import ALL_BYTES
+from deepinfer.grammar.cuts import CutStore
 from deepinfer.grammar.nodes import (
     ALT,
     AND,
@@ -51,18 +51,19 @@ class NodeStore:
         self._bags: dict[tuple[int, int, int, BagState], Node] = {}
         self._tags: dict[int, Node] = {}
         self.num_nodes = 0
+        self.cuts = CutStore()
         self.empty = self._new(EMPTY, False, False, 1 << 30)
         self.eps = self._new(EPS, True, True, 0)
         self.eps.depth = 0
-        self.eps.moves = ()
-        self.empty.moves = ()
+        self.eps.cut = self.empty.cut = self.cuts.nothing
         self.empty.depth = 0
         self.all = self._new(NOT, True, True, 0)
         self.all.a = self.empty
-        self.all.moves = ((ALL_BYTES, self.all),)
+        self.all.cut = self.cuts.everything
+        self.all.targets = (self.all,)
         self.unknown = self._new(UNKNOWN, False, True, 0)
         self.unknown.exposed = True
-        self.unknown.moves = ()
+        self.unknown.cut = self.cuts.nothing
         self._nots[self.empty.uid] = self.all
 
     def _new(self, kind: int, nullable: bool, live: bool | None, least: int) -> Node:
@@ -88,7 +89,8 @@ class NodeStore:
         if node is None:
             node = self._sets[mask] = self._new(SET, False, True, 1)
             node.mask = mask
-            node.moves = ((mask, self.eps),)
+            node.targets = (self.eps,)
+            node.cut = self.cuts.cut((mask,))
         return node
 
     def literal(self, text: bytes) -> Node:
@@ -119,24 +121,26 @@ class NodeStore:
         key = head.uid << 40 | tail.uid
         node = self._cons.get(key)
         if node is None:
-            live = (
-                True
-                if head.live and tail.live
-                else (False if head.live is False or tail.live is False else None)
-            )
+            uid = self.num_nodes
+            self.num_nodes = uid + 1
+            if not uid & 1023 and self._budget is not None:
+                self._budget.check(uid)
             nullable = head.nullable
-            node = self._cons[key] = self._new(
-                CONS, nullable and tail.nullable, live, head.least + tail.least
+            node = self._cons[key] = Node(
+                CONS,
+                uid,
+                nullable and tail.nullable,
+                _both_live(head, tail) if not (head.live and tail.live) else True,
+                head.least + tail.least,
+                tail.depth + 1,
+                nullable and tail.exposed,
+                head.recursive or tail.recursive,
+                head.counted or tail.counted,
+                tail.tags,
+                tail.ends if nullable else 0,
             )
             node.a = head
             node.b = tail
-            node.depth = tail.depth + 1
-            node.exposed = nullable and tail.exposed
-            node.recursive = head.recursive or tail.recursive
-            node.counted = head.counted or tail.counted
-            if tail.tags:
-                node.tags = tail.tags
-                node.ends = tail.ends if nullable else 0
         return node
 
     def _joined(self, left: Node, right: Node) -> Node:
@@ -243,14 +247,12 @@ class NodeStore:
             counted = counted or part.counted
             tags |= part.tags
             ends |= part.ends
-        found = known[key] = self._new(ALT, nullable, live, least)
+        uid = self.num_nodes
+        self.num_nodes = uid + 1
+        found = known[key] = Node(
+            ALT, uid, nullable, live, least, depth, exposed, recursive, counted, tags, ends
+        )
         found.parts = tuple(parts)
-        found.depth = depth
-        found.exposed = exposed
-        found.recursive = recursive
-        found.counted = counted
-        found.tags = tags
-        found.ends = ends
         return found
 
     def _join(self, parts: list[Node]) -> list[Node]:
@@ -400,7 +402,7 @@ class NodeStore:
         if node is None:
             node = self._tags[member] = self._new(TAG, False, True, 0)
             node.tags = node.ends = 1 << member
-            node.moves = ()
+            node.cut = self.cuts.nothing
         return node
 
     def bag_node(
@@ -422,6 +424,10 @@ class NodeStore:
             node.counted = spec.counted(bag, self.counter_limit)
             found = self._bags[key] = node
         return found
+
+
+def _both_live(head: Node, tail: Node) -> bool | None:
+    return False if head.live is False or tail.live is False else None
 
 
 def _uid(node: Node) -> int:

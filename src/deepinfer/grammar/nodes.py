@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from deepinfer.grammar.bag_state import BagSpec, BagState
+    from deepinfer.grammar.cuts import Cut
 
 EMPTY, EPS, SET, LIT, CONS, ALT, AND, NOT, REP, REF, BAG, UNKNOWN, TAG = range(13)
 START, AFTER, CHOICE = range(3)
-
-Moves = tuple[tuple[int, "Node"], ...]
-"""Disjoint byte sets (256-bit masks) and where each leads. Bytes in none of them lead to the empty language."""
 
 
 class Node:
@@ -38,7 +36,8 @@ class Node:
         depth: Frames of the deepest stack.
         tags: Members of a bag, as bits, whose end occurs in it (see `BagNode`).
         ends: Those of `tags` that are reached without another byte.
-        moves: The outgoing moves once computed, else None.
+        cut: Byte sets of the outgoing moves once computed, else None. Other bytes lead to the empty language.
+        targets: Where each set of `cut` leads.
         state: Number of the automaton's state, or -1.
     """
 
@@ -46,6 +45,7 @@ class Node:
         "a",
         "b",
         "counted",
+        "cut",
         "depth",
         "ends",
         "exposed",
@@ -55,12 +55,12 @@ class Node:
         "live",
         "low",
         "mask",
-        "moves",
         "nullable",
         "parts",
         "recursive",
         "state",
         "tags",
+        "targets",
         "text",
         "uid",
     )
@@ -68,6 +68,7 @@ class Node:
     a: Node
     b: Node
     counted: bool
+    cut: Cut | None
     depth: int
     ends: int
     exposed: bool
@@ -77,29 +78,43 @@ class Node:
     live: bool | None
     low: int
     mask: int
-    moves: Moves | None
     nullable: bool
     parts: tuple[Node, ...]
     recursive: bool
     state: int
     tags: int
+    targets: tuple[Node, ...]
     text: bytes
     uid: int
 
-    def __init__(self, kind: int, uid: int, nullable: bool, live: bool | None, least: int) -> None:
+    def __init__(
+        self,
+        kind: int,
+        uid: int,
+        nullable: bool,
+        live: bool | None,
+        least: int,
+        depth: int = 1,
+        exposed: bool = False,
+        recursive: bool = False,
+        counted: bool = False,
+        tags: int = 0,
+        ends: int = 0,
+    ) -> None:
         self.kind = kind
         self.uid = uid
         self.nullable = nullable
         self.live = live
         self.least = least
-        self.moves = None
+        self.depth = depth
+        self.exposed = exposed
+        self.recursive = recursive
+        self.counted = counted
+        self.tags = tags
+        self.ends = ends
+        self.cut = None
+        self.targets = ()
         self.state = -1
-        self.depth = 1
-        self.exposed = False
-        self.recursive = False
-        self.counted = False
-        self.tags = 0
-        self.ends = 0
 
 
 class BagNode(Node):
