@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from deepinfer.core.errors import ConfigError
+from deepinfer.engine.graph_buckets import bucket_for
 from deepinfer.engine.graphs import (
     DecodeGraphs,
     GraphBucket,
@@ -42,6 +43,28 @@ def eager(model: DeepseekV41, cache: SlotCache, rows: list[GraphRow]) -> torch.T
     ids = torch.tensor([i for row in rows for i in row.ids])
     out = model(ForwardBatch(ids, tuple(row.segment for row in rows), None, ids.numpy()), cache)
     return model.compute_logits(out.hidden)
+
+
+def test_shapes_are_recorded_when_they_first_come(model, cache) -> None:
+    graphs = DecodeGraphs(model, cache, on_demand=True)
+    for _ in range(2):
+        rows = [GraphRow(Segment(s, cache.lengths[s], 1), [9]) for s in (0, 1, 3)]
+        assert graphs.try_run(rows) is not None
+    assert graphs.buckets == (GraphBucket(4, 1, 512),)
+    assert graphs.stats.hits == {GraphBucket(4, 1, 512): 2}
+    assert graphs.try_run([GraphRow(Segment(0, cache.lengths[0], 18), [9] * 18)]) is None
+    assert graphs.stats.misses == {"no bucket": 1}
+
+
+def test_shapes_on_demand_are_few() -> None:
+    def shape(rows: int, tokens: int, context: int) -> GraphBucket:
+        return bucket_for(rows, tokens, context, most_rows=80, most_context=10_000)
+
+    assert shape(1, 1, 5) == GraphBucket(1, 1, 1024)
+    assert shape(33, 6, 1025) == GraphBucket(64, 6, 4096)
+    assert shape(65, 1, 4097) == GraphBucket(80, 1, 10_000)
+    found = {shape(r, 1, c) for r in range(1, 81) for c in range(1, 10_001, 7)}
+    assert len(found) == 24
 
 
 def test_greedy_tokens_equal_eager_ones(model, cache) -> None:

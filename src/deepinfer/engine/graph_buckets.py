@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-__all__ = ["GraphBucket", "GraphStats", "WarmupReport", "context_buckets", "row_buckets"]
+__all__ = [
+    "GraphBucket",
+    "GraphStats",
+    "WarmupReport",
+    "bucket_for",
+    "context_buckets",
+    "row_buckets",
+]
 
 _LEAST_CONTEXT = 256
 
@@ -77,3 +84,24 @@ def context_buckets(max_tokens: int) -> tuple[int, ...]:
     """
     sizes = [_LEAST_CONTEXT << k for k in range(max_tokens.bit_length())]
     return (*(size for size in sizes if size < max_tokens), max_tokens)
+
+
+def bucket_for(rows: int, tokens: int, context: int, *, most_rows: int, most_context: int) -> GraphBucket:  # fmt: skip
+    """The shape to record for a step that fits no recording: few shapes in all, each of some use to others.
+
+    Args:
+        rows: Requests of the step.
+        tokens: Most tokens that one of them runs.
+        context: Most tokens that one of them holds, the step included.
+        most_rows: Slots.
+        most_context: Tokens of a slot.
+
+    Returns:
+        Rows rounded up to a power of two, and to a multiple of 32 above 64; contexts to 1,024 or
+        a power of four times as many.
+    """
+    wide = 1 << (rows - 1).bit_length() if rows <= 64 else -(-rows // 32) * 32
+    long = 1024
+    while long < context:
+        long *= 4
+    return GraphBucket(min(wide, most_rows), tokens, min(long, most_context))

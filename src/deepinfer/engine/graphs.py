@@ -21,6 +21,7 @@ from deepinfer.core.errors import ConfigError
 from deepinfer.engine.graph_buckets import GraphBucket as GraphBucket
 from deepinfer.engine.graph_buckets import GraphStats as GraphStats
 from deepinfer.engine.graph_buckets import WarmupReport as WarmupReport
+from deepinfer.engine.graph_buckets import bucket_for
 from deepinfer.engine.graph_buckets import context_buckets as context_buckets
 from deepinfer.engine.graph_buckets import row_buckets as row_buckets
 from deepinfer.models.deepseek_v41.batch import Segment
@@ -90,8 +91,10 @@ class DecodeGraphs:
         cache: Its cache; recordings hold its addresses.
         future: Token sampled last for each slot, shape [slots], int64, in a tensor that stays where it is; None when
             the host knows all ids.
+        on_demand: Record a shape, see `bucket_for`, when a step comes that fits none; that step waits for the recording.
 
     Attributes:
+        on_demand: As given.
         stats: How steps fared.
         unsupported: Why no step can be recorded, or "".
 
@@ -105,8 +108,14 @@ class DecodeGraphs:
     """
 
     def __init__(
-        self, model: DeepseekV41, cache: SlotCache, *, future: Tensor | None = None
+        self,
+        model: DeepseekV41,
+        cache: SlotCache,
+        *,
+        future: Tensor | None = None,
+        on_demand: bool = False,
     ) -> None:
+        self.on_demand = on_demand
         self.stats = GraphStats()
         self.unsupported = why_no_fixed_shape(model, cache)
         self._model = model
@@ -273,7 +282,18 @@ class DecodeGraphs:
             fitting = [b for b in self._recordings if b.rows >= rows and b.tokens >= tokens]
             fitting.sort(key=lambda b: (b.rows * b.tokens, b.context))
             self._by_rows[rows, tokens] = fitting
-        return next((b for b in fitting if b.context >= context), "no bucket")
+        found = next((b for b in fitting if b.context >= context), None)
+        if found is not None:
+            return found
+        if not self.on_demand:
+            return "no bucket"
+        cache = self._cache
+        new = bucket_for(
+            rows, tokens, context, most_rows=cache.num_slots, most_context=cache.max_tokens
+        )
+        if tokens > cache.max_rollback + 1 or context > new.context:
+            return "no bucket"
+        return new if self.warmup([new]).buckets else "unsupported"
 
     def _usable(
         self, bucket: GraphBucket, *, replays: bool, needs_future: bool
@@ -317,7 +337,8 @@ class DecodeGraphs:
         torch.cuda.current_stream(self._device).wait_stream(side)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads of the process may use the device meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             output = run()
         if self._pool is None:
             self._pool = graph.pool()

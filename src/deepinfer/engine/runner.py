@@ -35,6 +35,7 @@ from deepinfer.engine.step_batch import (
     settled_features,
 )
 from deepinfer.engine.step_state import RunningRow, RunningStep, SlotStates
+from deepinfer.models.deepseek_v41.model import DeepseekV41
 
 __all__ = ["ModelRunner"]
 
@@ -70,6 +71,8 @@ class ModelRunner:
         deterministic: Switch the model to arithmetic whose rows do not depend on the batch, until `close`.
         check_ids: Check every id before it is run, and that no sampled token is run twice; None does so on a CPU,
             where nothing waits for it.
+        record: Record decode and verify steps as CUDA graphs when they first come; None does so on a CUDA device, for
+            models that have steps of fixed shape. Other steps, and models, run as they are.
 
     Attributes:
         cache: The model's cache.
@@ -95,6 +98,7 @@ class ModelRunner:
         host_tier: HostTier | None = None,
         deterministic: bool = False,
         check_ids: bool | None = None,
+        record: bool | None = None,
     ) -> None:
         self.info = info
         if cache is None:
@@ -122,15 +126,31 @@ class ModelRunner:
         self._deterministic = deterministic
         if drafter is not None and hasattr(drafter, "bind"):
             drafter.bind(self.cache)
+        if record is None:
+            record = self._device.type == "cuda"
+        if record and isinstance(model, DeepseekV41):
+            self.make_graphs(on_demand=True)
 
-    def make_graphs(self) -> DecodeGraphs:
-        """Recordings for this runner, which it uses from now on; call their `warmup` before the first step.
+    def make_graphs(self, *, on_demand: bool = False) -> DecodeGraphs:
+        """Recordings for this runner, which it uses from now on; `warmup` records shapes before they are needed.
+
+        Args:
+            on_demand: Record other shapes when they first come; else such steps run eagerly.
 
         Returns:
             The recordings, empty so far.
         """
-        self._graphs = DecodeGraphs(self._model, self.cache, future=self._future.tokens)
+        if self._graphs is not None:
+            self._graphs.close()
+        future = self._future.tokens
+        self._graphs = DecodeGraphs(self._model, self.cache, future=future, on_demand=on_demand)
         return self._graphs
+
+    def drop_graphs(self) -> None:
+        """Gives the recordings up; every step runs as it is from now on."""
+        if self._graphs is not None:
+            self._graphs.close()
+        self._graphs = None
 
     @property
     def graph_steps(self) -> int:
@@ -246,9 +266,7 @@ class ModelRunner:
         if self._switched_on:
             self._model.set_deterministic(False)
             self._switched_on = False
-        if self._graphs is not None:
-            self._graphs.close()
-            self._graphs = None
+        self.drop_graphs()
         self._states.clear()
         self._states._cache = None
         self._lanes.clear()

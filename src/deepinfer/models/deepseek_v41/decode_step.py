@@ -48,6 +48,8 @@ def why_no_fixed_shape(model: DeepseekV41, cache: SlotCache) -> str:
     """
     if not isinstance(cache.rows, PlainRows):
         return "the cache holds packed rows"
+    if cache.device.type == "cuda" and model.config.hc_mult != 4:
+        return f"the kernels take 4 residual streams, and the model has {model.config.hc_mult}"
     return why_not_fused(model)
 
 
