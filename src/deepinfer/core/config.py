@@ -49,6 +49,8 @@ class EngineConfig:
         num_window_slots: Places in host memory for the window rows at the end of a prefix; 0 for none.
         async_depth: Steps planned ahead of the results: 0, or 1 to plan while the device runs. The tokens are the
             same.
+        cuda_graphs: Record decode and verify steps on a CUDA device as graphs, each shape when it first comes, and
+            launch them as one from then on. False, and other devices, launch every kernel.
         target_step_s: Seconds that a step with prompts should take at most, by a cost model that is fitted as steps
             are run; None bounds prompts by tokens alone.
         rounding: "none", "cache" or "full": how much of the published number formats is simulated.
@@ -83,6 +85,7 @@ class EngineConfig:
     host_cache_bytes: int = 0
     num_window_slots: int = 0
     async_depth: int = 0
+    cuda_graphs: bool = True
     target_step_s: float | None = None
     rounding: str = "full"
     device: str = "auto"
@@ -93,7 +96,7 @@ class EngineConfig:
         """Checks every field and stores it in its plain type."""
         new: dict[str, Any] = {
             name: checks.check_bool(name, getattr(self, name), ConfigError)
-            for name in ("deterministic", "prefix_cache", "decoder_replay")
+            for name in ("deterministic", "prefix_cache", "decoder_replay", "cuda_graphs")
         }
         new |= {
             "replay": checks.check_choice("replay", self.replay, REPLAY_FORMS, ConfigError),

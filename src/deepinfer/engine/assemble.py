@@ -197,6 +197,7 @@ def assemble(
                 cache_shape=shape,
                 host_tier=host_tier,
                 deterministic=config.deterministic,
+                record=None if config.cuda_graphs else False,
             )
     except BaseException:
         owner.give_back()
