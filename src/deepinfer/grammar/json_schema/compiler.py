@@ -63,7 +63,7 @@ def compile_json_schema(
             aside and list them in the report.
         formats: Whether `format` restricts strings ("assert") or not. Unknown formats never do.
         escapes: Spellings of characters in constrained strings: "canonical" or "any".
-        draft: "4", "6", "7", "2019-09" or "2020-12"; None: as `$schema` says, else 2020-12.
+        draft: The draft where `$schema` names none: "4", "6", "7", "2019-09" or "2020-12" (None: that one).
         resources: Other schemas that references may lead to, by absolute URI. Nothing is ever fetched.
 
     Returns:
@@ -91,7 +91,7 @@ def compile_json_schema(
             )
     parsed = _parse(schema) if isinstance(schema, str) else schema
     dialect = DRAFTS["2020-12"] if draft is None else find_dialect(draft)
-    registry = Registry(parsed, dialect, draft is not None, resources or {})
+    registry = Registry(parsed, dialect, resources or {})
     nodes = Nodes(registry, _is_dynamic(schema, parsed, resources))
     uses = Uses(on_unsupported == "warn")
     strings = Strings(every_spelling=escapes == "any")

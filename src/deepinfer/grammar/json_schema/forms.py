@@ -123,7 +123,7 @@ class Forms:
         elif arrays != FALSE:
             rows = []
             for alternative in self._alternatives.of(arrays):
-                row = self._array(value, alternative)
+                row = self._array(alternative)
                 if row is not None:
                     rows.append(row)
             form.arrays = list(dict.fromkeys(rows))
@@ -131,24 +131,18 @@ class Forms:
 
     def _array(
         self,
-        value: Conjunction,
         alternative: tuple[frozenset[Formula], frozenset[frozenset[Formula]]],
     ) -> ArrayForm | None:
         row = array_form(alternative, self.impossible, self._members)
         if isinstance(row, str):
-            self._refuse_unique(value)
+            for atom in alternative[0]:
+                if isinstance(atom, Unique):
+                    node = self._algebra.nodes[atom.node]
+                    why = "the items may take infinitely many values, and a grammar cannot remember them all"
+                    self._algebra.skip(node, "uniqueItems", why)
             units = frozenset(a for a in alternative[0] if not isinstance(a, Unique))
             row = array_form((units, alternative[1]), self.impossible, self._members)
         return row if isinstance(row, ArrayForm) else None
-
-    def _refuse_unique(self, value: Conjunction) -> None:
-        """Notes or refuses `uniqueItems` over infinitely many items, at the nearest schema that has it."""
-        nodes = self._algebra.nodes
-        for node in [nodes[n] for n in sorted(value, key=abs)] + nodes.all:
-            if node.schema is not None and node.schema.get("uniqueItems") is True:
-                why = "the items may take infinitely many values, and a grammar cannot remember them all"
-                self._algebra.skip(node, "uniqueItems", why)
-                return
 
     def _members(self, value: Conjunction) -> list[Conjunction] | None:
         found = self._concrete.members(value, _MAX_MEMBERS)

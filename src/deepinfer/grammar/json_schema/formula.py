@@ -355,9 +355,15 @@ class Contains(Atom):
 
 @dataclass(frozen=True, slots=True)
 class Unique(Atom):
-    """The items of an array are all different, or are not."""
+    """The items of an array are all different, or are not.
 
+    Attributes:
+        node: Number of the schema that says so, for messages.
+        holds: Whether they are.
+    """
+
+    node: int
     holds: bool = True
 
     def negated(self) -> Formula:
-        return Unique(not self.holds)
+        return Unique(self.node, not self.holds)

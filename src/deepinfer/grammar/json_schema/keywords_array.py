@@ -72,5 +72,5 @@ def own(algebra: Algebra, node: Node) -> list[Formula]:
             else:
                 parts.append(Contains(value, least, most))
     if schema.get("uniqueItems") is True and algebra.active(node, "uniqueItems"):
-        parts.append(Unique())
+        parts.append(Unique(node.number))
     return parts

@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from deepinfer.core.errors import GrammarSyntaxError, GrammarTooLarge, UnsupportedKeyword
-from deepinfer.grammar.json_schema.formats import FORMATS
+from deepinfer.grammar.json_schema.formats import APPROXIMATED, FORMATS
 from deepinfer.grammar.json_schema.formula import (
     Compare,
     Format,
@@ -16,7 +16,7 @@ from deepinfer.grammar.json_schema.formula import (
     Pattern,
 )
 from deepinfer.grammar.json_schema.spelling import Spelling
-from deepinfer.grammar.json_schema.strings import pattern_expr
+from deepinfer.grammar.json_schema.pattern import pattern_expr
 from deepinfer.grammar.json_schema.values import to_fraction
 
 if TYPE_CHECKING:
@@ -121,6 +121,8 @@ def _format(algebra: Algebra, node: Node) -> list[Formula]:
         if FORMATS[name] is None:
             algebra.skip(node, "format", f"format {name!r} is no regular language")
             return []
+        if name in APPROXIMATED:
+            algebra.uses.note(node, "format", "approximated", APPROXIMATED[name])
         return [Format(name)]
     algebra.uses.note(node, "format", "ignored", f"format {name!r} is not known")
     return []

@@ -74,15 +74,11 @@ class Registry:
     Args:
         schema: The root schema.
         dialect: The draft to use where `$schema` names none.
-        forced: Whether that draft holds against `$schema` too.
         resources: Other documents by absolute URI.
     """
 
-    def __init__(
-        self, schema: Any, dialect: Dialect, forced: bool, resources: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, schema: Any, dialect: Dialect, resources: Mapping[str, Any]) -> None:
         self._default = dialect
-        self._forced = forced
         self._others = {uri.removesuffix("#"): other for uri, other in resources.items()}
         self._by_uri: dict[str, Resource] = {}
         self._by_schema: dict[int, Resource] = {}
@@ -102,7 +98,7 @@ class Registry:
         return resource
 
     def _dialect(self, schema: Any, inherited: Dialect) -> Dialect:
-        if self._forced or not isinstance(schema, dict) or "$schema" not in schema:
+        if not isinstance(schema, dict) or "$schema" not in schema:
             return inherited
         known = dialect_of(schema)
         if known is not None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable
-
-from deepinfer.grammar.codepoints import ALL, CodePoints
+from deepinfer.grammar.codepoints import ALL
 from deepinfer.grammar.ir import (
     EMPTY,
     EPS,
@@ -32,37 +29,13 @@ from deepinfer.grammar.json_schema.formula import (
     unit_atoms,
 )
 from deepinfer.grammar.json_schema.language import Derivatives, is_bounded
+from deepinfer.grammar.json_schema.pattern import pattern_expr
 from deepinfer.grammar.json_schema.spelling import Spelling, free_string, spell_class, spell_text
 
-__all__ = ["Strings", "pattern_expr"]
+__all__ = ["Strings"]
 
 _MAX_STATES = 3000
 _FEW = 4
-
-
-@functools.lru_cache(maxsize=512)
-def pattern_expr(source: str, spelling: Spelling) -> Expr:
-    """Texts in which a pattern matches somewhere.
-
-    Args:
-        source: The pattern, in the flavour of JSON Schema.
-        spelling: How the texts are spelled.
-
-    Returns:
-        The expression, without quotes.
-
-    Raises:
-        GrammarSyntaxError: The pattern does not parse.
-        UnsupportedKeyword: It has a construct that no regular language has.
-        GrammarTooLarge: It is too large.
-    """
-    from deepinfer.grammar.regex import regex_to_expr
-
-    def encode(points: Iterable[tuple[int, int]]) -> Expr:
-        ranges: CodePoints = tuple(points)
-        return spell_class(ranges, spelling)
-
-    return regex_to_expr(source, "json-schema", search=True, encode_class=encode)
 
 
 class Strings:
@@ -109,7 +82,7 @@ class Strings:
         groups: dict[str, list[str]] = {}
         for text in texts:
             groups.setdefault(text[:1], []).append(text)
-        parts = []
+        parts: list[Expr] = []
         for first, members in groups.items():
             if not first:
                 parts.append(EPS)

@@ -53,6 +53,8 @@ class Uses:
                 why = ""
                 if noted is not None:
                     status, why = noted
+                elif keyword in ("contentEncoding", "contentMediaType"):
+                    status, why = "ignored", "an annotation"
                 elif keyword in ANNOTATIONS:
                     continue
                 elif hidden and keyword != "$ref":
