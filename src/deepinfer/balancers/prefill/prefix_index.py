@@ -97,6 +97,7 @@ class PrefixIndex:
         self._holders: dict[Hashable, int] = {}  # key -> bit set of workers
         self._everyone = 0
         self._rows: tuple[list[str], tuple[int, int], npt.NDArray[np.int64]] | None = None
+        self._spread: tuple[int, npt.NDArray[np.int64]] = (0, np.zeros(0, np.int64))
         self._version = 0
         self._dropped: dict[str, int] = {}  # last epoch of workers that left
 
@@ -231,21 +232,36 @@ class PrefixIndex:
     def _count(self, keys: Sequence[Hashable]) -> npt.NDArray[np.int64]:
         """Leading blocks held, by bit; the last entry belongs to nobody and is 0."""
         alive = self._everyone
-        num_bits = alive.bit_length()
-        num_bytes = num_bits // 8 + 1  # at least one bit to spare
-        counts = np.zeros(num_bytes * 8, np.int64)
+        counts = np.zeros(alive.bit_length() + 1, np.int64)
         begin, holders = 0, self._holders
         for at, key in enumerate(keys):
             still = holders.get(key, 0) & alive
             if still != alive:
                 if at > begin:
-                    counts += _spread(alive, num_bytes) * (at - begin)
+                    self._add(counts, alive, at - begin)
                 if not still:
                     return counts
                 alive, begin = still, at
         if alive:
-            counts += _spread(alive, num_bytes) * (len(keys) - begin)
+            self._add(counts, alive, len(keys) - begin)
         return counts
+
+    def _add(self, counts: npt.NDArray[np.int64], workers: int, blocks: int) -> None:
+        """Adds blocks to the entries of a bit set; few bits one by one, many at once."""
+        if workers.bit_count() > 4:
+            if (
+                self._spread[0] != workers or self._spread[1].size != counts.size
+            ):  # a first block that everyone holds comes again and again
+                num_bytes = counts.size // 8 + 1
+                raw = np.frombuffer(workers.to_bytes(num_bytes, "little"), np.uint8)
+                bits = np.unpackbits(raw, bitorder="little")[: counts.size]
+                self._spread = (workers, bits.astype(np.int64))
+            counts += self._spread[1] * blocks
+            return
+        while workers:
+            bit = workers.bit_length() - 1
+            counts[bit] += blocks
+            workers ^= 1 << bit
 
     def _bits(self, fleet: Fleet) -> npt.NDArray[np.int64]:
         """Bit of each row of a fleet; kept as long as neither side gains or loses workers."""
@@ -300,9 +316,3 @@ class PrefixIndex:
 
     def __repr__(self) -> str:
         return f"PrefixIndex(workers={len(self._workers)}, keys={len(self)}, stale={self.stale()})"
-
-
-def _spread(mask: int, num_bytes: int) -> npt.NDArray[np.int64]:
-    """The bits of a number, lowest first, shape [8 * num_bytes]."""
-    raw = np.frombuffer(mask.to_bytes(num_bytes, "little"), np.uint8)
-    return np.unpackbits(raw, bitorder="little").astype(np.int64)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from deepinfer.balancers.simulator.config import FleetChange as FleetChange
     from deepinfer.balancers.simulator.config import FleetChangeKind as FleetChangeKind
     from deepinfer.balancers.simulator.config import PrefillConfig as PrefillConfig
+    from deepinfer.balancers.simulator.config import RankChoice as RankChoice
     from deepinfer.balancers.simulator.config import Slo as Slo
     from deepinfer.balancers.simulator.config import TransferConfig as TransferConfig
     from deepinfer.balancers.simulator.report import FleetReport as FleetReport
@@ -25,6 +26,7 @@ _EXPORTS = {
     "FleetReport": "deepinfer.balancers.simulator.report",
     "FleetSimulator": "deepinfer.balancers.simulator.simulator",
     "PrefillConfig": "deepinfer.balancers.simulator.config",
+    "RankChoice": "deepinfer.balancers.simulator.config",
     "Slo": "deepinfer.balancers.simulator.config",
     "TransferConfig": "deepinfer.balancers.simulator.config",
 }
@@ -37,6 +39,7 @@ __all__ = [
     "FleetReport",
     "FleetSimulator",
     "PrefillConfig",
+    "RankChoice",
     "Slo",
     "TransferConfig",
 ]

@@ -15,6 +15,7 @@ __all__ = [
     "FleetChange",
     "FleetChangeKind",
     "PrefillConfig",
+    "RankChoice",
     "Slo",
     "TransferConfig",
 ]
@@ -29,6 +30,17 @@ class CacheKind(Enum):
     """Each engine keeps its own, least recently used blocks go first."""
     STORE = "store"
     """All engines share one store."""
+
+
+class RankChoice(Enum):
+    """When a prompt gets the rank of its engine that runs it."""
+
+    LATE = "late"
+    """When a rank has time left in a step: until then it waits in one queue of the engine."""
+    LEAST_SECONDS = "least_seconds"
+    """On arrival, the rank with the least remaining seconds."""
+    IN_TURN = "in_turn"
+    """On arrival, each rank in turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +58,7 @@ class PrefillConfig:
         cache: Where prompts find cached blocks.
         cache_blocks: Blocks of an engine's cache, or of the store.
         block_tokens: Tokens of a block.
-        ranks_by_cost: Whether a prompt goes to the rank with the least remaining seconds, or to each rank in turn.
+        ranks: When a prompt gets its rank.
     """
 
     num_engines: int = 8
@@ -60,7 +72,7 @@ class PrefillConfig:
     cache: CacheKind = CacheKind.ENGINE
     cache_blocks: int = 2_000
     block_tokens: int = 512
-    ranks_by_cost: bool = True
+    ranks: RankChoice = RankChoice.LATE
 
     def __post_init__(self) -> None:
         """Checks the fields."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deepinfer.balancers.simulator.block_cache import LruBlocks
-from deepinfer.balancers.simulator.config import CacheKind, PrefillConfig
+from deepinfer.balancers.simulator.config import CacheKind, PrefillConfig, RankChoice
 
 __all__ = ["PrefillEngine", "PrefillJob", "PrefillStep"]
 
@@ -26,7 +26,7 @@ class PrefillJob:
         keys: Keys of its whole blocks.
         hit_tokens: Tokens found in the cache when it began, or -1 before.
         done_tokens: Tokens that are in the cache or were run.
-        rank: The rank that runs it.
+        rank: The rank that runs it, or -1 before it has one.
         remaining_s: Seconds that are left, as predicted.
     """
 
@@ -70,7 +70,9 @@ class PrefillEngine:
         self.config = config
         self.cache = cache
         self.queues: list[deque[PrefillJob]] = [deque() for _ in range(config.num_ranks)]
-        self.remaining_s = np.zeros(config.num_ranks)
+        self.unbound: deque[PrefillJob] = deque()
+        self.remaining_s = np.zeros(config.num_ranks)  # of the prompts that have a rank
+        self.unbound_s = 0.0
         self.step: PrefillStep | None = None
         self.busy_s = 0.0
         self._turn = 0
@@ -78,12 +80,16 @@ class PrefillEngine:
     @property
     def num_jobs(self) -> int:
         """Prompts that wait or run."""
-        return sum(map(len, self.queues))
+        return sum(map(len, self.queues)) + len(self.unbound)
 
     @property
     def waiting_tokens(self) -> int:
         """Prompt tokens not yet run."""
-        return sum(job.tokens - max(job.done_tokens, 0) for queue in self.queues for job in queue)
+        return sum(job.tokens - job.done_tokens for queue in self._all for job in queue)
+
+    @property
+    def _all(self) -> list[deque[PrefillJob]]:
+        return [*self.queues, self.unbound]
 
     def waiting_s(self, now_s: float) -> float:
         """Seconds until a prompt that came now would begin, when the ranks share evenly.
@@ -96,7 +102,7 @@ class PrefillEngine:
         """
         steps = self.config.cost.step_s if self.step is None else 0.0
         running = 0.0
-        left = float(self.remaining_s.sum()) / self.config.num_ranks
+        left = (float(self.remaining_s.sum()) + self.unbound_s) / self.config.num_ranks
         if self.step is not None:
             # The chunks of the running step are still in `remaining_s`: count them by the clock instead.
             planned = float(self.step.rank_s.sum()) / self.config.num_ranks
@@ -105,24 +111,29 @@ class PrefillEngine:
         return running + left + steps * (left > 0)
 
     def add(self, job: PrefillJob) -> None:
-        """Queues a prompt at a rank.
+        """Queues a prompt.
 
         Args:
             job: The prompt.
         """
-        cost, config = self.config.cost, self.config
+        choice = self.config.ranks
         hit = self._lookup(job)
-        job.remaining_s = float(cost.seconds(float(hit), float(job.tokens - hit)))
-        if config.ranks_by_cost:
-            job.rank = int(self.remaining_s.argmin())
-        else:
-            job.rank = self._turn
-            self._turn = (self._turn + 1) % config.num_ranks
-        self.queues[job.rank].append(job)
-        self.remaining_s[job.rank] += job.remaining_s
+        job.remaining_s = float(self.config.cost.seconds(float(hit), float(job.tokens - hit)))
+        if choice is RankChoice.LATE:
+            self.unbound.append(job)
+            self.unbound_s += job.remaining_s
+            return
+        rank = int(self.remaining_s.argmin())
+        if choice is RankChoice.IN_TURN:
+            rank = self._turn
+            self._turn = (rank + 1) % self.config.num_ranks
+        self._bind(job, rank)
 
     def begin(self, now_s: float) -> PrefillStep | None:
         """Plans a step: each rank fills its time, or its tokens, with the heads of its queue.
+
+        Prompts without a rank go, one by one in the order in which they came, to the rank that has used the least of
+        its step so far.
 
         Args:
             now_s: The time.
@@ -130,13 +141,26 @@ class PrefillEngine:
         Returns:
             The step, or None when nothing waits.
         """
-        if self.step is not None or not any(self.queues):
+        if self.step is not None or not any(self._all):
             return None
-        rank_s = np.zeros(self.config.num_ranks)
-        chunks: list[tuple[PrefillJob, int]] = []
-        for rank, queue in enumerate(self.queues):
-            rank_s[rank] = self._fill(queue, chunks)
+        fills = [_Fill(self.config) for _ in self.queues]
+        for fill, queue in zip(fills, self.queues, strict=True):
+            for job in queue:
+                self._look_up_again(job)
+                if not fill.take(job):
+                    break
+        while self.unbound:
+            fill = min(fills, key=_used)
+            if fill.is_full:
+                break
+            job = self.unbound.popleft()
+            self.unbound_s = max(0.0, self.unbound_s - job.remaining_s) if self.unbound else 0.0
+            self._bind(job, fills.index(fill))
+            self._look_up_again(job)
+            fill.take(job)
+        rank_s = np.array([fill.seconds for fill in fills])
         duration = self.config.cost.step_s + float(rank_s.max())
+        chunks = [chunk for fill in fills for chunk in fill.chunks]
         self.step = PrefillStep(now_s, duration, rank_s, chunks)
         return self.step
 
@@ -179,53 +203,73 @@ class PrefillEngine:
         Returns:
             The prompts that it held; they must be routed again.
         """
-        jobs = [job for queue in self.queues for job in queue]
-        for queue in self.queues:
+        jobs = [job for queue in self._all for job in queue]
+        for queue in self._all:
             queue.clear()
         self.remaining_s[:] = 0.0
+        self.unbound_s = 0.0
         self.step = None
         if self.config.cache is CacheKind.ENGINE:
             self.cache.clear()
         return jobs
+
+    def _bind(self, job: PrefillJob, rank: int) -> None:
+        job.rank = rank
+        self.queues[rank].append(job)
+        self.remaining_s[rank] += job.remaining_s
 
     def _lookup(self, job: PrefillJob) -> int:
         if self.config.cache is CacheKind.NONE:
             return 0
         return min(self.cache.hit(job.keys) * self.config.block_tokens, job.tokens - 1)
 
-    def _fill(self, queue: deque[PrefillJob], chunks: list[tuple[PrefillJob, int]]) -> float:
-        config = self.config
-        cap = config.chunk_tokens
-        time_left = math.inf if config.chunk_s is None else config.chunk_s
-        spent = 0.0
-        for job in queue:
-            if cap < 1:
-                break
-            if job.hit_tokens < 0:  # looked up again: earlier prompts may have left their blocks
-                hit = job.hit_tokens = self._lookup(job)
-                job.done_tokens = hit
-                fresh = float(config.cost.seconds(float(hit), float(job.tokens - hit)))
-                self.remaining_s[job.rank] += fresh - job.remaining_s
-                job.remaining_s = fresh
-            tokens = self._chunk(job, cap, time_left, is_first=spent == 0.0)
-            if tokens < 1:
-                break
-            seconds = float(config.cost.seconds(float(job.done_tokens), float(tokens)))
-            chunks.append((job, tokens))
-            spent += seconds
-            time_left -= seconds
-            cap -= tokens
-            if job.done_tokens + tokens < job.tokens:
-                break
-        return spent
+    def _look_up_again(self, job: PrefillJob) -> None:
+        """Before its first chunk: prompts that ran meanwhile may have left blocks, or driven some out."""
+        if job.hit_tokens < 0:
+            hit = job.hit_tokens = job.done_tokens = self._lookup(job)
+            fresh = float(self.config.cost.seconds(float(hit), float(job.tokens - hit)))
+            self.remaining_s[job.rank] += fresh - job.remaining_s
+            job.remaining_s = fresh
 
-    def _chunk(self, job: PrefillJob, cap: int, time_left: float, *, is_first: bool) -> int:
-        config, left = self.config, job.tokens - job.done_tokens
-        tokens = min(left, cap)
-        if time_left < math.inf:
-            tokens = config.cost.largest(float(job.done_tokens), time_left, tokens)
+
+class _Fill:
+    """What one rank runs in a step that is being planned."""
+
+    def __init__(self, config: PrefillConfig) -> None:
+        self.config = config
+        self.tokens_left = config.chunk_tokens
+        self.time_left = math.inf if config.chunk_s is None else config.chunk_s
+        self.seconds = 0.0
+        self.chunks: list[tuple[PrefillJob, int]] = []
+        self.is_full = False
+
+    def take(self, job: PrefillJob) -> bool:
+        """Adds as much of a prompt as fits; False when the prompt does not end in this step."""
+        left = job.tokens - job.done_tokens
+        tokens = self._chunk(job, left)
+        if tokens:
+            cost = self.config.cost
+            seconds = float(cost.seconds(float(job.done_tokens), float(tokens)))
+            self.chunks.append((job, tokens))
+            self.seconds += seconds
+            self.time_left -= seconds
+            self.tokens_left -= tokens
+        self.is_full = tokens < left or self.tokens_left < 1 or self.time_left <= 0
+        return tokens == left
+
+    def _chunk(self, job: PrefillJob, left: int) -> int:
+        config = self.config
+        tokens = min(left, self.tokens_left)
+        if self.time_left < math.inf:
+            tokens = config.cost.largest(float(job.done_tokens), self.time_left, tokens)
         if tokens < left:
             tokens -= tokens % config.chunk_multiple
-            if tokens == 0 and is_first:  # a target below one multiple must not stop the queue
-                tokens = min(left, cap, config.chunk_multiple)
+            if (
+                tokens == 0 and not self.chunks
+            ):  # a target below one multiple must not stop the queue
+                tokens = min(left, self.tokens_left, config.chunk_multiple)
         return tokens
+
+
+def _used(fill: _Fill) -> tuple[bool, float]:
+    return fill.is_full, fill.seconds

@@ -179,21 +179,21 @@ def generate_traffic(
         count = item.system_tokens // MOONCAKE_BLOCK
         systems.append(tuple(range(next_id, next_id + count)))
         next_id += count
-    # Of each class: when a conversation may go on, its id, and the whole blocks of its last turn.
-    waiting: list[list[tuple[float, int, tuple[int, ...]]]] = [[] for _ in classes]
+    # Of each class: when a conversation may go on, its id, its tokens so far, and the ids of their whole blocks.
+    waiting: list[list[tuple[float, int, int, tuple[int, ...]]]] = [[] for _ in classes]
     records = []
     for index in range(num_requests):
         kind, now = int(kinds[index]), float(times[index])
         item = classes[kind]
-        session, begin = index, systems[kind]
+        session, before, begin = index, item.system_tokens, systems[kind]
         pool = waiting[kind]
         if pool and generator.random() < item.follow_up:
             ready = [at for at, entry in enumerate(pool) if entry[0] <= now]
             if ready:
-                _, session, begin = pool.pop(ready[int(generator.integers(len(ready)))])
+                _, session, before, begin = pool.pop(ready[int(generator.integers(len(ready)))])
         new = max(1, round(float(generator.lognormal(np.log(item.new_tokens), item.new_sigma))))
         output = max(1, round(float(generator.lognormal(np.log(item.output_tokens), 1.0))))
-        length = min(len(begin) * MOONCAKE_BLOCK + new, item.max_input_tokens)
+        length = min(before + new, item.max_input_tokens)
         count = -(-length // MOONCAKE_BLOCK)
         whole_after = (length + output) // MOONCAKE_BLOCK
         ids = begin[:count] + tuple(range(next_id, next_id + max(0, count - len(begin))))
@@ -207,7 +207,7 @@ def generate_traffic(
             grown = tuple(range(next_id, next_id + whole_after - len(kept)))
             next_id += len(grown)
             pause = float(generator.exponential(item.ttl_s)) if item.ttl_s else 0.0
-            pool.append((now + pause, session, kept + grown))
+            pool.append((now + pause, session, length + output, kept + grown))
     return records
 
 
