@@ -19,6 +19,7 @@ BAD = {
     "prefix_cache": [1, None, "yes"],
     "replay": ["exac", "", None, True],
     "decoder_replay": [0, None, "no"],
+    "cuda_graphs": [1, None, "on"],
     "host_cache_bytes": [-1, 2**51, None, True],
     "num_window_slots": [-1, None, True],
     "target_step_s": [0, -1.0, float("nan"), True, "1"],
