@@ -112,8 +112,8 @@ class PrefillCost:
         Returns:
             The seconds, shaped alike.
         """
-        quadratic = self.pair_s * (2.0 * prefix + tokens) * tokens
-        return self.prefix_token_s * prefix + self.token_s * tokens + quadratic
+        seconds = (self.pair_s * (2.0 * prefix + tokens) + self.token_s) * tokens
+        return seconds + self.prefix_token_s * prefix if self.prefix_token_s else seconds
 
     def largest(self, prefix: float, seconds: float, cap: int) -> int:
         """The largest chunk that stays within a time.

@@ -207,9 +207,7 @@ class PrefixIndex:
         if not keys or not bits.size:
             return np.zeros(len(fleet), np.int64)
         counts = self._count(keys)
-        if not counts.size:
-            return np.zeros(len(fleet), np.int64)
-        return counts[np.minimum(bits, counts.size - 1)]
+        return counts[bits]
 
     def check(self) -> None:
         """Walks every invariant.
@@ -267,7 +265,7 @@ class PrefixIndex:
         """Bit of each row of a fleet; kept as long as neither side gains or loses workers."""
         kept, names = self._rows, fleet.names
         if kept is None or kept[0] is not names or kept[1] != (self._version, len(names)):
-            nobody = 2**31
+            nobody = self._everyone.bit_length()  # the spare last entry of every count
             bits = [worker.bit if (worker := self._workers.get(name)) else nobody for name in names]
             self._rows = kept = (names, (self._version, len(names)), np.array(bits, np.int64))
         return kept[2]
