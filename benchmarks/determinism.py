@@ -31,12 +31,15 @@ import torch.nn.functional as F
 from model_step import cpu_name, random_model, small_config
 from torch import Tensor
 
+from deepinfer import SamplingParams
 from deepinfer.engine.graphs import DecodeGraphs, GraphBucket, GraphRow
 from deepinfer.kernels import batch_invariant as bi
 from deepinfer.kernels.fused import fused_kernels
+from deepinfer.models import load_model
 from deepinfer.models.deepseek_v41 import DeepseekV41, DeepseekV41Config, ForwardBatch, Segment
 from deepinfer.models.deepseek_v41.engram import EngramHash
 from deepinfer.testing.determinism import Situation, unique_model_rows, unique_rows
+from deepinfer.testing.engine_determinism import engine_situations, unique_engine_streams
 
 WIDTHS = (
     (1280, 5120), (32768, 1280), (5120, 8192), (512, 5120), (4608, 5120), (5120, 2304), (8192, 2048),
@@ -382,50 +385,78 @@ def check_model(report: Report, name: str, model: DeepseekV41, length: int) -> N
 def time_model(
     report: Report, name: str, model: DeepseekV41, context: int, batches: tuple[int, ...]
 ) -> None:
-    """Prefill of one prompt and decode steps from recordings, fast and deterministic in turn."""
+    """Prompts one after the other, then decode steps from recordings, in both modes; what compiles runs before."""
     generator = torch.Generator().manual_seed(5)
+    steps = 256
     prefill: dict[bool, float] = {}
     for batch in batches:
         prompts = torch.randint(
             5, model.config.vocab_size, (batch, context), generator=generator
         ).tolist()
         decode: dict[bool, float] = {}
+        total: dict[bool, float] = {}
         for mode in (False, True):
             model.set_deterministic(mode)
-            cache = model.new_cache(batch, context + 300, context)
-            for slot, prompt in enumerate(prompts):
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                model(ForwardBatch.from_segments([(slot, 0, prompt)], device="cuda"), cache)
-                torch.cuda.synchronize()
-                took = time.perf_counter() - start
-                prefill[mode] = min(prefill.get(mode, took), took)
+            cache = model.new_cache(batch, context + steps + 44, context)
             graphs = DecodeGraphs(model, cache)
-            graphs.warmup([GraphBucket(batch, 1, context + 300)])
-            times = []
-            for step in range(40):
+            graphs.warmup([GraphBucket(batch, 1, context + steps + 44)])
+
+            def run(slot: int, cache=cache, prompts=prompts) -> None:
+                batch = ForwardBatch.from_segments([(slot, 0, prompts[slot])], device="cuda")
+                model.compute_logits(model(batch, cache).hidden[-1:])
+
+            for _ in range(3):
+                run(0)
+                cache.reset(0)
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for slot in range(batch):
+                run(slot)
+            torch.cuda.synchronize()
+            all_prompts = time.perf_counter() - start
+            prefill[mode] = all_prompts / batch
+            start = time.perf_counter()
+            events = []
+            for step in range(steps):
                 rows = [GraphRow(Segment(s, context + step, 1), [7 + s]) for s in range(batch)]
-                torch.cuda.synchronize()
-                start = time.perf_counter()
+                events.append([torch.cuda.Event(enable_timing=True) for _ in range(2)])
+                events[-1][0].record()
                 if graphs.try_run(rows) is None:
                     raise RuntimeError(str(graphs.stats.misses or graphs.unsupported))
-                torch.cuda.synchronize()
-                times.append(time.perf_counter() - start)
-            decode[mode] = statistics.median(times[5:])
+                events[-1][1].record()
+            torch.cuda.synchronize()
+            total[mode] = all_prompts + time.perf_counter() - start
+            decode[mode] = statistics.median(a.elapsed_time(b) for a, b in events) / 1e3
+            graphs.close()
             del graphs, cache
         report.add(
             f"decode {name} batch {batch}", fast_ms=decode[False] * 1e3,
             deterministic_ms=decode[True] * 1e3, cost=decode[True] / decode[False] - 1,
         )  # fmt: skip
-        total = {m: batch * prefill[m] + 256 * decode[m] for m in (False, True)}
         report.add(
-            f"end to end {name} {batch} x {context}/256", fast_s=total[False],
+            f"end to end {name} {batch} x {context}/{steps}", fast_s=total[False],
             deterministic_s=total[True], cost=total[True] / total[False] - 1,
         )  # fmt: skip
     report.add(
         f"prefill {name} {context} tokens", fast_ms=prefill[False] * 1e3,
         deterministic_ms=prefill[True] * 1e3, cost=prefill[True] / prefill[False] - 1,
     )  # fmt: skip
+
+
+def check_engine(report: Report) -> None:
+    """Streams of tokens and log probabilities that engines give for one request of nano, and a control."""
+    model = load_model("nano", device="cuda", dtype=torch.bfloat16)
+    prompt = [(i * 7 + i * i) % 480 + 5 for i in range(150)]
+    for hot in ({"temperature": 0}, {"temperature": 0.9, "seed": 5}):
+        params = SamplingParams(max_tokens=32, ignore_eos=True, logprobs=0, **hot)
+        cases = list(engine_situations())
+        for mode, some in ((True, cases), (False, cases[::3])):
+            found = unique_engine_streams(model, prompt, some, params, {"deterministic": mode})
+            report.add(
+                f"engine nano {'greedy' if len(hot) == 1 else 'sampled'} "
+                f"{'deterministic' if mode else 'control'}",
+                distinct=found.count, of=len(some),
+            )  # fmt: skip
 
 
 def on_gpu(report: Report) -> None:
@@ -447,6 +478,7 @@ def on_gpu(report: Report) -> None:
         report.run(
             f"time {name}", lambda n=name, m=model: time_model(report, n, m, 1024, (1, 16, 64))
         )
+    report.run("engine", lambda: check_engine(report))
     report.run("products", lambda: time_products(report))
 
 

@@ -2,7 +2,7 @@
 
 Checks first: every Triton kernel of a step against its reference on the values of a real step, and the tokens of 64
 greedy steps against eager ones. Then times generation at several batches and depths, the share of a decode step in
-which the GPU idles, prefill, and the gaps between tokens of 64 decoders while long prompts arrive. Each case is one
+which the GPU idles, prefill, and the gaps between tokens of 64 decoders while long prompts arrive, by time target. Each case is one
 JSON line in $OUT (or --out); a table comes last. Cases that no longer fit into --seconds are left out and named.
 Run: PYTHONPATH=src python benchmarks/gpu_decode.py [--model nano] [--seconds 140]
 """
@@ -223,7 +223,9 @@ def replay_times(report: Report, model: DeepseekV41, name: str, rows: list[int])
 
 def engine_for(model: DeepseekV41, batch: int, depth: int, recorded: bool, length: int = 512, **options: Any) -> Engine:  # fmt: skip
     """An engine, with recordings of its decode steps if asked for."""
-    options = {"max_num_seqs": batch, "max_model_len": length, "async_depth": depth, **options}
+    options = {
+        "max_num_seqs": batch, "max_model_len": length, "async_depth": depth, "cuda_graphs": recorded, **options
+    }  # fmt: skip
     engine = Engine(model=model, config=options)
     if recorded:
         graphs = engine._parts.runner.make_graphs()
@@ -254,7 +256,7 @@ def decode_speed(report: Report, model: DeepseekV41, name: str, batch: int, dept
         idle: dict[str, Any] = {}
         if recorded and engine.has_unfinished:
             try:
-                idle = idle_share(engine)
+                idle = idle_share(engine, seconds / max(steps, 1))
             except Exception as error:  # the speed stands without it
                 idle = {"idle_error": str(error)[:80]}
     report.add(
@@ -268,24 +270,35 @@ def gpu_events(trace: Any) -> list[Any]:
     return [e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
 
 
-def idle_share(engine: Engine) -> dict[str, float]:
-    """Share of the time in which no kernel ran, and share in gaps of 10 us or more, over a few steps."""
-    kinds = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=kinds) as trace:
-        for _ in range(6):
-            engine.step()
-        torch.cuda.synchronize()
-    spans = sorted((e.time_range.start, e.time_range.end) for e in gpu_events(trace))
-    if not spans:
-        return {}
-    busy, gaps, end = 0.0, 0.0, spans[0][0]
-    for start, stop in spans:
-        if start - end >= 10:
-            gaps += start - end
-        busy += max(0.0, stop - max(start, end))
-        end = max(end, stop)
-    whole = end - spans[0][0]
-    return {"idle_share": 1 - busy / whole, "idle_share_in_gaps": gaps / whole}
+def idle_share(engine: Engine, step_s: float, repeats: int = 40) -> dict[str, float]:
+    """Share of a step's time in which the GPU had nothing to do.
+
+    Events time the step's own work, recording and sampler, launched again and again so that the queue never runs
+    empty; what an engine's step takes beyond that, the GPU waits for the host.
+    """
+    runner, seen = engine._parts.runner, {}
+    sampler = runner._sampler
+
+    def keep(logits: torch.Tensor, *rest: Any) -> Any:
+        seen["call"] = logits, *rest
+        return sampler(logits, *rest)
+
+    runner._sampler = keep
+    engine.step()
+    runner._sampler = sampler
+    torch.cuda.synchronize()
+    hits = runner._graphs.stats.hits
+    graph = runner._graphs._recordings[max(hits, key=hits.get)].graph
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    for turn in range(-5, repeats):
+        if not turn:
+            events[0].record()
+        graph.replay()
+        sampler(*seen["call"])
+    events[1].record()
+    torch.cuda.synchronize()
+    device_s = events[0].elapsed_time(events[1]) / repeats / 1e3
+    return {"device_ms": device_s * 1e3, "idle_share": max(0.0, 1 - device_s / step_s)}
 
 
 def prefill_speed(report: Report, model: DeepseekV41, name: str) -> None:
@@ -304,38 +317,58 @@ def prefill_speed(report: Report, model: DeepseekV41, name: str) -> None:
         report.add(f"prefill {name} chunk{chunk}", tokens_per_s=16 * length / seconds)
 
 
-def token_gaps(report: Report, model: DeepseekV41, name: str, recorded: bool) -> None:
-    """Gaps between tokens of 64 decoders while long prompts arrive."""
+def token_gaps(report: Report, model: DeepseekV41, name: str, target_ms: float) -> None:
+    """Gaps between tokens of 64 decoders while long prompts arrive, against the time that a step may take.
+
+    Prompts arrive for a while before gaps count: kernels are compiled and the cost of steps is learned by then.
+    """
     long = min(3000, model.config.max_position_embeddings - 16)
-    options = {"prefill_chunk_tokens": 512, "max_num_batched_tokens": 1024}
-    with engine_for(model, 72, 1, recorded, long + 16, **options) as engine:
-        short = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
-        for i, prompt in enumerate(make_prompts(64, 32, 500)):
-            engine.add_request(prompt, short, rid=f"d{i}")
-        for _ in range(8):
-            engine.step()
-        seen: dict[str, float] = {}
-        gaps: list[float] = []
-        began, arrived = time.perf_counter(), 0
+    options = {
+        "max_num_batched_tokens": 4096, "target_step_s": target_ms / 1e3, "prefix_cache": False,
+        "max_num_seqs": 72, "max_model_len": long + 16, "async_depth": 1,
+    }  # fmt: skip
+    warm_s, timed_s, every_s = 4.0, 5.0, 0.12
+    seen: dict[str, float] = {}
+    gaps: list[float] = []
+    steps: list[float] = []
+    with Engine(model=model, config=options) as engine:
+        short = SamplingParams(temperature=0, max_tokens=long // 2, ignore_eos=True)
         one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-        waiting = make_prompts(6, long, 500)
-        while time.perf_counter() - began < 4 and engine.has_unfinished:
-            if arrived < len(waiting) and time.perf_counter() - began > 0.4 * arrived:
-                engine.add_request(waiting[arrived], one, rid=f"p{arrived}")
+        prompts, decoders = make_prompts(16, long, 500), make_prompts(64, 32, 500)
+        for i, prompt in enumerate(decoders):
+            engine.add_request(prompt, short, rid=f"d{i}")
+        began, arrived, timed, done = time.perf_counter(), 0, 0, 0
+        last = began
+        while time.perf_counter() - began < warm_s + timed_s:
+            now = time.perf_counter() - began
+            if now > every_s * arrived and arrived - done < 3:
+                engine.add_request(prompts[arrived % 16], one, rid=f"p{arrived}")
                 arrived += 1
+                timed += now > warm_s
             deltas = engine.step()
             now = time.perf_counter()
+            if now - began > warm_s:
+                steps.append(now - last)
+            last = now
             for delta in deltas:
-                if delta.rid.startswith("d"):
-                    if delta.rid in seen:
-                        gaps.append(now - seen[delta.rid])
-                    seen[delta.rid] = now
+                if not delta.rid.startswith("d"):
+                    done += delta.finished
+                    continue
+                if delta.rid in seen and now - began > warm_s:
+                    gaps.append(now - seen[delta.rid])
+                seen[delta.rid] = now
+                if delta.finished:
+                    i = int(delta.rid[1:]) % 64
+                    engine.add_request(decoders[i], short, rid=f"d{int(delta.rid[1:]) + 64}")
+        engine.check()
     gaps.sort()
-    if gaps:
-        report.add(
-            f"token gaps {name} {'graph' if recorded else 'eager'}", p50_ms=gaps[len(gaps) // 2] * 1e3,
-            p99_ms=gaps[int(len(gaps) * 0.99)] * 1e3, most_ms=gaps[-1] * 1e3, prompts=arrived,
-        )  # fmt: skip
+    steps.sort()
+    p99 = gaps[int(len(gaps) * 0.99)] * 1e3
+    report.add(
+        f"token gaps {name} target {target_ms:g} ms", p50_ms=gaps[len(gaps) // 2] * 1e3, p90_ms=gaps[int(len(gaps) * 0.9)] * 1e3,
+        p99_ms=p99, most_ms=gaps[-1] * 1e3, over_target=p99 / target_ms - 1, prompts=timed,
+        prompt_tokens_per_s=timed * long / timed_s, tokens_per_s=len(gaps) / timed_s, step_p99_ms=steps[int(len(steps) * 0.99)] * 1e3,
+    )  # fmt: skip
 
 
 def full_size(report: Report, model: DeepseekV41) -> None:
@@ -383,8 +416,8 @@ def main() -> None:
                 lambda b=batch, d=depth, r=recorded: decode_speed(report, model, name, b, d, r),
             )
     report.run("prefill", lambda: prefill_speed(report, model, name))
-    for recorded in (True, False):
-        report.run("token gaps", lambda r=recorded: token_gaps(report, model, name, r), 8)
+    for target_ms in (10.0, 20.0, 40.0):
+        report.run("token gaps", lambda t=target_ms: token_gaps(report, model, name, t), 12)
     if args.model == "nano":
         args.model = "random"
         report.run("full size", lambda: full_size(report, load(torch.float32, "full")), 15)
