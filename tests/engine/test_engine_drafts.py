@@ -90,12 +90,17 @@ def test_stops_inside_a_block(make_engine) -> None:
         assert output.usage.accepted <= at
         engine.check()
     text = ToyTokenizer().decode(tokens)
+    before, verified, accepted = engine.stats(), 0, 0
     for at in range(1, 20):
         stop = text[at : at + 2]
         plain = make_engine().generate([5, 6], GREEDY.replace(stop=stop))[0]
         output = engine.generate([5, 6], GREEDY.replace(stop=stop))[0]
         assert (output.text, output.token_ids) == (plain.text, plain.token_ids)
         assert output.stop_reason == plain.stop_reason
+        stats = engine.stats()
+        verified, accepted = verified + output.usage.verified, accepted + output.usage.accepted
+        assert stats.draft_tokens_verified - before.draft_tokens_verified == verified
+        assert stats.draft_tokens_accepted - before.draft_tokens_accepted == accepted
 
 
 def test_logprobs_come_with_accepted_drafts(make_engine, drafting_model) -> None:

@@ -77,7 +77,7 @@ class Delivery:
         try:
             if len(self._masks):
                 progress = self._constrain(progress)
-            last_s = builder.last_token_s
+            last_s, before = builder.last_token_s, builder.drafts
             delta = builder.push(progress, now)
         except Exception as error:
             self._end(builder, FinishReason.ERROR, error)
@@ -86,6 +86,9 @@ class Delivery:
             return
         if delta.token_ids:
             self.recorder.token(builder, last_s, len(delta.token_ids), now)
+        if builder.drafts != before:
+            verified, accepted = builder.drafts
+            self.recorder.drafts(verified - before[0], accepted - before[1])
         if delta.finished or not builder.wants_ends_only:
             self._hand_on(builder, delta, now)
 

@@ -106,6 +106,11 @@ class OutputBuilder:
         return len(self._token_ids)
 
     @property
+    def drafts(self) -> tuple[int, int]:
+        """Drafts verified, and how many of them became output."""
+        return self._verified, self._accepted
+
+    @property
     def usage(self) -> Usage:
         """Token counts so far."""
         return usage_of(

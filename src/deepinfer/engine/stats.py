@@ -27,7 +27,7 @@ from deepinfer.engine.latency import Latency, LatencyWindow
 from deepinfer.engine.outputs import OutputBuilder
 from deepinfer.engine.pipeline import Flight
 from deepinfer.engine.trace import Trace
-from deepinfer.scheduling import Progress, ProgressList
+from deepinfer.scheduling import Progress
 
 __all__ = ["EngineStats", "StatsRecorder"]
 
@@ -53,7 +53,7 @@ class EngineStats:
         replayed_tokens: Tokens run again to rebuild window rows after a prefix hit.
         decode_tokens: Other tokens run, drafts included.
         generated_tokens: Tokens that became output.
-        draft_tokens_verified: Drafts checked.
+        draft_tokens_verified: Drafts checked, as in the `usage` of outputs.
         draft_tokens_accepted: Drafts that became output.
         step_seconds: Time in the model and the sampler.
         overhead_seconds: Other time of the host in steps: planning, books, text.
@@ -127,7 +127,8 @@ class StatsRecorder:
         self._latencies = {name: LatencyWindow() for name in names}
         self._traces: tuple[Trace, ...] = ()
         self._num_delivered = 0  # since the step counted last
-        self._counted: tuple[tuple[Any, ...], tuple[int, int, int, bool]] = ((), (0, 0, 0, False))
+        self._drafts_delivered = (0, 0)  # verified and accepted, since then
+        self._counted: tuple[tuple[Any, ...], tuple[int, int, int]] = ((), (0, 0, 0))
 
     def attach(self, trace: Trace) -> None:
         """Lets a trace take part from now on."""
@@ -167,6 +168,16 @@ class StatsRecorder:
             self._latencies["time_to_first_token"].add(now - builder.request.arrival_s)
         else:
             self._latencies["inter_token"].add((now - last_s) / count)
+
+    def drafts(self, num_verified: int, num_accepted: int) -> None:
+        """Counts drafts of an output.
+
+        Args:
+            num_verified: How many were checked.
+            num_accepted: How many of them became output.
+        """
+        verified, accepted = self._drafts_delivered
+        self._drafts_delivered = (verified + num_verified, accepted + num_accepted)
 
     def next_tokens(self, last_s: float, count: int, now: float) -> None:
         """Counts one more token of each of several outputs.
@@ -225,16 +236,10 @@ class StatsRecorder:
     ) -> None:
         """Counts a step that was applied."""
         plan, result = flight.plan, flight.result
-        rows, results = plan.rows, result.rows if result is not None else None
-        replayed, prefill, decode, has_drafts = self._tokens_of(rows)
+        replayed, prefill, decode = self._tokens_of(plan.rows)
         generated, self._num_delivered = self._num_delivered, 0
-        verified = accepted = 0
-        if has_drafts and results is not None:
-            if isinstance(progress, ProgressList):
-                verified, accepted = progress.draft_counts
-            else:
-                verified = sum(entry.num_drafts for entry in progress)
-                accepted = sum(entry.num_accepted for entry in progress)
+        verified, accepted = self._drafts_delivered
+        self._drafts_delivered = (0, 0)
         failed = flight.error is not None
         duration = (result.duration_s if result is not None else None) or 0.0
         overhead = max(0.0, flight.wall_s - flight.runner_s)
@@ -277,15 +282,15 @@ class StatsRecorder:
                 )
             )
 
-    def _tokens_of(self, rows: PlanRows) -> tuple[int, int, int, bool]:
-        """Tokens that rows replay, prefill and decode, and whether there are drafts among them."""
-        columns = (rows.roles, rows.num_tokens, rows.num_drafts)
+    def _tokens_of(self, rows: PlanRows) -> tuple[int, int, int]:
+        """Tokens that rows replay, prefill and decode."""
+        columns = (rows.roles, rows.num_tokens)
         before, found = self._counted
         if not (before and all(map(operator.is_, columns, before))):  # the same from step to step
             by_role = np.bincount(rows.roles, weights=rows.num_tokens, minlength=len(ROLES))
             replayed, prefill = int(by_role[_REPLAY]), int(by_role[_PREFILL].sum())
             decode = int(by_role.sum()) - prefill - replayed
-            found = (replayed, prefill, decode, bool(rows.num_drafts.any()))
+            found = (replayed, prefill, decode)
             self._counted = (columns, found)
         return found
 

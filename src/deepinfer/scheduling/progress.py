@@ -119,14 +119,6 @@ class ProgressList(Sequence[Progress]):
                 total += count - int(counts[entry if self._rows is None else self._rows[entry]])
         return total
 
-    @property
-    def draft_counts(self) -> tuple[int, int]:
-        """Drafts verified and drafts accepted, of all entries."""
-        drafts, accepted = self._results.num_drafts, self._results.num_accepted
-        if self._rows is not None:
-            drafts, accepted = drafts[self._rows], accepted[self._rows]
-        return int(drafts.sum()), int(accepted.sum())
-
     def tokens(self) -> list[int]:
         """The token of each entry that decoded one and does not end with it; -1 for every other entry."""
         results, counts = self._results, self._results.num_token_ids

@@ -118,6 +118,7 @@ class Machine:
         self._reference = config.reference()
         self._records: dict[str, _Record] = {}
         self._count = self._num_tokens = 0
+        self._drafts = (0, 0)
         self._is_paused = False
 
     def _make_scheduler(self, limits: Any, cache: Any) -> ObservedScheduler:
@@ -203,9 +204,12 @@ class Machine:
         ended = dict(self.outcomes)
         found = {name: count for name, count in stats.requests_finished.items() if count}
         left = stats.requests_running + stats.requests_waiting
-        if left or found != ended or stats.generated_tokens != self._num_tokens:
+        drafts = (stats.draft_tokens_verified, stats.draft_tokens_accepted)
+        right = stats.generated_tokens == self._num_tokens and drafts == self._drafts
+        if left or found != ended or not right:
             raise InvariantBroken(
-                f"I10: {ended} ended with {self._num_tokens} tokens, and the statistics are {stats}."
+                f"I10: {ended} ended with {self._num_tokens} tokens and {self._drafts} drafts, and the statistics are "
+                f"{stats}."
             )
 
     def _do_add(
@@ -304,7 +308,9 @@ class Machine:
         del self._records[rid]
         for output in self.engine.take_output(rid):
             self.outcomes[str(output.finish_reason)] += 1
+            usage, (verified, accepted) = output.usage, self._drafts
             self._num_tokens += len(output.token_ids)
+            self._drafts = (verified + usage.verified, accepted + usage.accepted)
             self._compare_output(rid, record, output)
 
     def _compare_output(self, rid: str, record: _Record, output: Output) -> None:
