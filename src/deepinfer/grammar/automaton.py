@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.core.errors import EmptyLanguage
+from deepinfer.grammar._ir_nodes import Expr
 from deepinfer.grammar._ir_rules import Rules
 from deepinfer.grammar.budget import Budget, GrammarLimits
 from deepinfer.grammar.byte_classes import ByteClasses
@@ -57,11 +58,7 @@ class Automaton:
         self._lock = threading.RLock()
         self._store = NodeStore(self._budget, counter_limit)
         with self._budget:
-            plan = normalise(rules, self._budget)
-            lowering = Lowering(
-                self._store, plan.rules, plan.nullable, plan.recursive, self.limits.search_states
-            )
-            root = lowering.start(plan.start)
+            root = self._lower(rules)
         if root is self._store.empty:
             raise EmptyLanguage(
                 "the grammar accepts no string at all, so every output would be refused; check contradictions in it"
@@ -79,6 +76,19 @@ class Automaton:
         self._expanded[DEAD] = 1
         self._truncated: dict[tuple[int, int], int] = {}
         self.start: int = self._state_of(root)
+
+    def _lower(self, rules: Rules) -> Node:
+        dead: frozenset[Expr] = frozenset()
+        while True:
+            plan = normalise(rules, self._budget, dead)
+            lowering = Lowering(
+                self._store, plan.rules, plan.nullable, plan.recursive, self.limits.search_states
+            )
+            root = lowering.start(plan.start)
+            if not plan.recursive or lowering.dead <= dead:
+                return root
+            # What matches nothing may leave recursive rules without an end: find those again.
+            dead |= lowering.dead
 
     @property
     def num_states(self) -> int:

@@ -18,7 +18,7 @@ class GrammarLimits:
     Attributes:
         max_states: Most automaton states, inner ones included, that may ever exist.
         max_bytes: Most memory of the automaton in bytes, estimated from the number of states.
-        build_ms: Most time of one piece of work in milliseconds: the construction, or one call that extends it.
+        build_ms: Most CPU time of one piece of work in milliseconds: the construction, or one call that extends it.
         search_states: Most states that one search for a dead end visits before it gives up and assumes that there
             is none.
     """
@@ -45,7 +45,7 @@ class Budget:
     def __enter__(self) -> Budget:
         """Begin a piece of work; nested pieces share the time of the outermost."""
         if self._depth == 0:
-            self._deadline_s = time.monotonic() + self.limits.build_ms / 1000.0
+            self._deadline_s = time.thread_time() + self.limits.build_ms / 1000.0
         self._depth += 1
         return self
 
@@ -68,7 +68,7 @@ class Budget:
                 resource="states",
                 limit=self._most,
             )
-        if self._depth and time.monotonic() > self._deadline_s:
+        if self._depth and time.thread_time() > self._deadline_s:
             raise GrammarTooLarge(
                 f"the grammar took more than {self.limits.build_ms:g} ms with {num_states} states;"
                 " simplify it or raise build_ms in GrammarLimits",

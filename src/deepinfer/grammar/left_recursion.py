@@ -172,6 +172,9 @@ class LeftRecursion:
                     last = base
                 before = piece.parts[:-1] if isinstance(piece, Seq) else ()
                 pieces.append(seq(*before, last))
+            if base in pieces:
+                # The rule is closed under concatenation: repeating it adds nothing.
+                pieces = [p for p in pieces if not _repeats(p, name, base)]
             solved[name] = seq(base, star(alt(*pieces)))
         else:
             solved = self._solve(component, parts)
@@ -222,3 +225,10 @@ class LeftRecursion:
                         options.append(seq(parts[of][0], Ref(closure[of, middle])))
             solved[to] = alt(*options)
         return solved
+
+
+def _repeats(piece: Expr, name: str, base: Expr) -> bool:
+    """Whether a piece is a rule, any number of times, and then its base."""
+    if not isinstance(piece, Seq) or piece.parts[-1] != base:
+        return False
+    return all(part == Ref(name) for part in piece.parts[:-1])

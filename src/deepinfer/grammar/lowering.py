@@ -35,6 +35,9 @@ class Lowering:
         nullable: Names of the recursive rules that match the empty string.
         recursive: Names of all recursive rules.
         search_states: Bound of one search for dead ends.
+
+    Attributes:
+        dead: Intersections, complements and bags that turned out to match nothing.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Lowering:
         self._by_name: dict[str, Node] = {}
         self._pending: list[str] = []
         self._num_bags = 0
+        self.dead: set[Expr] = set()
 
     def start(self, name: str) -> Node:
         """The node of a rule, with everything that it needs."""
@@ -91,11 +95,18 @@ class Lowering:
                         continue
                     self._by_name[expr.name] = node
             else:
-                missing = [child for child in expr.children() if id(child) not in known]
+                children = expr.children()
+                if isinstance(expr, Alt):
+                    children = tuple([c for c in children if not isinstance(c, Literal)])
+                    if len(expr.parts) - len(children) < 4:
+                        children = expr.parts
+                missing = [child for child in children if id(child) not in known]
                 if missing:
                     stack.extend(missing)
                     continue
                 node = self._node(expr)
+                if node is self._store.empty and isinstance(expr, And | Not | Bag):
+                    self.dead.add(expr)
             known[id(expr)] = node
             stack.pop()
         return known[id(root)]
@@ -115,7 +126,7 @@ class Lowering:
                 node = store.cons(known[id(part)], node)
             return node
         if isinstance(expr, Alt):
-            return store.alt([known[id(part)] for part in expr.parts])
+            return self._alt(expr)
         if isinstance(expr, Repeat):
             high = -1 if expr.high is None else expr.high
             return store.rep(known[id(expr.expr)], expr.low, high)
@@ -130,6 +141,14 @@ class Lowering:
         if isinstance(expr, Bag):
             return self._bag(expr)
         raise GrammarSyntaxError(f"{type(expr).__name__} is not an expression of this form")
+
+    def _alt(self, expr: Alt) -> Node:
+        store, known = self._store, self._by_id
+        texts = [part.text for part in expr.parts if isinstance(part, Literal)]
+        if len(texts) < 4:
+            return store.alt([known[id(part)] for part in expr.parts])
+        others = [known[id(part)] for part in expr.parts if not isinstance(part, Literal)]
+        return store.alt([store.choice(texts), *others])
 
     def _plain(self, nodes: list[Node]) -> list[Node]:
         if any(node.recursive for node in nodes):

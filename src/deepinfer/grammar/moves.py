@@ -10,7 +10,7 @@ from deepinfer.core.errors import InvariantBroken
 from deepinfer.grammar.bag_nodes import bag_body, bag_moves
 from deepinfer.grammar.cuts import Cut
 from deepinfer.grammar.node_store import NodeStore
-from deepinfer.grammar.nodes import ALT, AND, BAG, CONS, LIT, NOT, REF, REP, BagNode, Node
+from deepinfer.grammar.nodes import ALT, AND, BAG, CONS, LIT, NOT, REF, REP, BagNode, Node, TrieNode
 
 Moves = tuple[Cut, tuple[Node, ...]]
 
@@ -80,6 +80,8 @@ def _compute(store: NodeStore, node: Node) -> Moves:
         return _union(store, [_cut(head), _cut(tail)], [targets, tail.targets])
     if kind == LIT:
         return store.cuts.cut((1 << node.text[0],)), (store.literal(node.text[1:]),)
+    if isinstance(node, TrieNode):
+        return _branches(store, node)
     if kind == ALT:
         parts = node.parts
         return _union(store, [_cut(part) for part in parts], [part.targets for part in parts])
@@ -104,6 +106,31 @@ def _compute(store: NodeStore, node: Node) -> Moves:
     if kind == BAG and isinstance(node, BagNode):
         return bag_moves(store, node)
     raise InvariantBroken(f"a node of kind {kind} has no moves; report this grammar")
+
+
+def _branches(store: NodeStore, node: TrieNode) -> Moves:
+    strings, first, last, skip = node.strings, node.first, node.last, node.skip
+    if len(strings[first]) == skip:
+        first += 1
+    masks = []
+    targets = []
+    while first < last:
+        byte = strings[first][skip]
+        # The end of the strings with this byte: doubling steps, then halving ones.
+        step = 1
+        while first + step < last and strings[first + step][skip] == byte:
+            step *= 2
+        low, high = first + step // 2, min(first + step, last)
+        while low < high:
+            middle = (low + high) // 2
+            if strings[middle][skip] == byte:
+                low = middle + 1
+            else:
+                high = middle
+        masks.append(1 << byte)
+        targets.append(store.trie(strings, first, low, skip + 1))
+        first = low
+    return store.cuts.cut(tuple(masks)), tuple(targets)
 
 
 def _union(store: NodeStore, cuts: list[Cut], lists: list[tuple[Node, ...]]) -> Moves:

@@ -19,14 +19,19 @@ from deepinfer.grammar.nodes import (
     REP,
     SET,
     TAG,
+    TRIE,
     UNKNOWN,
     BagNode,
     Node,
+    TrieNode,
 )
 
 if TYPE_CHECKING:
     from deepinfer.grammar.bag_state import BagSpec, BagState
     from deepinfer.grammar.budget import Budget
+
+
+_PIECE = 32
 
 
 class NodeStore:
@@ -42,6 +47,8 @@ class NodeStore:
         self.counter_limit = counter_limit
         self._sets: dict[int, Node] = {}
         self._literals: dict[bytes, Node] = {}
+        self._tries: dict[tuple[int, int, int, int], Node] = {}
+        self._kept: list[list[bytes]] = []
         self._cons: dict[int, Node] = {}
         self._alts: dict[tuple[int, ...], Node] = {}
         self._unions: dict[tuple[int, ...], Node] = {}
@@ -94,14 +101,42 @@ class NodeStore:
         return node
 
     def literal(self, text: bytes) -> Node:
-        """The byte string."""
+        """The byte string. A long one is a chain of pieces, so that its rests stay short."""
         if not text:
             return self.eps
+        if len(text) > _PIECE:
+            node = self.eps
+            for start in range((len(text) - 1) // _PIECE * _PIECE, -1, -_PIECE):
+                node = self.cons(self.literal(text[start : start + _PIECE]), node)
+            return node
         node = self._literals.get(text)
         if node is None:
             node = self._literals[text] = self._new(LIT, False, True, len(text))
             node.text = text
         return node
+
+    def choice(self, texts: Iterable[bytes]) -> Node:
+        """Any of several byte strings, without a node for each."""
+        strings = sorted(set(texts))
+        self._kept.append(strings)
+        return self.trie(strings, 0, len(strings), 0)
+
+    def trie(self, strings: list[bytes], first: int, last: int, skip: int) -> Node:
+        """The rests of a range of ascending strings after their first `skip` bytes."""
+        if last == first:
+            return self.empty
+        if last == first + 1:
+            return self.literal(strings[first][skip:])
+        key = (id(strings), first, last, skip)
+        found = self._tries.get(key)
+        if found is None:
+            uid = self.num_nodes
+            self.num_nodes = uid + 1
+            shortest = min([len(text) for text in strings[first:last]]) - skip
+            node = TrieNode(TRIE, uid, shortest == 0, True, shortest)
+            node.strings, node.first, node.last, node.skip = strings, first, last, skip
+            found = self._tries[key] = node
+        return found
 
     def cons(self, head: Node, tail: Node) -> Node:
         """`head` and then `tail`, as it is but for trivial cases and neighbouring counters of one body."""

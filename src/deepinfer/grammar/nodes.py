@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from deepinfer.grammar.bag_state import BagSpec, BagState
     from deepinfer.grammar.cuts import Cut
 
-EMPTY, EPS, SET, LIT, CONS, ALT, AND, NOT, REP, REF, BAG, UNKNOWN, TAG = range(13)
+EMPTY, EPS, SET, LIT, CONS, ALT, AND, NOT, REP, REF, BAG, UNKNOWN, TAG, TRIE = range(14)
 START, AFTER, CHOICE = range(3)
 
 
@@ -115,6 +115,24 @@ class Node:
         self.cut = None
         self.targets = ()
         self.state = -1
+
+
+class TrieNode(Node):
+    """Several literal strings.
+
+    Attributes:
+        strings: Distinct strings in ascending order.
+        first: The strings from here ...
+        last: ... up to here, excluded, share their first `skip` bytes, ...
+        skip: ... which have been read.
+    """
+
+    __slots__ = ("first", "last", "skip", "strings")
+
+    strings: list[bytes]
+    first: int
+    last: int
+    skip: int
 
 
 class BagNode(Node):

@@ -37,13 +37,13 @@ class Plan:
     nullable: frozenset[str]
 
 
-def normalise(rules: Rules, budget: Budget, dead: frozenset[int] = frozenset()) -> Plan:
+def normalise(rules: Rules, budget: Budget, dead: frozenset[Expr] = frozenset()) -> Plan:
     """Check rules and remove left recursion.
 
     Args:
         rules: The grammar.
         budget: Bounds; its time is checked.
-        dead: `id`s of nodes that are known to match nothing.
+        dead: Expressions that are known to match nothing.
 
     Raises:
         GrammarSyntaxError: A rule is not defined.

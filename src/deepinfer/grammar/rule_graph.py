@@ -148,7 +148,12 @@ def productive_node(node: Expr, children: list[bool], rules: Mapping[str, bool])
     if isinstance(node, Repeat):
         return node.low == 0 or children[0]
     if isinstance(node, Bag):
-        return not (node.low or any(m.low for m in node.members)) or any(children[1:])
+        members = children[1:]
+        if node.low and not any(members):
+            return False
+        if any(m.low and not member for m, member in zip(node.members, members, strict=True)):
+            return False
+        return all(c.negative or any(members[i] for i in c.positive) for c in node.clauses)
     return not isinstance(node, Empty)
 
 
@@ -156,7 +161,7 @@ def solve(
     order: list[list[str]],
     rules: Mapping[str, Expr],
     node_value: Callable[[Expr, list[bool], Mapping[str, bool]], bool],
-    dead: frozenset[int] = frozenset(),
+    dead: frozenset[Expr] = frozenset(),
 ) -> dict[str, bool]:
     """Least fixed point of a monotone property over rules.
 
@@ -164,12 +169,12 @@ def solve(
         order: Components of the rules, callees first.
         rules: The rules.
         node_value: The property of a node from its children and the rules.
-        dead: `id`s of nodes for which the property is False.
+        dead: Expressions for which the property is False.
     """
     values: dict[str, bool] = {}
 
     def value(node: Expr, children: list[bool]) -> bool:
-        return id(node) not in dead and node_value(node, children, values)
+        return (not dead or node not in dead) and node_value(node, children, values)
 
     settled: dict[int, bool] = {}
     for component in order:
