@@ -55,6 +55,8 @@ def run_layers(
     for layer in layers:
         if isinstance(layer, Layer):
             streams, pre = _run_layer(layer, streams, pre, run)
+            if not len(streams):
+                break
     return streams, pre
 
 
