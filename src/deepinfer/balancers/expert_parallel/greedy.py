@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer.balancers.expert_parallel._arrays import IntArray
+from deepinfer.balancers.expert_parallel._arrays import FloatArray, IntArray
 from deepinfer.balancers.expert_parallel.maps import copies_of
 
-__all__ = ["greedy_counts", "greedy_packing", "greedy_placement"]
+__all__ = ["greedy_counts", "greedy_packing", "greedy_placement", "two_kind_packing"]
 
 
 def greedy_counts(
@@ -84,6 +84,45 @@ def greedy_packing(size: npt.NDArray[Any], num_packs: int) -> tuple[IntArray, In
     np.put_along_axis(packs, order, chosen.T - base[:, None], 1)
     np.put_along_axis(ranks, order, places.T, 1)
     return packs, ranks
+
+
+def two_kind_packing(size: FloatArray, copied: npt.NDArray[np.bool_], num_packs: int) -> IntArray:
+    """As `greedy_packing`, with all items of one kind first, and as equal numbers of them a pack as can be.
+
+    Args:
+        size: Size of each item, shape [layers, items].
+        copied: Items of the first kind, shape [layers, items].
+        num_packs: Packs.
+
+    Returns:
+        Slot of each item, shape [layers, items]: pack * room + place.
+    """
+    layers, items = size.shape
+    room = items // num_packs
+    number = copied.sum(1)
+    first_room = -(-number // num_packs)
+    order = np.lexsort((-size, ~copied), axis=1)
+    sizes = np.take_along_axis(size, order, 1)
+    load = np.zeros((layers, num_packs))
+    taken = np.zeros((layers, num_packs), np.int64)
+    key = np.zeros((layers, num_packs))
+    chosen = np.empty((layers, items), np.int64)
+    rows = np.arange(layers)
+    for step in range(items):
+        limit = np.where(step < number, first_room, room)
+        turning = rows[step == number]
+        if turning.size:
+            full = taken[turning] == room
+            key[turning] = np.where(full, np.inf, load[turning])
+        pack = key.argmin(1)
+        place = taken[rows, pack]
+        chosen[:, step] = pack * room + place
+        taken[rows, pack] = place + 1
+        load[rows, pack] += sizes[:, step]
+        key[rows, pack] = np.where(place + 1 >= limit, np.inf, load[rows, pack])
+    at = np.empty_like(chosen)
+    np.put_along_axis(at, order, chosen, 1)
+    return at
 
 
 def greedy_placement(

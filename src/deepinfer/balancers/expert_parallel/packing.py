@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from deepinfer.balancers.expert_parallel._arrays import FloatArray, IntArray
 
@@ -41,7 +42,13 @@ def pack_rounds(expert: IntArray, size: FloatArray, num_gpus: int) -> tuple[IntA
     )
 
 
-def swap_down(expert: IntArray, size: FloatArray, level: FloatArray, rounds: int) -> None:
+def swap_down(
+    expert: IntArray,
+    size: FloatArray,
+    level: FloatArray,
+    rounds: int,
+    kind: npt.NDArray[np.bool_] | None = None,
+) -> None:
     """Swaps items between heavy and light GPUs, in place, until no GPU is above a level.
 
     In a round each GPU above the level is paired with a lighter one, another in every round, and the pair makes the one
@@ -52,6 +59,8 @@ def swap_down(expert: IntArray, size: FloatArray, level: FloatArray, rounds: int
         size: Load in each slot, shape [rows, gpus, slots]; changed.
         level: Load a GPU that is good enough, shape [rows].
         rounds: Most rounds.
+        kind: Kind in each slot, shape [rows, gpus, slots], changed; only items of one kind are swapped. None: all are
+            of one kind.
     """
     _, gpus, slots = size.shape
     half = gpus // 2
@@ -77,6 +86,9 @@ def swap_down(expert: IntArray, size: FloatArray, level: FloatArray, rounds: int
         gap = (np.take_along_axis(some, first, 1) - np.take_along_axis(some, second, 1)) / 2
         off = size_a[:, :, :, None] - size_b[:, :, None, :]
         off -= gap[:, :, None, None]
+        if kind is not None:
+            kind_a, kind_b = kind[at, first], kind[at, second]
+            off += _FAR * (kind_a[:, :, :, None] != kind_b[:, :, None, :])
         off = np.abs(off, out=off).reshape(*gap.shape, slots * slots)
         best = off.argmin(2)
         found = np.take_along_axis(off, best[:, :, None], 2)[:, :, 0]
@@ -88,7 +100,7 @@ def swap_down(expert: IntArray, size: FloatArray, level: FloatArray, rounds: int
         idle = 0
         real, a, b = rows[row], first[row, pair], second[row, pair]
         slot_a, slot_b = np.divmod(best[row, pair], slots)
-        for array in (expert, size):
+        for array in (expert, size) if kind is None else (expert, size, kind):
             moved = array[real, a, slot_a]
             array[real, a, slot_a] = array[real, b, slot_b]
             array[real, b, slot_b] = moved

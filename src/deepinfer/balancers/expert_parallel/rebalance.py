@@ -11,7 +11,7 @@ from deepinfer.balancers.expert_parallel.greedy import greedy_packing, greedy_pl
 from deepinfer.balancers.expert_parallel.imbalance import gpu_loads
 from deepinfer.balancers.expert_parallel.maps import copies_of, count_copies, slots_of
 from deepinfer.balancers.expert_parallel.packing import swap_down
-from deepinfer.balancers.expert_parallel.refine import refined_placement
+from deepinfer.balancers.expert_parallel.refine import refined_placement, spread_placement
 from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
 
@@ -100,6 +100,7 @@ def place_experts(
     num_groups: int = 1,
     num_nodes: int = 1,
     group_limited: bool | None = None,
+    for_splitter: bool = False,
 ) -> IntArray:
     """The best placement for loads, as one map; see `rebalance_experts`.
 
@@ -110,6 +111,9 @@ def place_experts(
         num_groups: Groups of consecutive experts.
         num_nodes: Nodes.
         group_limited: Whether the experts of a group must stay on one node.
+        for_splitter: Whether a `TokenSplitter` will divide the tokens of each step. Every GPU then gets a part of the
+            load that has copies elsewhere, which costs at most a little of the planned balance and makes the realised
+            one much better. Ignored when groups stay on a node.
 
     Returns:
         Expert in each slot, shape [layers, num_replicas], int64.
@@ -130,7 +134,8 @@ def place_experts(
             limit=f"a multiple of {num_nodes}",
         )
     if not nested or group_limited is False:
-        return refined_placement(array, num_replicas, num_gpus)
+        place = spread_placement if for_splitter else refined_placement
+        return place(array, num_replicas, num_gpus)
     return _nested_placement(array, num_replicas, num_groups, num_nodes, num_gpus)
 
 

@@ -6,7 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from deepinfer.balancers.expert_parallel._arrays import FloatArray, IntArray
-from deepinfer.balancers.expert_parallel.greedy import greedy_counts, greedy_packing
+from deepinfer.balancers.expert_parallel.greedy import (
+    greedy_counts,
+    greedy_packing,
+    two_kind_packing,
+)
 from deepinfer.balancers.expert_parallel.packing import (
     double_swap,
     pack_rounds,
@@ -14,7 +18,7 @@ from deepinfer.balancers.expert_parallel.packing import (
     swap_down,
 )
 
-__all__ = ["refined_placement"]
+__all__ = ["in_order", "refined_placement", "spread_placement"]
 
 # Shares of the further slots that hot experts do not get, in the order in which they are tried.
 _HELD_BACK = (0.25, 0.3125, 0.1875, 0.375, 0.125, 0.5)
@@ -62,6 +66,46 @@ def in_order(layers: int, experts: int, gpus: int, slots: int) -> IntArray:
     if slots <= experts:
         part_twins(expert, np.zeros(expert.shape))
     return np.repeat(expert, layers, axis=0)
+
+
+def spread_placement(weight: FloatArray, num_slots: int, num_gpus: int) -> IntArray:
+    """Places experts for a splitter: every GPU gets as much as possible of what can run elsewhere too.
+
+    A GPU that holds experts without copies only cannot be helped in a step in which they are popular. So the copies are
+    dealt out first, evenly by load and by number, and the experts without copies then fill the GPUs up.
+
+    Args:
+        weight: Load of each expert, shape [layers, experts], float64.
+        num_slots: Slots in all, a multiple of `num_gpus`.
+        num_gpus: GPUs.
+
+    Returns:
+        Expert in each slot, shape [layers, num_slots].
+    """
+    layers, experts = weight.shape
+    slots = num_slots // num_gpus
+    result = in_order(layers, experts, num_gpus, slots)
+    rows = np.flatnonzero(weight.any(1))
+    if not rows.size or slots > experts:
+        return result.reshape(layers, num_slots)
+    weight = weight[rows]
+    counts, _ = greedy_counts(weight, num_slots, limit=num_gpus)
+    ids = np.tile(np.arange(experts), len(rows))
+    expert = np.repeat(ids, counts.ravel()).reshape(len(rows), -1)
+    size = np.take_along_axis(weight / counts, expert, 1)
+    copied = np.take_along_axis(counts > 1, expert, 1)
+    at = two_kind_packing(size, copied, num_gpus)
+    packed, sizes = np.empty_like(expert), np.empty_like(size)
+    np.put_along_axis(packed, at, expert, 1)
+    np.put_along_axis(sizes, at, size, 1)
+    shape = (len(rows), num_gpus, slots)
+    packed, sizes = packed.reshape(shape), sizes.reshape(shape)
+    part_twins(packed, sizes)
+    kind = np.take_along_axis(counts > 1, packed.reshape(len(rows), -1), 1).reshape(shape)
+    level = weight.sum(1) / num_gpus * (1 + max(_GOOD, _GOOD_SLOT / slots))
+    swap_down(packed, sizes, level, _ROUNDS, kind)
+    result[rows] = packed
+    return result.reshape(layers, num_slots)
 
 
 class _Search:
