@@ -91,8 +91,10 @@ def test_a_slot_is_one_block() -> None:
     cache = SlotCacheManager(num_slots=2, slot_tokens=8)
     assert (cache.num_blocks, cache.block_size, cache.capacity_tokens) == (2, 8, 8)
     assert cache.blocks_for(request("a"), None, upto=8) == 1
+    assert cache.freed_by(request("a")) == 0
     cache.allocate(request("a"), None, upto=1)
     assert cache.blocks_for(request("a"), None, upto=8) == 0
+    assert (cache.freed_by(request("a")), cache.freed_by(request("b"))) == (1, 0)
     assert cache.take_updates() == ((), ())
     cache.load_failed(request("a"))
     cache.release(request("a"), after_step=1)

@@ -10,7 +10,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from deepinfer.cache import SlotCacheManager
 from deepinfer.core import (
+    CacheCopy,
+    CopyKind,
     FinishReason,
     PlanRow,
     Request,
@@ -65,6 +68,7 @@ class Slot:
     begin: int
     ids: list[int] = field(default_factory=list)
     cached: int = 0
+    is_void: bool = False
 
 
 class FakeRunner:
@@ -72,24 +76,68 @@ class FakeRunner:
 
     Args:
         block_size: Tokens in one block, or 0 for slots without blocks.
+        window: Rows before each token that it reads besides those in blocks; they belong to the slot.
     """
 
-    def __init__(self, block_size: int = 0) -> None:
+    def __init__(self, block_size: int = 0, window: int = 0) -> None:
         self.block_size = block_size
+        self.window = window
+        self.windows: dict[int, dict[int, int]] = {}
+        self.host_blocks: dict[int, list[int] | None] = {}
+        self.host_windows: dict[int, dict[int, int] | None] = {}
+        self.num_loads = 0
         self.slots: dict[int, Slot] = {}
         self.tables: dict[int, list[int]] = {}
         self.memory: dict[tuple[int, int], int] = {}
         self.private: dict[int, dict[int, int]] = {}
         self.read: set[int] = set()
 
-    def forward(self, plan: StepPlan, num_right: int = 1, failing: str | None = None) -> StepResult:
+    def forward(
+        self,
+        plan: StepPlan,
+        num_right: int = 1,
+        failing: str | None = None,
+        copies_fail: bool = False,
+    ) -> StepResult:
         """The result of a plan; whoever calls keeps it until the step is to be collected."""
         for update in plan.block_updates:
             table = self.tables.setdefault(update.slot, [])
             assert update.first <= len(table)
             table[update.first :] = update.blocks
-        rows = [self._run(row, num_right, row.rid == failing) for row in plan.rows]
-        return StepResult(step=plan.step, rows=tuple(rows))
+        failed: dict[str, None] = {}
+        restored: dict[int, str] = {}
+        for copy in plan.copies:
+            if not self._copy(copy, copies_fail):
+                failed[copy.rid] = None
+            elif copy.kind is CopyKind.LOAD_WINDOWS:
+                restored[copy.device] = copy.rid
+        rows = []
+        for row in plan.rows:
+            self._enter(row, restored, row.rid in failed)
+            rows.append(self._run(row, num_right, row.rid == failing))
+        return StepResult(step=plan.step, rows=tuple(rows), failed_loads=tuple(failed))
+
+    def _copy(self, copy: CacheCopy, fails: bool) -> bool:
+        """Makes a copy; whether a load succeeded."""
+        positions = range(max(0, copy.end_position - self.window), copy.end_position)
+        if copy.kind is CopyKind.SAVE_BLOCK:
+            block = [self.memory.get((copy.device, at), -1) for at in range(self.block_size)]
+            self.host_blocks[copy.host] = None if fails else block
+        elif copy.kind is CopyKind.SAVE_WINDOWS:
+            rows = {at: self.windows[copy.device][at] for at in positions}
+            self.host_windows[copy.host] = None if fails else rows
+        else:
+            is_block = copy.kind is CopyKind.LOAD_BLOCK
+            data: Any = (self.host_blocks if is_block else self.host_windows)[copy.host]
+            if fails or data is None:
+                return False
+            self.num_loads += 1
+            if is_block:
+                self.memory.update({(copy.device, at): data[at] for at in range(self.block_size)})
+            else:
+                assert sorted(data) == list(positions)
+                self.windows[copy.device] = dict(data)
+        return True
 
     def _place(self, row: PlanRow, position: int) -> tuple[dict[Any, int], Any]:
         if not self.block_size:
@@ -106,16 +154,40 @@ class FakeRunner:
         memory, at = self._place(row, position)
         return memory[at]
 
-    def _run(self, row: PlanRow, num_right: int, fails: bool) -> RowResult:
+    def _enter(self, row: PlanRow, restored: dict[int, str], is_void: bool) -> None:
+        """Starts a slot anew where the row is not of the request that it held."""
         owner = (row.rid, row.slot_generation, row.epoch)
         slot = self.slots.get(row.slot)
-        if slot is None or slot.owner != owner:
-            assert row.num_open == 0
-            assert row.first_position <= row.pool_start
-            assert row.window_start == row.first_position
-            slot = Slot(owner, row.first_position, cached=row.first_position)
+        if slot is not None and slot.owner == owner:
+            slot.is_void = slot.is_void or is_void
+            return
+        assert row.num_open == 0
+        assert row.first_position <= row.pool_start
+        begin = row.first_position
+        if restored.get(row.slot) == row.rid:
+            assert row.first_position == row.pool_start
+            begin = max(0, begin - self.window)
+        else:
+            self.windows[row.slot] = {}
+        self.slots[row.slot] = slot = Slot(owner, begin, cached=row.first_position, is_void=is_void)
+        if not is_void:
+            assert row.window_start == begin
             slot.ids = [self._read(row, at) for at in range(row.first_position)]
-            self.slots[row.slot] = slot
+
+    def _look_back(self, row: PlanRow, slot: Slot | None, at: int, token: int) -> None:
+        """Writes a window row, and reads those before it."""
+        rows = self.windows[row.slot]
+        rows[at] = token
+        for position in range(max(row.window_start, at - self.window + 1), at):
+            assert rows[position] >= 0
+            assert slot is None or rows[position] == slot.ids[position]
+
+    def _run(self, row: PlanRow, num_right: int, fails: bool) -> RowResult:
+        slot = self.slots[row.slot]
+        if slot.is_void:
+            return RowResult(
+                rid=row.rid, slot=row.slot, slot_generation=row.slot_generation, epoch=row.epoch
+            )
         first = slot.cached
         assert row.first_position - row.num_open <= first <= row.first_position
         assert row.window_start == slot.begin
@@ -138,6 +210,8 @@ class FakeRunner:
         else:
             for at in range(first, first + wanted):
                 self._write(row, at, slot.ids[at])
+        for at in range(first, first + wanted):
+            self._look_back(row, slot, at, slot.ids[at])
         slot.cached = first + wanted
         tokens: list[int] = []
         accepted = 0
@@ -147,6 +221,10 @@ class FakeRunner:
             for index in range(row.num_drafts):
                 draft = choose(seen) if index < accepted else (choose(seen) + 1) % VOCAB
                 self._write(row, slot.cached + index, draft)
+                if index < accepted:
+                    self._look_back(row, None, slot.cached + index, draft)
+                else:
+                    self.windows[row.slot][slot.cached + index] = -1
                 if index < accepted:
                     tokens.append(draft)
                     seen = (*seen, draft)
@@ -176,7 +254,7 @@ class Loop:
     def __init__(self, scheduler: Scheduler, num_right: int = 1) -> None:
         self.scheduler = scheduler
         cache = scheduler.cache
-        blocks = hasattr(cache, "freed_by")
+        blocks = not isinstance(cache, SlotCacheManager)
         self.runner = FakeRunner(cache.block_size if blocks else 0)
         self.num_right = num_right
         self.flying: deque[tuple[StepPlan, StepResult]] = deque()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import hypothesis.strategies as st
@@ -42,15 +43,18 @@ class Machine(RuleBasedStateMachine):
         drafts=st.integers(0, 3),
         order=st.sampled_from(["fcfs", "priority", "longest_prefix", "shortest_uncached"]),
         victim=st.sampled_from(["last_admitted", "lowest_priority"]),
-        block_size=st.sampled_from([0, 2, 4]),
+        block_size=st.sampled_from([0, 2, 2, 4]),
         spare_blocks=st.integers(0, 8),
         whole_prompt=st.booleans(),
         grain=st.sampled_from([1, 4]),
         max_skips=st.integers(0, 3),
+        host=st.sampled_from([0, 3, 9]),
+        window_slots=st.sampled_from([0, 2, 4]),
+        mode=st.sampled_from(["bounded", "exact", "off"]),
     )
     def start(
         self, depth, num_slots, max_num_seqs, budget, chunk, drafts, order, victim, block_size,
-        spare_blocks, whole_prompt, grain, max_skips,
+        spare_blocks, whole_prompt, grain, max_skips, host, window_slots, mode,
     ) -> None:  # fmt: skip
         num_slots = max(num_slots, max_num_seqs)
         self.limits = SchedulerLimits(
@@ -73,7 +77,11 @@ class Machine(RuleBasedStateMachine):
                 num_blocks=LENGTH // block_size + spare_blocks,
                 block_size=block_size,
                 max_tokens=LENGTH,
-                replay=ReplayPolicy(mode="bounded", window=WINDOW, layers=2),
+                replay=ReplayPolicy(mode=mode, window=WINDOW, layers=2),
+                num_host_blocks=host,
+                num_window_slots=window_slots,
+                window_rows=WINDOW,
+                ring_spare=LENGTH,
             )
         self.scheduler = self.make_scheduler(
             self.limits,
@@ -83,9 +91,10 @@ class Machine(RuleBasedStateMachine):
             admission=FreeBlocks(0.0, whole_prompt=whole_prompt),
             clock=FakeClock(),
         )
-        self.runner = FakeRunner(block_size)
+        self.runner = FakeRunner(block_size, WINDOW)
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[int]] = {}
+        self.said: list[tuple[int, ...]] = []
         self.flying: list[tuple[StepPlan, StepResult]] = []
         self.count = 0
         self.failing: str | None = None
@@ -100,15 +109,20 @@ class Machine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         reuse=st.booleans(),
         logprobs=st.sampled_from([None, None, None, 0]),
+        turn=st.sampled_from([0, 1, 1, 1, 2, 3]),
     )
     def add(
-        self, base, length, max_tokens, greedy, ignore_eos, stop, priority, reuse, logprobs
+        self, base, length, max_tokens, greedy, ignore_eos, stop, priority, reuse, logprobs, turn
     ) -> None:
+        prompt = PROMPTS[base][:length]
+        if turn and self.said:  # what another request ended with, and something behind it
+            prompt = (*self.said[-min(turn, len(self.said))], *PROMPTS[base][: 1 + length % 5])[:26]
+        length = len(prompt)
         rid = next(iter(self.requests), "r") if reuse else f"r{self.count}"
         self.count += 1
         request = Request(
             rid=rid,
-            prompt_token_ids=PROMPTS[base][:length],
+            prompt_token_ids=prompt,
             params=SamplingParams(
                 max_tokens=max_tokens,
                 temperature=0.0 if greedy else 1.0,
@@ -135,9 +149,12 @@ class Machine(RuleBasedStateMachine):
         now=st.floats(0, 10),
         num_right=st.integers(0, 3),
         fail=st.integers(0, 40),
+        copies_fail=st.sampled_from([False, False, True]),
         logged=st.booleans(),
     )
-    def launch(self, now: float, num_right: int, fail: int, logged: bool) -> None:
+    def launch(
+        self, now: float, num_right: int, fail: int, logged: bool, copies_fail: bool = False
+    ) -> None:
         first, second = self.scheduler.plan(now), self.scheduler.plan(now)
         assert first == second
         plan = first if logged else second  # the scheduler knows by identity which one it made last
@@ -156,7 +173,7 @@ class Machine(RuleBasedStateMachine):
         assert len(per_slot) <= self.limits.max_num_seqs
         failing = plan.rows[fail].rid if fail < len(plan.rows) else None
         plan = self.scheduler.launch(plan)
-        self.flying.append((plan, self.runner.forward(plan, num_right, failing)))
+        self.flying.append((plan, self.runner.forward(plan, num_right, failing, copies_fail)))
 
     @precondition(lambda self: self.flying)
     @rule()
@@ -177,17 +194,20 @@ class Machine(RuleBasedStateMachine):
                 assert tuple(self.outputs[rid]) == expected[: len(self.outputs[rid])]
                 assert len(self.outputs[rid]) < len(expected)
 
-    @rule(pattern=st.lists(st.integers(0, 3), min_size=1, max_size=8))
-    def advance(self, pattern: list[int]) -> None:
+    @rule(
+        pattern=st.lists(st.integers(0, 3), min_size=1, max_size=8),
+        copies_fail=st.sampled_from([False, False, True]),
+    )
+    def advance(self, pattern: list[int], copies_fail: bool) -> None:
         for num_right in pattern:
-            self.turn(num_right)
+            self.turn(num_right, copies_fail)
             self.books_add_up()
 
-    def turn(self, num_right: int) -> None:
+    def turn(self, num_right: int, copies_fail: bool = False) -> None:
         depth = self.limits.async_depth
         before = len(self.flying)
         if before <= depth:
-            self.launch(0.0, num_right, 99, False)
+            self.launch(0.0, num_right, 99, False, copies_fail)
         if (len(self.flying) > depth or len(self.flying) == before) and self.flying:
             self.collect()
 
@@ -216,6 +236,7 @@ class Machine(RuleBasedStateMachine):
         self.scheduler.reset_prefix_cache()
 
     def forget(self, rid: str) -> None:
+        self.said.append((*self.requests[rid].prompt_token_ids, *self.outputs[rid]))
         del self.requests[rid]
         del self.outputs[rid]
 
@@ -267,6 +288,39 @@ def machine_settings(examples: int) -> settings:
 
 def test_any_order_of_calls() -> None:
     run_state_machine_as_test(Machine, settings=machine_settings(150))
+
+
+def test_any_order_of_calls_with_host_memory() -> None:
+    """Few blocks, host memory for more, window slots, and copies that fail."""
+    seen: Counter[str] = Counter()
+
+    class Tiered(Machine):
+        @initialize(
+            depth=st.integers(0, 1),
+            drafts=st.integers(0, 2),
+            num_slots=st.integers(1, 3),
+            block_size=st.sampled_from([2, 4]),
+            spare_blocks=st.integers(0, 3),
+            host=st.sampled_from([4, 12]),
+            window_slots=st.sampled_from([2, 5]),
+            mode=st.sampled_from(["bounded", "exact", "off"]),
+        )
+        def start(self, **options: Any) -> None:
+            super().start(
+                **options, max_num_seqs=options["num_slots"], budget=16, chunk=9, order="fcfs",
+                victim="last_admitted", whole_prompt=True, grain=1, max_skips=1,
+            )  # fmt: skip
+
+        def teardown(self) -> None:
+            super().teardown()
+            if hasattr(self, "scheduler"):
+                stats = self.cache.stats()
+                seen["loads"] += self.runner.num_loads
+                for name in ("host_hit_tokens_total", "window_hits_total", "failed_loads_total"):
+                    seen[name] += getattr(stats, name)
+
+    run_state_machine_as_test(Tiered, settings=machine_settings(150))
+    assert min(seen.values()) > 0, seen
 
 
 class FreesAtOnce(Scheduler):

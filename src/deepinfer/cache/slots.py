@@ -127,6 +127,17 @@ class SlotCacheManager:
         """
         return 0 if request.rid in self._held else 1
 
+    def freed_by(self, request: Request) -> int:
+        """Slots that come back when a request is released; changes nothing.
+
+        Args:
+            request: The request.
+
+        Returns:
+            1 when it holds one, else 0.
+        """
+        return int(request.rid in self._held)
+
     def allocate(
         self, request: Request, hit: Hit | None, upto: int, reserve: int = 0
     ) -> Allocation | None:

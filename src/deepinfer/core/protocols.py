@@ -162,6 +162,10 @@ class CacheManager(Protocol):
         """How far `num_free_blocks` would fall if the request got room for `upto` tokens; changes nothing."""
         ...
 
+    def freed_by(self, request: Request) -> int:
+        """How many blocks come back when a request is released: those that it alone holds; changes nothing."""
+        ...
+
     def allocate(
         self, request: Request, hit: Hit | None, upto: int, reserve: int = 0
     ) -> Allocation | None:

@@ -101,11 +101,4 @@ class BlockSupply:
 
     def blocks_of(self, sequence: Sequence) -> int:
         """How many blocks come back when a request gives way, those that others share not counted."""
-        cache = self.books.cache
-        count = getattr(cache, "freed_by", None)
-        if count is not None:
-            return int(count(sequence.request))
-        held = cache.holding(sequence.request)
-        if held is None:
-            return 0
-        return len(held.blocks) or 1
+        return self.books.cache.freed_by(sequence.request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from deepinfer.cache import SlotCacheManager
 from deepinfer.core.plan import CopyKind, PlanRow, RowRole, StepPlan, StepResult
 from deepinfer.core.types import FinishReason, Request
 from deepinfer.testing.shadow_types import BlockContent, Seat, ShadowFlight
@@ -40,7 +41,7 @@ class ShadowBooks:
     def __init__(self, scheduler: Any) -> None:
         self.limits = scheduler.limits
         self.block_size = int(scheduler.cache.block_size)
-        self.has_blocks = hasattr(scheduler.cache, "freed_by")
+        self.has_blocks = not isinstance(scheduler.cache, SlotCacheManager)
         self.capacity = int(scheduler.cache.capacity_tokens)
         self.problems: list[str] = []
         self.requests: dict[str, Request] = {}
