@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 
 import pytest
@@ -216,3 +217,57 @@ def test_block_that_does_not_fit_a_chunk_widens_it(make_engine, drafting_model) 
     engine = make_engine(drafting_model, drafter="dspark", config={"prefill_chunk_tokens": 2})
     assert engine._parts.limits.prefill_chunk_tokens == 6
     assert list(engine.generate([5, 6], GREEDY)[0].token_ids) == ToyModel().greedy([5, 6], 30)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_confidences_decide_how_many_drafts_are_verified(
+    make_engine, drafting_model, depth: int
+) -> None:
+    """They come with the results, of the whole block, however few of its drafts were verified."""
+
+    class Unsure(DSparkDrafter):
+        def propose(self, view: DraftView, max_drafts: int) -> DraftBatch:
+            proposed = super().propose(view, max_drafts)
+            levels = [[0.9, 0.8, 0.7, 0.6, 0.5] if int(s) % 2 else [0.3] * 5 for s in view.slots]
+            return DraftBatch(
+                token_ids=proposed.token_ids, confidences=tuple(tuple(row) for row in levels)
+            )
+
+    class Threshold:
+        def __init__(self) -> None:
+            self.asked: set[tuple[float, ...]] = set()
+
+        def choose(self, confidences: Sequence[Sequence[float]], num_running: int) -> list[int]:
+            self.asked.update(tuple(row) for row in confidences)
+            return [1 + sum(level >= 0.7 for level in row[1:]) for row in confidences]
+
+    policy = Threshold()
+    engine = make_engine(
+        drafting_model,
+        drafter=Unsure(drafting_model),
+        scheduler=lambda limits, cache: Scheduler(limits, cache, verify_lengths=policy),
+        config={"async_depth": depth, "max_num_seqs": 2},
+    )
+    runner, lengths, seen = engine._parts.runner, {}, []
+    collect = runner.collect
+
+    def looking(handle):
+        result = collect(handle)
+        for row, found in zip(handle.plan.rows, result.rows, strict=True):
+            if row.num_drafts:
+                assert len(found.draft_confidences) == 5
+                lengths.setdefault(found.draft_confidences[0], []).append(row.num_drafts)
+            else:
+                assert found.draft_confidences == ()
+        seen.append(result)
+        return result
+
+    runner.collect = looking
+    outputs = engine.generate(PROMPTS[:2], GREEDY)
+    for prompt, output in zip(PROMPTS, outputs, strict=False):
+        assert list(output.token_ids) == ToyModel().greedy(prompt, 30)
+    assert policy.asked >= {(0.9, 0.8, 0.7, 0.6, 0.5), (0.3,) * 5}
+    late = 2 + depth  # the first blocks are verified before any confidences are known
+    assert set(lengths[0.3][late:]) == {1}
+    assert set(lengths[0.9][late:-2]) == {3}
+    assert pickle.loads(pickle.dumps(seen[-2])).rows == seen[-2].rows

@@ -261,7 +261,7 @@ class Drafter(Protocol):
     """Proposes tokens for the model to verify."""
 
     def propose(self, view: DraftView, max_drafts: int) -> DraftBatch:
-        """Proposes up to `max_drafts` tokens a row."""
+        """Proposes up to `max_drafts` tokens a row; some of them may be left out."""
         ...
 
 
@@ -270,7 +270,13 @@ class VerifyLengthPolicy(Protocol):
     """Decides how many drafts of each row are verified."""
 
     def choose(self, confidences: Sequence[Sequence[float]], num_running: int) -> Sequence[int]:
-        """Drafts to verify, one number a row, from 0 to the row's drafts."""
+        """Drafts to verify, one number a row, from 0 to the row's drafts.
+
+        Args:
+            confidences: Of each row, those of the block that was proposed for it last, which may be some steps ago: one
+                probability a draft that it is accepted if all before it are.
+            num_running: Requests that run.
+        """
         ...
 
 

@@ -93,7 +93,8 @@ class RowResult:
         logprobs: One entry a new token when asked for, else empty.
         prompt_logprobs: One entry a prompt token of the row when asked for, else empty.
         draft_token_ids: Drafts proposed for the next step, or empty.
-        draft_confidences: One probability a proposed draft that it and all before it are accepted, or empty.
+        draft_confidences: One probability a draft of the block proposed last that it is accepted if all before it are,
+            drafts that the plan left out included; or empty.
         error: Why this row failed, or None.
     """
 

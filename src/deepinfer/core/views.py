@@ -117,7 +117,7 @@ class DraftBatch:
 
     Attributes:
         token_ids: Drafts of each row, in order; may be empty.
-        confidences: One probability a draft that it and all before it are accepted.
+        confidences: One probability a draft that it is accepted if all before it are; or empty.
     """
 
     token_ids: tuple[tuple[int, ...], ...]

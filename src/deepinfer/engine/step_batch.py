@@ -10,10 +10,11 @@ from torch import Tensor
 
 from deepinfer.core.errors import InvariantBroken
 from deepinfer.core.plan import RowResults, RowRole
-from deepinfer.core.protocols import Drafter, DraftView
+from deepinfer.core.protocols import DraftView
 from deepinfer.core.types import TokenLogprob
 from deepinfer.engine.decode_lane import DecodeLane
 from deepinfer.engine.future_tokens import FutureTokens
+from deepinfer.engine.parts import EngineDrafter
 from deepinfer.engine.step_state import RunningRow, RunningStep
 from deepinfer.models.deepseek_v41.batch import ForwardBatch, Segment
 from deepinfer.sampling import Sampled as CheckedSampled
@@ -104,11 +105,14 @@ def lane_segments(lane: DecodeLane) -> list[Segment]:
     return [Segment(slot, at, 1, window, pool, full) for slot, at, window, pool, full in rows]
 
 
-def propose_drafts(step: RunningStep, drafter: Drafter, vocab_size: int, never: Set[int]) -> None:
+def propose_drafts(
+    step: RunningStep, drafter: EngineDrafter, vocab_size: int, never: Set[int]
+) -> None:
     """Asks for drafts of the rows that are to be verified.
 
     Args:
-        step: The step; its rows get their drafts, up to the first that could not be chosen.
+        step: The step; its rows get as many drafts as the plan wants, up to the first that could not be chosen, and the
+            confidences of the whole block.
         drafter: Proposes.
         vocab_size: Ids are below it.
         never: Ids that are never chosen.
@@ -123,11 +127,13 @@ def propose_drafts(step: RunningStep, drafter: Drafter, vocab_size: int, never: 
         positions=tuple(r.start for r in wanted),
         token_ids=tuple(r.state.token_ids for r in wanted),
     )
-    proposed = drafter.propose(view, max(r.row.num_drafts for r in wanted))
-    for running, tokens in zip(wanted, proposed.token_ids, strict=True):
-        cut = tuple(tokens[: running.row.num_drafts])
-        bad = (k for k, t in enumerate(cut) if not 0 <= t < vocab_size or t in never)
-        running.draft = cut[: next(bad, None)]
+    proposed = drafter.propose(view, drafter.draft_length)
+    confidences = proposed.confidences or ((),) * len(wanted)
+    for running, tokens, known in zip(wanted, proposed.token_ids, confidences, strict=True):
+        bad = (k for k, t in enumerate(tokens) if not 0 <= t < vocab_size or t in never)
+        end = next(bad, len(tokens))
+        running.draft = tuple(tokens[: min(end, running.row.num_drafts)])
+        running.confidences = tuple(known[:end])
         running.num_tokens += len(running.draft)
 
 
@@ -254,6 +260,7 @@ def collect_rows(step: RunningStep) -> RowResults:
         return RowResults.of_decoded(plan_rows, np.array(tokens), logprobs, errors)
     num_tokens = [1] * in_lane + [0] * (count - in_lane)
     num_drafts, num_accepted = [0] * count, [0] * count
+    confidences: dict[int, tuple[float, ...]] = {}
     at = in_lane
     for running, chosen in zip(step.rows, step.tokens, strict=True):
         used, index = len(chosen), running.index
@@ -261,6 +268,8 @@ def collect_rows(step: RunningStep) -> RowResults:
         num_tokens[index] = used
         if running.draft:
             num_drafts[index], num_accepted[index] = len(running.draft), used - 1
+        if running.confidences:
+            confidences[index] = running.confidences
         if entries and used and entries[at] is not None:
             logprobs[index] = tuple(entries[at : at + used])  # type: ignore[arg-type]
         if row_errors:
@@ -276,6 +285,7 @@ def collect_rows(step: RunningStep) -> RowResults:
         num_accepted=num_accepted,
         logprobs=logprobs,
         prompt_logprobs=step.prompt_logprobs,
+        draft_confidences=confidences,
         errors=errors,
     )
 

@@ -62,6 +62,7 @@ class RunningRow:
         start: Its true first position.
         known: Input ids that the host knows, at the beginning of the row.
         draft: Drafts that are run after them.
+        confidences: Confidences of the block that they are the beginning of, or empty.
         num_tokens: Tokens that are run.
         offset: Place of its first token in the batch.
     """
@@ -72,6 +73,7 @@ class RunningRow:
     start: int
     known: tuple[int, ...]
     draft: tuple[int, ...] = ()
+    confidences: tuple[float, ...] = ()
     num_tokens: int = 0
     offset: int = 0
 
