@@ -123,6 +123,25 @@ def test_bits_of_dropped_workers_are_used_again() -> None:
     assert index.match(["1"]) == {"last": 1}
 
 
+def test_assumed_blocks_are_given_up_like_those_of_a_cache() -> None:
+    index = PrefixIndex()
+    index.assume("a", ["1", "2", "3"], capacity=4)
+    index.assume("a", ["1", "4"], capacity=4)
+    assert index.match(["1", "2", "3"]) == {"a": 3}
+    index.assume("a", ["5"], capacity=4)  # the oldest is the tail of the first prompt
+    assert index.match(["1", "2", "3"]) == {"a": 2}
+    assert index.match(["1", "4"]) == {"a": 2}
+    index.assume("a", list("56789"), capacity=4)
+    assert index.match(list("56789")) == {"a": 4}
+    assert index.match(["1"]) == {}
+    index.drop("a")
+    index.assume("a", ["1"], capacity=4)
+    assert index.match(["1"]) == {"a": 1}
+    index.restore(CacheSnapshot(worker="a", epoch=1, sequence=-1, keys=["2"]))
+    assert index.match(["1"]) == {}
+    index.check()
+
+
 class Truth:
     """A worker's cache and the messages that tell of it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -60,6 +61,7 @@ class _Worker:
     sequence: int = -1  # last message applied
     keys: set[Hashable] = field(default_factory=set)
     held_back: dict[int, CacheUpdate] = field(default_factory=dict)  # messages behind a gap
+    assumed: OrderedDict[Hashable, None] = field(default_factory=OrderedDict)  # oldest first
 
 
 class PrefixIndex:
@@ -157,6 +159,26 @@ class PrefixIndex:
         while (following := worker.held_back.pop(worker.sequence + 1, None)) is not None:
             self._take(worker, following)
         return not worker.held_back
+
+    def assume(self, name: str, keys: Sequence[Hashable], *, capacity: int) -> None:
+        """Claims what a worker will hold once it has run a prompt, for workers that report nothing.
+
+        Args:
+            name: The worker.
+            keys: Keys of the prompt's blocks, in order.
+            capacity: Blocks that the worker's cache holds. Of more the oldest are given up, tails before heads, as
+                its own cache would.
+        """
+        worker = self._workers.get(name) or self._enter(name, self._dropped.get(name, -1) + 1)
+        if worker is None:
+            return
+        keys = keys[:capacity]
+        for key in reversed(keys):
+            worker.assumed[key] = None
+            worker.assumed.move_to_end(key)
+        self._store(worker, keys)
+        while len(worker.assumed) > capacity:
+            self._remove(worker, (worker.assumed.popitem(last=False)[0],))
 
     def stale(self) -> tuple[str, ...]:
         """Names of the workers of whom a message is missing; ask them for a snapshot."""
@@ -306,6 +328,7 @@ class PrefixIndex:
         for key in keys:
             if key in worker.keys:
                 worker.keys.discard(key)
+                worker.assumed.pop(key, None)
                 left = holders[key] & ~bit
                 if left:
                     holders[key] = left
