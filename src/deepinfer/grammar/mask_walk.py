@@ -22,6 +22,9 @@ NARROW = 40
 DENSE_SHARE = 12
 """A level is computed for all of its nodes when more than one in so many is a child of a live one."""
 
+DENSE_LEVEL = 64
+"""Nodes of a level that is small enough to be always walked by its live nodes."""
+
 MAX_NEW_SPLITS = 2
 """Splits of subtrees that one walk may make; the others that it could use are walked."""
 
@@ -158,7 +161,7 @@ class TrieWalk:
         total = int(count.sum())
         level = trie.level_of(int(low[0]))
         first, last = trie.level_bounds(level)
-        if total * DENSE_SHARE > last - first > 64:
+        if total * DENSE_SHARE > last - first >= DENSE_LEVEL:
             return self._run_dense(nodes, states, level, work)
         ends = np.cumsum(count, dtype=np.int32)
         child = np.repeat(low - ends + count, count)
