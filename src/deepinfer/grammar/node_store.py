@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 _PIECE = 32
+_JOINED_FRAMES = 4
 
 
 class NodeStore:
@@ -58,6 +59,7 @@ class NodeStore:
         self._bags: dict[tuple[int, int, int, BagState], Node] = {}
         self._tags: dict[int, Node] = {}
         self.num_nodes = 0
+        self._nesting = 0
         self.cuts = CutStore()
         self.empty = self._new(EMPTY, False, False, 1 << 30)
         self.eps = self._new(EPS, True, True, 0)
@@ -366,7 +368,13 @@ class NodeStore:
         return out
 
     def _union(self, nodes: list[Node]) -> Node:
-        """Union of tails without joining inside them: constant work however deep the stacks are."""
+        """Union of tails, joined in their upper frames only: bounded work however deep the stacks are."""
+        if self._nesting < _JOINED_FRAMES:
+            self._nesting += 1
+            try:
+                return self.alt(nodes)
+            finally:
+                self._nesting -= 1
         flat: dict[int, Node] = {}
         for node in nodes:
             for part in node.parts if node.kind == ALT else (node,):
