@@ -15,7 +15,7 @@ from deepinfer.kernels.reference.rows import norm_rope_round as norm_rope_round
 from deepinfer.kernels.reference.rows import scatter_rows as scatter_rows
 from deepinfer.kernels.reference.rows import sparse_attention as sparse_attention
 from deepinfer.kernels.reference.rows import swiglu_round as swiglu_round
-from deepinfer.kernels.reference.topk import topk_rows as topk_rows
+from deepinfer.kernels.reference.topk_rows import topk_rows as topk_rows
 
 __all__ = [
     "ExpertOrder",

@@ -15,7 +15,7 @@ from deepinfer.kernels.triton.rows import norm_rope_round as norm_rope_round
 from deepinfer.kernels.triton.rows import scatter_rows as scatter_rows
 from deepinfer.kernels.triton.rows import swiglu_round as swiglu_round
 from deepinfer.kernels.triton.sparse_attention import sparse_attention as sparse_attention
-from deepinfer.kernels.triton.topk import topk_rows as topk_rows
+from deepinfer.kernels.triton.topk_rows import topk_rows as topk_rows
 
 __all__ = [
     "ExpertOrder",

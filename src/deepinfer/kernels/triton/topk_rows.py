@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.kernels.reference.topk import topk_rows as topk_rows_reference
+from deepinfer.kernels.reference.topk_rows import topk_rows as topk_rows_reference
 
 __all__ = ["topk_rows"]
 
@@ -69,7 +69,7 @@ def _topk(scores, picked, columns, row_stride, K: tl.constexpr, BLOCK: tl.conste
 
 
 def topk_rows(scores: Tensor, k: int) -> Tensor:
-    """Indices of the largest scores; see `deepinfer.kernels.reference.topk.topk_rows`.
+    """Indices of the largest scores; see `deepinfer.kernels.reference.topk_rows.topk_rows`.
 
     Wide rows are sorted by the reference: a row is read 34 times here.
     """
