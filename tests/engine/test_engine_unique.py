@@ -46,12 +46,13 @@ def test_situations_cover_what_they_should() -> None:
     assert max(c.neighbours for c in engine_situations(4)) == 3
 
 
+@pytest.fixture(scope="module")
+def model():
+    return load_model("nano", device="cuda", dtype=torch.bfloat16)
+
+
 @pytest.mark.gpu
 class TestOnTheGpu:
-    @pytest.fixture(scope="class")
-    def model(self):
-        return load_model("nano", device="cuda", dtype=torch.bfloat16)
-
     @pytest.mark.parametrize("hot", [{"temperature": 0}, {"temperature": 0.9, "seed": 5}])
     def test_one_stream(self, model, hot) -> None:
         params = SamplingParams(max_tokens=32, ignore_eos=True, logprobs=0, **hot)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from deepinfer.core.errors import InvariantBroken
+from deepinfer.models.deepseek_v41.batch import to_device
 
 __all__ = ["FutureTokens"]
 
@@ -90,4 +92,4 @@ class FutureTokens:
     def _index(self, slots: Sequence[int] | Tensor) -> Tensor:
         if isinstance(slots, Tensor):
             return slots
-        return torch.tensor(slots, dtype=torch.int64).to(self._tokens.device, non_blocking=True)
+        return to_device(np.array(slots, dtype=np.int64), self._tokens.device)

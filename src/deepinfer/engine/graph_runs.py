@@ -12,7 +12,7 @@ from deepinfer.core.plan import RowRole
 from deepinfer.engine.decode_lane import DecodeLane
 from deepinfer.engine.graphs import DecodeGraphs, GraphRow, GraphRun
 from deepinfer.engine.step_state import RunningRow, RunningStep
-from deepinfer.models.deepseek_v41.batch import ForwardOutput, Segment
+from deepinfer.models.deepseek_v41.batch import ForwardOutput, Segment, to_device
 from deepinfer.models.deepseek_v41.decode_books import DecodeRows
 
 __all__ = ["Recorded", "run_recorded"]
@@ -42,8 +42,7 @@ class Recorded:
             wanted.extend(range(end - running.num_logits, end))
         if wanted == list(range(len(wanted))):
             return self.run.logits[: len(wanted)]
-        places = torch.tensor(wanted).to(self.run.logits.device, non_blocking=True)
-        return self.run.logits[places]
+        return self.run.logits[to_device(np.array(wanted), self.run.logits.device)]
 
     def join(self, output: ForwardOutput) -> ForwardOutput:
         """Puts the output of the other rows behind this one; their offsets move along.

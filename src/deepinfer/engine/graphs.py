@@ -327,18 +327,20 @@ class DecodeGraphs:
 
         if self._device.type != "cuda":
             return _Recording(inputs, run, self._model.deterministic)
-        side = torch.cuda.Stream(self._device)
-        side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(
-            side
-        ):  # compiles kernels and allocates workspaces, outside the recording
-            for _ in range(2):
-                run()
-        torch.cuda.current_stream(self._device).wait_stream(side)
-        torch.cuda.synchronize(self._device)
+        current = torch.cuda.current_stream(self._device)
         graph = torch.cuda.CUDAGraph()
         # Other threads of the process may use the device meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        recording = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+        # Kernels are compiled and workspaces allocated before, on the stream that torch records every graph on: the
+        # library of matrix products keeps a workspace a stream for ever.
+        side = recording.capture_stream
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                run()
+        current.wait_stream(side)
+        torch.cuda.synchronize(self._device)
+        with recording:
             output = run()
         if self._pool is None:
             self._pool = graph.pool()

@@ -35,6 +35,7 @@ from deepinfer.engine.step_batch import (
     settled_features,
 )
 from deepinfer.engine.step_state import RunningRow, RunningStep, SlotStates
+from deepinfer.models.deepseek_v41.batch import to_device
 from deepinfer.models.deepseek_v41.model import DeepseekV41
 
 __all__ = ["ModelRunner"]
@@ -352,7 +353,7 @@ class ModelRunner:
             return None
         wanted = kept_places(step, wanted)
         if len(wanted) < hidden.shape[0]:
-            hidden = hidden[torch.tensor(wanted, device=hidden.device)]
+            hidden = hidden[to_device(np.array(wanted), hidden.device)]
         return self._without_ungenerated(self._model.compute_logits(hidden))
 
     def _without_ungenerated(self, logits: Tensor) -> Tensor:
@@ -393,8 +394,8 @@ class ModelRunner:
         state.token_ids += [max(token, 0) for token in tokens]  # a failed row's is negative
         if running.draft and self._states.holds(state):
             self.cache.truncate(state.slot, running.end + len(tokens) - 1)
-            last = torch.tensor(tokens[-1:], dtype=torch.int64)
-            self._future.put([state.slot], last.to(self._device))
+            last = to_device(np.array(tokens[-1:]), self._device)
+            self._future.put([state.slot], last)
 
     def _observe(self, step: RunningStep) -> None:
         """Gives the drafter the features of rows that stay."""

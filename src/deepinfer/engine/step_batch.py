@@ -16,7 +16,7 @@ from deepinfer.engine.decode_lane import DecodeLane
 from deepinfer.engine.future_tokens import FutureTokens
 from deepinfer.engine.parts import EngineDrafter
 from deepinfer.engine.step_state import RunningRow, RunningStep
-from deepinfer.models.deepseek_v41.batch import ForwardBatch, Segment
+from deepinfer.models.deepseek_v41.batch import ForwardBatch, Segment, to_device
 from deepinfer.sampling import Sampled as CheckedSampled
 from deepinfer.sampling import prompt_logprobs
 
@@ -85,10 +85,12 @@ def build_batch(step: RunningStep, future: FutureTokens, device: torch.device) -
                 f"{row} brings {len(running.known)} ids for {running.num_tokens} tokens."
             )
     host_ids = np.array(ids, dtype=np.int64)
-    tensor = torch.from_numpy(host_ids).to(device, non_blocking=True)
+    tensor = to_device(host_ids, device)
     if places:
         tokens = future.take(slots)
-        tensor[torch.tensor(places).to(device)] = tokens  # on a CPU this fills in `host_ids` too
+        tensor[to_device(np.array(places), device)] = (
+            tokens  # on a CPU this fills in `host_ids` too
+        )
     is_known = device.type == "cpu" or not places
     return ForwardBatch(tensor, tuple(segments), None, host_ids if is_known else None)
 
@@ -159,7 +161,7 @@ def put_future(step: RunningStep, future: FutureTokens, token_ids: Tensor) -> No
         at += count
     if slots:
         if len(places) < len(token_ids):
-            token_ids = token_ids[torch.tensor(places, device=token_ids.device)]
+            token_ids = token_ids[to_device(np.array(places), token_ids.device)]
         future.put(slots, token_ids)
 
 
@@ -325,7 +327,7 @@ def settled_features(
         return None
     places = kept_places(step, places)
     if len(places) < features.shape[0]:
-        features = features[torch.tensor(places, device=features.device)]
+        features = features[to_device(np.array(places), features.device)]
     return features, positions, slots
 
 

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from deepinfer.core.errors import InvalidRequest, InvariantBroken
 
-__all__ = ["ForwardBatch", "ForwardOutput", "Segment", "positions_of", "repeat_over"]
+__all__ = [
+    "ForwardBatch",
+    "ForwardOutput",
+    "Segment",
+    "positions_of",
+    "repeat_over",
+    "to_device",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +109,12 @@ class ForwardBatch:
     @property
     def positions(self) -> Tensor:
         """Position of every token, shape [tokens], int64, on the device of `input_ids`."""
-        return torch.from_numpy(self.host_positions()).to(self.input_ids.device)
+        return to_device(self.host_positions(), self.input_ids.device)
 
     @property
     def slots(self) -> Tensor:
         """Slot of every token, shape [tokens], int64, on the device of `input_ids`."""
-        return torch.from_numpy(self.host_slots()).to(self.input_ids.device)
+        return to_device(self.host_slots(), self.input_ids.device)
 
     @property
     def last_rows(self) -> list[int]:
@@ -125,6 +132,14 @@ class ForwardBatch:
     def per_token(self, values: Sequence[int]) -> np.ndarray:
         """Repeats one value a segment over the segment's tokens, shape [tokens], int64."""
         return repeat_over(self.segments, values)
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """An array on a device; on a GPU through pinned memory, so that the host does not wait for what runs there."""
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def positions_of(segments: Sequence[Segment]) -> np.ndarray:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from deepinfer.core.errors import InvariantBroken, RequestTooLong
 from deepinfer.core.plan import BlockUpdate
-from deepinfer.models.deepseek_v41.batch import Segment
+from deepinfer.models.deepseek_v41.batch import Segment, to_device
 from deepinfer.models.deepseek_v41.block_table import BlockTable, flat_index
 from deepinfer.models.deepseek_v41.cache_checks import check_sizes, check_storage
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
@@ -188,8 +188,8 @@ class SlotCache(SavedRows):
         if rows.is_cpu:
             index = flat_index(self.table.host, slots[:, None], rows.numpy(), block_rows)
             index += offset
-            return torch.from_numpy(index).to(self.device)
-        on_device = torch.from_numpy(slots[:, None]).to(self.device)
+            return to_device(index, self.device)
+        on_device = to_device(slots, self.device).unsqueeze(1)
         return flat_index(self.table.device, on_device, rows, block_rows) + offset
 
     def visible_keys(self, source: int, slots: np.ndarray, count: int) -> Tensor:

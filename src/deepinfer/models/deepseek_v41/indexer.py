@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from types import ModuleType
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 
 from deepinfer.core.errors import InvariantBroken
 from deepinfer.kernels import batch_invariant
+from deepinfer.kernels.fused import has_triton
 from deepinfer.models.deepseek_v41 import small_cpu
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.norm import Linear, RMSNorm
@@ -135,9 +135,7 @@ def index_scores(
 
 def _has_kernel(queries: Tensor) -> bool:
     """Whether the dots of all heads, which memory is too small for, can stay out of it."""
-    if not queries.is_cuda or torch.is_grad_enabled():
-        return False
-    return importlib.util.find_spec("triton") is not None
+    return queries.is_cuda and not torch.is_grad_enabled() and has_triton()
 
 
 def candidate_mask(scores: Tensor, num_visible: Tensor, num_blocks: int, block_size: int) -> Tensor:

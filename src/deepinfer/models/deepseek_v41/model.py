@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Literal
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepinfer.core.errors import InvalidRequest, RequestTooLong, ShapeError
-from deepinfer.kernels.fused import fused_kernels
+from deepinfer.kernels.fused import fused_kernels, has_triton
 from deepinfer.models.deepseek_v41.autocast import without_autocast
 from deepinfer.models.deepseek_v41.batch import ForwardBatch, ForwardOutput, Segment
 from deepinfer.models.deepseek_v41.cache import SlotCache
@@ -122,8 +121,7 @@ class DeepseekV41(nn.Module):
         if device.type != "cuda" or self.config.hc_mult != 4:
             return None
         if self._can_fuse is None:
-            has_kernels = importlib.util.find_spec("triton") is not None
-            self._can_fuse = has_kernels and not why_not_fused(self)
+            self._can_fuse = has_triton() and not why_not_fused(self)
         return fused_kernels(device) if self._can_fuse else None
 
     def set_engram_token_map(self, token_map: Sequence[int] | Tensor) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.models.deepseek_v41.batch import Segment
+from deepinfer.models.deepseek_v41.batch import Segment, to_device
 from deepinfer.models.deepseek_v41.block_table import flat_index
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.compressor import Compressor
@@ -144,4 +144,4 @@ class PoolWriter:
         tail.index_copy_(0, rows, projected[newest])
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._cache.device)
+        return to_device(array, self._cache.device)

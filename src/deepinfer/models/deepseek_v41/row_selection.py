@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.models.deepseek_v41.batch import Segment, repeat_over
+from deepinfer.models.deepseek_v41.batch import Segment, repeat_over, to_device
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.indexer import (
     Indexer,
@@ -48,6 +48,17 @@ class RowSelection:
         self._taken_all_of: int | None = None
         self.index: Tensor | None = None
         self.bias: Tensor | None = None
+        self._real: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def real_index(self) -> Tensor | None:
+        """`index` with -1 for padding; made once a selection."""
+        if self.index is None or self.bias is None:
+            return self.index
+        if self._real is None or self._real[0] is not self.index:
+            real = self.index.masked_fill(self.bias.squeeze(1) < 0, -1)
+            self._real = self.index, real
+        return self._real[1]
 
     def select(
         self, layer: int, indexer: Indexer, bottleneck: Tensor, y: Tensor, phases: Tensor
@@ -72,7 +83,7 @@ class RowSelection:
         scored = [self._needs_scores(group, makes_candidates) for group in self._groups]
         if not any(scored):
             if self._taken_all_of != source:
-                self._set(source, [group.all_rows() for group in self._groups])
+                self._set(source, [group.all_rows(self._cache.device) for group in self._groups])
                 self._taken_all_of = source
             return
         self._taken_all_of = None
@@ -87,7 +98,7 @@ class RowSelection:
                 scores = self._scores(group, source, queries, weights)
                 picks.append(self._pick(group, scores, makes_candidates))
             else:
-                picks.append(group.all_rows())
+                picks.append(group.all_rows(self._cache.device))
         self._set(source, picks)
 
     def _needs_scores(self, group: _Group, makes_candidates: bool) -> bool:
@@ -107,11 +118,11 @@ class RowSelection:
         keys = group.keys[1]
         device = keys.device
         if len(self._groups) > 1:
-            tokens = torch.from_numpy(group.tokens).to(device)
+            tokens = to_device(group.tokens, device)
             queries, weights = queries[tokens], weights[tokens]
         shape, visible = group.visible.shape, None
         if not group.all_see_most:
-            visible = torch.from_numpy(group.visible).to(device)
+            visible = to_device(group.visible, device)
         return index_scores(
             queries.view(*shape, *queries.shape[1:]),
             weights.view(*shape, -1),
@@ -128,7 +139,7 @@ class RowSelection:
         blocks, size = config.candidate_topk_blocks, config.candidate_block_size
         if makes_candidates:
             if group.most > blocks * size:
-                visible = torch.from_numpy(group.visible).to(scores.device)
+                visible = to_device(group.visible, scores.device)
                 group.set_candidates(candidate_mask(scores, visible, blocks, size))
         elif group.excluded is not None:
             scores = scores.masked_fill_(group.excluded, -torch.inf)
@@ -163,7 +174,7 @@ class RowSelection:
         for group, (rows, valid) in zip(self._groups, picks, strict=True):
             k = rows.shape[-1]
             found = cache.pool_index(source, self._slots[group.tokens], rows.flatten(0, 1))
-            tokens = torch.from_numpy(group.tokens).to(device)
+            tokens = to_device(group.tokens, device)
             if valid is None:
                 allowed[tokens, :k] = True
             else:
@@ -216,13 +227,18 @@ class _Group:
         self.most = int(self.visible.max())
         self.all_see_most = int(self.visible.min()) == self.most
 
-    def all_rows(self) -> tuple[Tensor, Tensor | None]:
+    def all_rows(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
         """Every visible row of each token, and which are real (None: all)."""
-        rows = np.broadcast_to(np.arange(self.most), (*self.visible.shape, self.most))
+        shape = (*self.visible.shape, self.most)
+        if device.type != "cpu":
+            rows = torch.arange(self.most, device=device)
+            visible = to_device(self.visible, device).unsqueeze(-1)
+            return rows.expand(shape), None if self.all_see_most else rows < visible
+        host = np.broadcast_to(np.arange(self.most), shape)
         valid = None
         if not self.all_see_most:
-            valid = torch.from_numpy(rows < self.visible[..., None])
-        return torch.from_numpy(rows.copy()), valid
+            valid = torch.from_numpy(host < self.visible[..., None])
+        return torch.from_numpy(host.copy()), valid
 
 
 def _group(segments: Sequence[Segment], positions: np.ndarray) -> list[_Group]:

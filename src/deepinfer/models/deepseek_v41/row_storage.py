@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.models.deepseek_v41.attention import attend_rows
+from deepinfer.models.deepseek_v41.batch import to_device
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.row_formats import RowFormats
 
@@ -174,5 +175,5 @@ def select_blocks(data: Tensor, blocks: np.ndarray) -> Tensor:
     if ids[-1] == end - 1 and ids == list(range(first, end)):
         found = data[first:end]
     else:
-        found = data[torch.from_numpy(flat).to(data.device)]
+        found = data[to_device(flat, data.device)]
     return found.view(*blocks.shape[:-1], -1, data.shape[-1])

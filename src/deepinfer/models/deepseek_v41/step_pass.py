@@ -16,7 +16,13 @@ from torch import Tensor
 
 from deepinfer.core.errors import InvariantBroken
 from deepinfer.models.deepseek_v41.attention import Attention
-from deepinfer.models.deepseek_v41.batch import ForwardBatch, Segment, positions_of, repeat_over
+from deepinfer.models.deepseek_v41.batch import (
+    ForwardBatch,
+    Segment,
+    positions_of,
+    repeat_over,
+    to_device,
+)
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.compressor import Compressor
 from deepinfer.models.deepseek_v41.few_rows import FewRows
@@ -193,17 +199,18 @@ class StepPass:
     def attend_cached(self, attention: Attention, queries: Tensor) -> Tensor:
         """Attends to rows that are all written; shape [tokens, heads, head_dim]."""
         rows, table = self._rows, self._cache.rows
-        windows, bias, pool = rows.window_index, rows.window_bias, None
-        if attention.ratio and self._selection.index is not None:
-            pool = self._selection.index
-            if not isinstance(table, PlainRows):
-                bias = self._joint_bias
+        has_pool = attention.ratio and self._selection.index is not None
         if not isinstance(table, PlainRows):
-            return self._attend(attention, queries, windows, pool, bias)
-        if bias is not None:
-            windows = windows.masked_fill(bias.squeeze(1) < 0, -1)
-        if pool is not None and self._selection.bias is not None:
-            pool = pool.masked_fill(self._selection.bias.squeeze(1) < 0, -1)
+            pool, bias = None, rows.window_bias
+            if has_pool:
+                pool, bias = self._selection.index, self._joint_bias
+            return self._attend(attention, queries, rows.window_index, pool, bias)
+        windows = rows.windows
+        if windows is None:
+            windows = rows.window_index
+            if rows.window_bias is not None:
+                windows = windows.masked_fill(rows.window_bias.squeeze(1) < 0, -1)
+        pool = self._selection.real_index if has_pool else None
         return self._needed_kernels().sparse_attention(
             queries, table.kv, windows, pool, attention.attn_sink, attention.softmax_scale,
             offset=attention.layer_id * len(table.rings[attention.layer_id]),
@@ -243,7 +250,17 @@ class StepPass:
         )
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._cache.device)
+        return to_device(array, self._cache.device)
+
+
+def _windows(
+    positions: Tensor, slots: Tensor, lowest: Tensor, width: int, ring: int
+) -> tuple[Tensor, Tensor]:
+    """Ring rows of the `width` positions up to each token's own, -1 below `lowest`; and which are not below."""
+    wanted = positions.unsqueeze(1) - torch.arange(width - 1, -1, -1, device=positions.device)
+    valid = wanted >= lowest.unsqueeze(1)
+    index = slots.unsqueeze(1) * ring + wanted % ring
+    return index.masked_fill_(~valid, -1), valid
 
 
 class _Rows:
@@ -255,6 +272,7 @@ class _Rows:
         rotations: Of layers without and with a pool.
         ring_index: Where each row's window row lies in a layer's rings, shape [tokens].
         window_index: Rows of each token's window within a layer's rings, shape [tokens, window].
+        windows: The same with -1 where there are fewer; None on a CPU.
         window_bias: -inf where there are fewer, shape [tokens, 1, window], fp32, or None.
         few: Attention on arrays, or None for that of the cache's rows.
     """
@@ -270,24 +288,36 @@ class _Rows:
         self.positions = positions = positions_of(segments)
         self.slots = slots = repeat_over(segments, [s.slot for s in segments])
         ring, device = cache.ring_size, cache.device
-        at = torch.from_numpy(positions).to(device)
+        at = to_device(positions, device)
         self.rotations = [Rotation.at(f, at) for f in frequencies]
         written = slots * ring + positions % ring
-        self.ring_index = torch.from_numpy(written).to(device)
+        self.ring_index = to_device(written, device)
         lowest = np.maximum(positions - cache.config.sliding_window + 1, 0)
         if any(floors):
             lowest = np.maximum(lowest, repeat_over(segments, floors))
         widths = positions - lowest + 1
         # A fixed width, so that neither batch mates nor chunks decide where a row stands.
         width = cache.config.sliding_window if deterministic else int(widths.max())
-        wanted = positions[:, None] - np.arange(width - 1, -1, -1)
+        is_full = int(widths.min()) == width
         self.window_bias: Tensor | None = None
-        if int(widths.min()) < width:
+        self.windows: Tensor | None = None
+        if device.type != "cpu":  # as many rows as a prompt has are too many for the host
+            first = at - width + 1 if is_full else to_device(lowest, device)
+            self.windows, valid = _windows(at, to_device(slots, device), first, width, ring)
+            self.window_index = self.windows
+            if not is_full:
+                self.window_bias = bias_of(valid)
+                own = self.ring_index.unsqueeze(1)
+                self.window_index = torch.where(valid, self.windows, own)
+            self.few = None
+            return
+        wanted = positions[:, None] - np.arange(width - 1, -1, -1)
+        if not is_full:
             valid = wanted >= lowest[:, None]
             wanted = np.where(valid, wanted, positions[:, None])
-            self.window_bias = bias_of(torch.from_numpy(valid).to(device))
+            self.window_bias = bias_of(torch.from_numpy(valid))
         index = slots[:, None] * ring + wanted % ring
-        self.window_index = torch.from_numpy(index).to(device)
+        self.window_index = torch.from_numpy(index)
         self.few: FewRows | None = None
         table = cache.rows
         if isinstance(table, PlainRows) and not deterministic and FewRows.fits(table, len(slots)):
