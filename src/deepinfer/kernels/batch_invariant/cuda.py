@@ -7,6 +7,7 @@ batch, and nothing is tuned at run time.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -78,6 +79,7 @@ class ProductTile:
     num_stages: int
 
 
+@functools.lru_cache(maxsize=4096)
 def product_tile(
     num_tokens: int, out_channels: int, in_channels: int, dtype: torch.dtype, groups: int = 1
 ) -> ProductTile:
@@ -352,4 +354,6 @@ def _row_block(width: int) -> int:
 
 def _on(x: Tensor) -> contextlib.AbstractContextManager[object]:
     """The device of `x` as the current one, which Triton launches on."""
-    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
+        return contextlib.nullcontext()
+    return torch.cuda.device(x.device)
