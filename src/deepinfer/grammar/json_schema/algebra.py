@@ -23,6 +23,7 @@ from deepinfer.grammar.json_schema.formula import (
     disjunction,
     negate,
 )
+from deepinfer.grammar.json_schema.implication import implication
 from deepinfer.grammar.json_schema.nodes import Node, Nodes
 from deepinfer.grammar.json_schema.references import Resource, escape
 from deepinfer.grammar.json_schema.strings import Strings
@@ -55,6 +56,8 @@ class Algebra:
         self.assert_formats = assert_formats
         # Whether two formulas of a type exclude each other; set by the one who can tell.
         self.exclusive: Callable[[Formula, Formula, str], bool] = lambda a, b, kind: False
+        # Whether implications become conditions on members rather than cases.
+        self.by_clauses = True
         # Declared keys in the order in which they were met.
         self.key_order: dict[str, int] = {}
         self._formulas: dict[tuple[int, str], Formula] = {}
@@ -187,6 +190,8 @@ class Algebra:
         test, then, other = parts
         if then == TRUE and other == TRUE:
             return TRUE
+        if kind == "object":
+            return conjunction([self.implies(test, then), self.implies(negate(test), other)])
         return disjunction([conjunction([test, then]), conjunction([negate(test), other])])
 
     def _type(self, node: Node, kind: str) -> Formula:
@@ -253,6 +258,10 @@ class Algebra:
         return conjunction(parts)
 
     # What the keyword modules need.
+
+    def implies(self, condition: Formula, consequent: Formula) -> Formula:
+        """Where a formula over objects holds, another one does."""
+        return implication(condition, consequent, by_clauses=self.by_clauses)
 
     def active(self, node: Node, keyword: str) -> bool:
         """Whether a keyword restricts values in the node's dialect."""

@@ -27,7 +27,7 @@ from deepinfer.grammar.json_schema.formula import (
 __all__ = ["Alternative", "Alternatives"]
 
 _MAX_ALTERNATIVES = 4096
-_MAX_WORK = 200_000
+_MAX_WORK = 60_000
 
 Units = frozenset[Formula]
 Clauses = frozenset[frozenset[Formula]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from deepinfer.core.errors import ConfigError, GrammarSyntaxError, GrammarTooLarge
 from deepinfer.grammar.grammar import Grammar
@@ -14,7 +14,7 @@ from deepinfer.grammar.json_schema.dialect import DRAFTS, find_dialect
 from deepinfer.grammar.json_schema.emit import Emitter
 from deepinfer.grammar.json_schema.forms import Forms
 from deepinfer.grammar.json_schema.nodes import Nodes
-from deepinfer.grammar.json_schema.objects import normal
+from deepinfer.grammar.json_schema.objects import OBJECT_RESOURCES, normal
 from deepinfer.grammar.json_schema.references import Registry
 from deepinfer.grammar.json_schema.strings import Strings
 from deepinfer.grammar.json_schema.uses import Uses
@@ -92,24 +92,49 @@ def compile_json_schema(
     parsed = _parse(schema) if isinstance(schema, str) else schema
     dialect = DRAFTS["2020-12"] if draft is None else find_dialect(draft)
     registry = Registry(parsed, dialect, resources or {})
-    nodes = Nodes(registry, _is_dynamic(schema, parsed, resources))
-    uses = Uses(on_unsupported == "warn")
-    strings = Strings(every_spelling=escapes == "any")
-    algebra = Algebra(nodes, strings, uses, formats == "assert")
-    forms = Forms(algebra, additional == "closed")
-    root = registry.root
-    scope = nodes.extend((), root) if nodes.dynamic else ()
+    dynamic = _is_dynamic(schema, parsed, resources)
+    options = _Options(
+        whitespace, additional == "closed", order == "declared", formats == "assert", escapes == "any"
+    )
     try:
-        start = normal(nodes.of(parsed, root, root.pointer, scope))
-        forms.build(start)
-        emitter = Emitter(algebra, forms, whitespace, order == "declared")
-        emitter.plain_integers = root.dialect.draft == 4
-        rules = emitter.rules(start)
+        try:
+            return _compile(registry, dynamic, on_unsupported == "warn", options, by_clauses=True)
+        except GrammarTooLarge as error:
+            if error.resource not in OBJECT_RESOURCES:
+                raise
+            # Many conditions on one member: telling the cases apart is cheaper.
+            return _compile(registry, dynamic, on_unsupported == "warn", options, by_clauses=False)
     except RecursionError as error:
         raise GrammarTooLarge(
             "the schema's expressions are nested too deeply; flatten its values and patterns",
             resource="nesting",
         ) from error
+
+
+class _Options(NamedTuple):
+    whitespace: Whitespace
+    closed: bool
+    ordered: bool
+    assert_formats: bool
+    every_spelling: bool
+
+
+def _compile(
+    registry: Registry, dynamic: bool, warn: bool, options: _Options, *, by_clauses: bool
+) -> Grammar:
+    nodes = Nodes(registry, dynamic)
+    uses = Uses(warn)
+    strings = Strings(every_spelling=options.every_spelling)
+    algebra = Algebra(nodes, strings, uses, options.assert_formats)
+    algebra.by_clauses = by_clauses
+    forms = Forms(algebra, options.closed)
+    root = registry.root
+    scope = nodes.extend((), root) if dynamic else ()
+    start = normal(nodes.of(root.schema, root, root.pointer, scope))
+    forms.build(start)
+    emitter = Emitter(algebra, forms, options.whitespace, options.ordered)
+    emitter.plain_integers = root.dialect.draft == 4
+    rules = emitter.rules(start)
     return Grammar(rules, report=uses.report(), source="json_schema")
 
 

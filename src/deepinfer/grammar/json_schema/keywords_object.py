@@ -112,8 +112,7 @@ def dependent(algebra: Algebra, node: Node) -> list[Formula]:
     for name, keyword in dependent_schemas(algebra, node):
         value = algebra.of_set(algebra.child(node, keyword, name), "object")
         if value != TRUE:
-            absent = has_key(name).negated()
-            parts.append(disjunction([absent, conjunction([has_key(name), value])]))
+            parts.append(algebra.implies(has_key(name), value))
     return parts
 
 

@@ -25,8 +25,14 @@ from deepinfer.grammar.json_schema.formula import (
 
 __all__ = ["MemberForm", "ObjectForm", "object_form", "satisfiable"]
 
+OBJECT_RESOURCES = frozenset(
+    ("alternatives", "kinds of members", "kinds of values of one member", "conditions")
+)
+"""Resources of which another form of the conditions may need less."""
+
 _MAX_CELLS = 4096
 _MAX_MEMBERS = 20_000
+_MAX_VARIANTS = 256
 _MAX_CLAUSES = 20_000
 _FEW_TEXTS = 64
 _MAX_STEPS = 20_000
@@ -296,8 +302,8 @@ def _variants(
                 if not impossible(both):
                     divided.append(both)
         variants = divided
-        if len(variants) > _MAX_MEMBERS:
-            raise _too_large("kinds of members", _MAX_MEMBERS)
+        if len(variants) > _MAX_VARIANTS:
+            raise _too_large("kinds of values of one member", _MAX_VARIANTS)
     return variants
 
 
