@@ -39,6 +39,7 @@ survives pickling between processes. A message says what was found, what the lim
 from __future__ import annotations
 
 __all__ = [
+    "AnticipationError",
     "BlockCorrupt",
     "CacheError",
     "CheckpointMismatch",
@@ -96,6 +97,10 @@ class ConfigError(DeepInferError, ValueError):
         self.field = field
         self.value = value
         self.limit = limit
+
+
+class AnticipationError(ConfigError):
+    """A decision would be taken by looking at what it decides about, which changes the law of sampled tokens."""
 
 
 class MissingDependency(DeepInferError, ImportError):

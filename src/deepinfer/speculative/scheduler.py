@@ -1,0 +1,350 @@
+"""How many drafts of each request are worth verifying."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deepinfer.core import _checks as checks
+from deepinfer.core.errors import AnticipationError, ConfigError
+from deepinfer.speculative._arrays import shape_error
+from deepinfer.speculative.cost import StepCostModel
+from deepinfer.speculative.survival import best_lengths, slot_order
+
+__all__ = ["BudgetDecision", "VerificationScheduler", "VerifyPlan"]
+
+_Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetDecision:
+    """How many draft slots a step verifies.
+
+    Attributes:
+        k: Slots, anchors not counted.
+        theta: Expected tokens a second with them.
+        seconds: Expected seconds of the step.
+        baseline_theta: Expected tokens a second when everything is verified.
+        off_theta: Expected tokens a second when nothing is.
+    """
+
+    k: int
+    theta: float
+    seconds: float
+    baseline_theta: float
+    off_theta: float
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyPlan:
+    """What one step verifies.
+
+    Attributes:
+        lengths: Drafts of each request, shape [requests], int64; anchors not counted.
+        k: Their sum.
+        rows: Rows that are scored: one anchor a request, and the drafts.
+        cu_rows: First row of each request, and the number of all, shape [requests + 1], int64.
+        theta: Expected tokens a second, as it was when the number of slots was chosen.
+        seconds: Expected seconds of the step.
+    """
+
+    lengths: _Ints
+    k: int
+    rows: int
+    cu_rows: _Ints
+    theta: float
+    seconds: float
+
+
+class VerificationScheduler:
+    """Spends verification rows where drafts are likely to survive, as long as they pay for their time.
+
+    With K slots the best choice is the K that survive best, which are prefixes by themselves. So the one question is
+    K: `argmax (R + survivals of the first K) / seconds(R + K)`.
+
+    Why two inputs: a confidence of position 2 was computed from the token that was drawn at position 1. If K is
+    chosen by looking at it, the token at position 1 has a say in whether it is verified, and the output law changes
+    (at temperature 1 one example gives 0.85 / 0.15 instead of 0.70 / 0.30). `search="global"` therefore wants K from
+    confidences of an earlier step (`lagged`); the live ones only say where the K slots go. `search="early_stop"` looks
+    at slots one by one and stops at the first that does not pay, before it sees the next: legal with live ones, but
+    it gets stuck on a cost that rises in stairs. Requests whose tokens cannot depend on the schedule, greedy or
+    Gumbel-coupled ones, are free of all this: name them in `invariant`.
+
+    Args:
+        cost: Seconds of a step.
+        search: "global" (best K of all), "early_stop" (Algorithm 1 of the DSpark paper), "uniform" (the best length
+            that all requests share, from `lagged`), "static" (each up to its first confidence below `threshold`) or
+            "all".
+        min_drafts: Drafts of each request that are always verified.
+        max_drafts: Most drafts of a request; None takes all.
+        min_gain: Trim only when that is expected to give this share more tokens a second than verifying everything;
+            below it everything is verified, which costs no planning on the device. "early_stop" cannot heed it.
+        min_survival: Slots that survive with this probability or less are no candidates.
+        threshold: Confidence of "static".
+
+    Raises:
+        ConfigError: An option is out of range.
+
+    Examples:
+        >>> from deepinfer.speculative import prefix_survival
+        >>> cost = StepCostModel.additive(9.9e-3, 12e-6)
+        >>> scheduler = VerificationScheduler(cost)
+        >>> live = prefix_survival([[0.9, 0.8], [0.5, 0.01]])
+        >>> scheduler.plan(live, lagged=live).lengths.tolist()
+        [2, 2]
+        >>> scheduler = VerificationScheduler(StepCostModel.additive(1e-3, 1e-3))  # rows are dear
+        >>> scheduler.plan(live, lagged=live).lengths.tolist()
+        [1, 0]
+    """
+
+    def __init__(
+        self,
+        cost: StepCostModel,
+        *,
+        search: str = "global",
+        min_drafts: int = 0,
+        max_drafts: int | None = None,
+        min_gain: float = 0.0,
+        min_survival: float = 1e-6,
+        threshold: float = 0.5,
+    ) -> None:
+        self.cost = cost
+        self.search = checks.check_choice(
+            "search", search, ("global", "early_stop", "uniform", "static", "all"), ConfigError
+        )
+        self.min_drafts = checks.check_int("min_drafts", min_drafts, 0, 256, ConfigError)
+        self.max_drafts = checks.optional(
+            max_drafts,
+            lambda v: checks.check_int("max_drafts", v, self.min_drafts, 256, ConfigError),
+        )
+        self.min_gain = checks.check_float("min_gain", min_gain, 0.0, 10.0, ConfigError)
+        self.min_survival = checks.check_float("min_survival", min_survival, 0.0, 1.0, ConfigError)
+        self.threshold = checks.check_float("threshold", threshold, 0.0, 1.0, ConfigError)
+        if cost.is_flat and search in ("global", "early_stop", "uniform"):
+            warnings.warn(
+                "the step cost model is flat: rows look free, so every draft will be verified. Time steps of "
+                "several sizes (StepCostModel.from_samples).",
+                stacklevel=2,
+            )
+
+    def budget(
+        self, survival: Any, *, capacity: int | None = None, sampling_requests: int | None = None
+    ) -> BudgetDecision:
+        """Chooses K.
+
+        Args:
+            survival: Survival of each slot, shape [requests, drafts].
+            capacity: Most rows of the step, anchors included; None has no limit.
+            sampling_requests: Requests that make a token in this step; None counts all. Others' rows cost time and
+                give nothing.
+
+        Returns:
+            The decision.
+
+        Raises:
+            ShapeError: There are not two axes.
+        """
+        cut = self._cut(survival)
+        return self._budget(self._falling(cut), cut.shape[0], capacity, sampling_requests)
+
+    def allocate(self, survival: Any, k: int, *, capacity: int | None = None) -> _Ints:
+        """Gives K slots to those that survive best.
+
+        Args:
+            survival: Survival of each slot, shape [requests, drafts].
+            k: Slots.
+            capacity: Most rows of the step, anchors included.
+
+        Returns:
+            Drafts of each request, shape [requests], int64.
+
+        Raises:
+            ShapeError: There are not two axes.
+        """
+        cut = self._cut(survival)
+        if capacity is not None:
+            k = min(k, max(0, capacity - cut.shape[0]))
+        return self._with_floor(best_lengths(cut, k), cut, capacity)
+
+    def plan(
+        self,
+        live: Any,
+        *,
+        lagged: Any = None,
+        invariant: Any = None,
+        capacity: int | None = None,
+        sampling_requests: int | None = None,
+    ) -> VerifyPlan:
+        """Plans one step.
+
+        Args:
+            live: Survival of the drafts at hand, shape [requests, drafts].
+            lagged: Survival as it was known at least one step ago, shape [requests, drafts] or any number of
+                requests; needed where the search would anticipate.
+            invariant: Whether each request's tokens cannot depend on the schedule, shape [requests]; None says no.
+            capacity: Most rows of the step, anchors included.
+            sampling_requests: Requests that make a token in this step; None counts all.
+
+        Returns:
+            The plan.
+
+        Raises:
+            AnticipationError: The search would look at drafts that are still to be judged.
+            ShapeError: Shapes do not fit.
+        """
+        cut = self._cut(live)
+        requests, drafts = cut.shape
+        theta = None
+        known = self._known(cut, lagged, invariant)
+        if self.search == "all":
+            lengths = np.full(requests, drafts, np.int64)
+        elif self.search == "static":
+            lengths = self._static(cut)
+        elif self.search == "uniform":
+            length = self._uniform(known, requests, capacity, sampling_requests)
+            lengths = np.full(requests, length, np.int64)
+        else:
+            least = self.min_survival
+            if known is cut:
+                order = slot_order(cut, min_survival=least)
+                decision = self._budget(order.survival, requests, capacity, sampling_requests)
+                lengths = order.lengths(decision.k)
+            else:
+                falling = self._falling(known)
+                decision = self._budget(falling, requests, capacity, sampling_requests)
+                lengths = best_lengths(cut, decision.k, min_survival=least)
+            theta = decision.theta
+        room = None if capacity is None else max(0, capacity - requests)
+        if room is not None and int(lengths.sum()) > room:
+            lengths = best_lengths(cut, room)
+        lengths = self._with_floor(lengths, cut, capacity)
+        return self._priced(cut, lengths, sampling_requests, theta)
+
+    def _cut(self, survival: Any) -> npt.NDArray[np.float32]:
+        values = np.asarray(survival, np.float32)
+        if values.ndim != 2:
+            raise shape_error("survival", values.shape, "[requests, drafts]")
+        return values if self.max_drafts is None else values[:, : self.max_drafts]
+
+    def _known(
+        self, live: npt.NDArray[np.float32], lagged: Any, invariant: Any
+    ) -> npt.NDArray[np.float32]:
+        """What K may be chosen by."""
+        if self.search not in ("global", "uniform"):
+            return live
+        free = None if invariant is None else np.asarray(invariant, bool)
+        if free is not None and free.shape != (live.shape[0],):
+            raise shape_error("invariant", free.shape, f"[requests={live.shape[0]}]")
+        if free is not None and free.all():
+            return live
+        if lagged is None:
+            raise AnticipationError(
+                f'search="{self.search}" without lagged confidences would let drafts decide whether they are '
+                'verified, which changes the output law. Pass lagged= (LaggedConfidence), use search="early_stop", or '
+                "mark the requests that are greedy or coupled in invariant=."
+            )
+        known = self._cut(lagged)
+        if free is not None and free.any():
+            if known.shape[0] != live.shape[0]:
+                raise shape_error("lagged", known.shape, f"[requests={live.shape[0]}, drafts]")
+            known = np.where(free[:, None], live, known)
+        return known
+
+    def _falling(self, survival: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        values = survival.flatten()
+        values.sort()
+        return values[::-1][: int(np.count_nonzero(values > self.min_survival))]
+
+    def _budget(
+        self,
+        falling: npt.NDArray[np.float32],
+        requests: int,
+        capacity: int | None,
+        sampling: int | None,
+    ) -> BudgetDecision:
+        most = falling.size
+        if capacity is not None:
+            most = min(most, max(0, capacity - requests))
+        tokens = np.empty(most + 1)
+        tokens[0] = requests if sampling is None else sampling
+        tokens[1:] = falling[:most]
+        np.add.accumulate(tokens, out=tokens)
+        seconds = self.cost.table(requests + most + 1)[requests : requests + most + 1]
+        drafting = self.cost.draft_seconds(requests)
+        if drafting:
+            seconds = seconds + drafting
+        theta = tokens / seconds if requests else np.zeros(most + 1)
+        if self.search == "early_stop":
+            falls = theta[1:] <= theta[:-1]
+            k = int(falls.argmax()) if falls.any() else most
+        else:
+            k = int(theta.argmax())
+            if k < most and theta[k] < theta[most] * (1.0 + self.min_gain):
+                k = most  # not after an early stop: that would look at what it stopped before
+        whole = float(theta[most])
+        return BudgetDecision(k, float(theta[k]), float(seconds[k]), whole, float(theta[0]))
+
+    def _static(self, survival: npt.NDArray[np.float32]) -> _Ints:
+        before = np.concatenate([np.ones((survival.shape[0], 1), np.float32), survival[:, :-1]], 1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            confidence = np.where(before > 0, survival / before, 0.0)
+        lengths: _Ints = np.cumprod(confidence >= self.threshold, 1).sum(1).astype(np.int64)
+        return lengths
+
+    def _uniform(
+        self,
+        survival: npt.NDArray[np.float32],
+        requests: int,
+        capacity: int | None,
+        sampling: int | None,
+    ) -> int:
+        drafts = survival.shape[1]
+        base = float(requests if sampling is None else sampling)
+        scale = requests / max(1, survival.shape[0])
+        tokens = base + scale * np.concatenate([[0.0], survival.sum(0, dtype=np.float64).cumsum()])
+        rows = requests * np.arange(1, drafts + 2)
+        theta = tokens / self.cost.seconds(requests, rows)
+        if capacity is not None:
+            theta = theta[: max(1, min(drafts, capacity // max(requests, 1) - 1) + 1)]
+        best = int(theta.argmax())
+        return theta.size - 1 if theta[best] < theta[-1] * (1.0 + self.min_gain) else best
+
+    def _with_floor(
+        self, lengths: _Ints, survival: npt.NDArray[np.float32], capacity: int | None
+    ) -> _Ints:
+        floor = min(self.min_drafts, survival.shape[1])
+        if not floor or not lengths.size or int(lengths.min()) >= floor:
+            return lengths
+        raised: _Ints = np.maximum(lengths, floor)
+        room = raised.sum() if capacity is None else max(0, capacity - lengths.size)
+        # What the floor took is taken from the least likely slots of the others, never from the floor itself.
+        while int(raised.sum()) > room and int(raised.max()) > floor:
+            last = np.where(
+                raised > floor, survival[np.arange(lengths.size), np.maximum(raised - 1, 0)], np.inf
+            )
+            raised[int(last.argmin())] -= 1
+        return raised
+
+    def _priced(
+        self,
+        survival: npt.NDArray[np.float32],
+        lengths: _Ints,
+        sampling: int | None,
+        theta: float | None,
+    ) -> VerifyPlan:
+        requests = lengths.size
+        cu_rows = np.empty(requests + 1, np.int64)
+        cu_rows[0] = 0
+        np.add.accumulate(lengths + 1, out=cu_rows[1:])
+        rows = int(cu_rows[-1])
+        seconds = float(self.cost.table(rows + 1)[rows]) + self.cost.draft_seconds(requests)
+        if theta is None:
+            taken = np.arange(survival.shape[1]) < lengths[:, None]
+            tokens = float(survival[taken].sum(dtype=np.float64))
+            tokens += requests if sampling is None else sampling
+            theta = tokens / seconds if requests else 0.0
+        return VerifyPlan(lengths, rows - requests, rows, cu_rows, theta, seconds)

@@ -1,0 +1,231 @@
+"""The verification scheduler against plain Python, and the combinations that it must refuse."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deepinfer.core.errors import AnticipationError, ConfigError, ShapeError
+from deepinfer.speculative import StepCostModel, VerificationScheduler, prefix_survival
+
+STAIRS = StepCostModel([8, 16, 24, 40], [1.0, 1.0, 1.6, 2.9], graph_sizes=[8, 16, 24, 40])
+LINE = StepCostModel.additive(1.0, 0.1)
+SURVIVALS = st.lists(
+    st.lists(st.sampled_from([0.05, 0.3, 0.6, 0.8, 0.95, 1.0]), min_size=3, max_size=3),
+    min_size=1,
+    max_size=4,
+)
+
+
+def algorithm_1(survival: np.ndarray, cost: StepCostModel) -> list[int]:  # type: ignore[type-arg]
+    """The published greedy search, written down slot by slot."""
+    requests = survival.shape[0]
+    slots = sorted(
+        (-float(a), j, r) for r, row in enumerate(survival) for j, a in enumerate(row) if a > 0
+    )
+    lengths = [0] * requests
+    rows, tokens = requests, float(requests)
+    best = tokens / float(cost.seconds(requests, rows))
+    for negated, _, request in slots:
+        rows += 1
+        tokens -= negated
+        theta = tokens / float(cost.seconds(requests, rows))
+        if theta <= best:
+            break
+        best = theta
+        lengths[request] += 1
+    return lengths
+
+
+def best_of_all(survival: np.ndarray, cost: StepCostModel) -> float:  # type: ignore[type-arg]
+    """Tokens a second of the best lengths of all, by trying every one."""
+    requests, drafts = survival.shape
+    best = 0.0
+    for lengths in itertools.product(range(drafts + 1), repeat=requests):
+        tokens = requests + sum(float(survival[r, :n].sum()) for r, n in enumerate(lengths))
+        best = max(best, tokens / float(cost.seconds(requests, requests + sum(lengths))))
+    return best
+
+
+@settings(max_examples=60)
+@given(SURVIVALS, st.sampled_from([STAIRS, LINE]))
+def test_global_search_is_the_best_of_all(rows: list[list[float]], cost: StepCostModel) -> None:
+    survival = prefix_survival(rows)
+    plan = VerificationScheduler(cost).plan(survival, lagged=survival)
+    assert plan.theta == pytest.approx(best_of_all(survival, cost), rel=1e-5)
+    assert plan.rows == len(rows) + plan.k == plan.cu_rows[-1]
+    assert np.diff(plan.cu_rows).tolist() == (plan.lengths + 1).tolist()
+    assert plan.seconds == pytest.approx(float(cost.seconds(len(rows), plan.rows)))
+
+
+@settings(max_examples=100)
+@given(SURVIVALS, st.sampled_from([STAIRS, LINE]))
+def test_early_stop_is_algorithm_1(rows: list[list[float]], cost: StepCostModel) -> None:
+    survival = prefix_survival(rows)
+    plan = VerificationScheduler(cost, search="early_stop").plan(survival)
+    assert plan.lengths.tolist() == algorithm_1(survival, cost)
+
+
+def test_the_papers_example_stops_before_it_sees_the_second_confidence() -> None:
+    """Appendix A: looking back, the second confidence would decide about the first draft."""
+    cost = StepCostModel([1, 2, 3], [1.0, 2.0, 1 / 0.45])
+    for second in (0.0, 0.9):
+        survival = prefix_survival([[0.8, second]])
+        early = VerificationScheduler(cost, search="early_stop").plan(survival)
+        assert early.lengths.tolist() == [0]
+        retrospective = VerificationScheduler(cost).plan(survival, invariant=[True])
+        assert retrospective.lengths.tolist() == [2 if second else 0]
+
+
+def test_global_search_refuses_to_anticipate() -> None:
+    live = prefix_survival([[0.9, 0.5], [0.9, 0.5]])
+    scheduler = VerificationScheduler(LINE)
+    for invariant in (None, [True, False]):
+        with pytest.raises(AnticipationError, match="lagged"):
+            scheduler.plan(live, invariant=invariant)
+    with pytest.raises(AnticipationError):
+        VerificationScheduler(LINE, search="uniform").plan(live)
+    assert scheduler.plan(live, invariant=[True, True]).k >= 0
+    assert VerificationScheduler(LINE, search="static").plan(live).lengths.tolist() == [2, 2]
+
+
+def test_the_budget_never_depends_on_live_values() -> None:
+    generator = np.random.default_rng(0)
+    lagged = prefix_survival(generator.random((6, 5)))
+    sums = {
+        VerificationScheduler(STAIRS)
+        .plan(prefix_survival(generator.uniform(0.01, 1, (6, 5))), lagged=lagged)
+        .k
+        for _ in range(30)
+    }
+    assert len(sums) == 1
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10**6))
+def test_whether_a_draft_is_verified_never_depends_on_itself(seed: int) -> None:
+    """Confidences behind a draft come from its token: changing them must not change whether it is verified."""
+    generator = np.random.default_rng(seed)
+    lagged = prefix_survival(generator.random((4, 3)))
+    confidence = generator.choice([0.2, 0.5, 0.9, 1.0], (4, 3))
+    request, position = int(generator.integers(4)), int(generator.integers(3))
+    for scheduler in (
+        VerificationScheduler(STAIRS),
+        VerificationScheduler(STAIRS, search="early_stop"),
+    ):
+        seen = set()
+        for later in (0.0, 0.3, 1.0):
+            changed = confidence.copy()
+            changed[request, position + 1 :] = later
+            plan = scheduler.plan(prefix_survival(changed), lagged=lagged)
+            seen.add(bool(plan.lengths[request] > position))
+        assert len(seen) == 1
+
+
+def test_mixed_batches_use_live_values_of_free_requests() -> None:
+    live = prefix_survival([[1.0, 1.0], [0.01, 0.01]])
+    lagged = prefix_survival([[0.01, 0.01], [0.01, 0.01]])
+    scheduler = VerificationScheduler(LINE)
+    assert scheduler.plan(live, lagged=lagged).k == 0
+    assert scheduler.plan(live, lagged=lagged, invariant=[True, False]).lengths.tolist() == [2, 0]
+
+
+def test_floor_ceiling_and_capacity() -> None:
+    live = prefix_survival([[0.99, 0.98, 0.97], [0.01, 0.01, 0.01]])
+    dear = StepCostModel.additive(0.001, 1.0)
+    free = [True, True]
+    assert VerificationScheduler(dear, min_drafts=1).plan(
+        live, invariant=free
+    ).lengths.tolist() == [1, 1]
+    assert VerificationScheduler(LINE, max_drafts=2).plan(
+        live, invariant=free
+    ).lengths.tolist() == [2, 0]
+    every = VerificationScheduler(LINE, search="all")
+    assert every.plan(live).lengths.tolist() == [3, 3]
+    assert every.plan(live, capacity=5).lengths.tolist() == [3, 0]
+    assert every.plan(live, capacity=1).lengths.tolist() == [0, 0]
+    floor = VerificationScheduler(LINE, search="all", min_drafts=1)
+    assert floor.plan(live, capacity=5).lengths.tolist() == [2, 1]
+
+
+def test_trimming_must_pay() -> None:
+    live = prefix_survival([[0.5, 0.06]])
+    assert VerificationScheduler(LINE).plan(live, invariant=[True]).lengths.tolist() == [1]
+    assert VerificationScheduler(LINE, min_gain=0.1).plan(
+        live, invariant=[True]
+    ).lengths.tolist() == [2]
+
+
+def test_static_stops_at_the_first_low_confidence() -> None:
+    scheduler = VerificationScheduler(LINE, search="static", threshold=0.5)
+    confidence = [[0.9, 0.4, 0.9], [0.5, 0.6, 0.7], [0.0, 1.0, 1.0]]
+    assert scheduler.plan(prefix_survival(confidence)).lengths.tolist() == [1, 3, 0]
+
+
+def test_uniform_is_the_best_shared_length() -> None:
+    survival = prefix_survival([[0.9, 0.2, 0.1], [0.7, 0.2, 0.1]])
+    plan = VerificationScheduler(LINE, search="uniform").plan(survival, lagged=survival)
+    thetas = [
+        (2 + float(survival[:, :n].sum())) / float(LINE.seconds(2, 2 + 2 * n)) for n in range(4)
+    ]
+    assert plan.lengths.tolist() == [int(np.argmax(thetas))] * 2
+
+
+def test_prefill_rows_cost_and_give_nothing() -> None:
+    survival = prefix_survival([[0.5]] * 4)
+    assert VerificationScheduler(LINE).budget(survival, sampling_requests=0).off_theta == 0.0
+
+
+def test_graph_stairs_are_filled() -> None:
+    """On stairs the best K ends at a captured size, or takes everything."""
+    generator = np.random.default_rng(3)
+    for _ in range(40):
+        requests = int(generator.integers(2, 8))
+        survival = prefix_survival(generator.uniform(0.3, 0.99, (requests, 5)))
+        plan = VerificationScheduler(STAIRS).plan(survival, lagged=survival)
+        assert plan.rows in STAIRS.graph_sizes or plan.k == requests * 5 or plan.rows > 40
+
+
+def test_flat_costs_warn_and_verify_everything() -> None:
+    flat = StepCostModel([1, 64], [1.0, 1.0])
+    with pytest.warns(UserWarning, match="flat"):
+        scheduler = VerificationScheduler(flat)
+    survival = prefix_survival([[0.5, 0.01]] * 3)
+    assert scheduler.plan(survival, lagged=survival).lengths.tolist() == [2, 2, 2]
+
+
+def test_the_published_load() -> None:
+    """60 requests at 9.9 ms and 12 us a row: trimming gives about 5 % over verifying five drafts."""
+    generator = np.random.default_rng(5)
+    cost = StepCostModel.additive(9.9e-3, 12e-6)
+    gains, saved = [], []
+    for _ in range(50):
+        # A mix of easy and hard requests with an accepted length of about 3.3 in all.
+        skill = generator.beta(2.2, 1.0, (60, 1))
+        survival = prefix_survival(np.clip(skill + generator.normal(0, 0.05, (60, 5)), 0.01, 0.99))
+        plan = VerificationScheduler(cost).plan(survival, lagged=survival)
+        whole = (60 + float(survival.sum())) / float(cost.seconds(60, 360))
+        gains.append(plan.theta / whole - 1)
+        saved.append(1 - plan.rows / 360)
+    assert np.mean(gains) > 0.04
+    assert np.mean(saved) > 0.2
+
+
+def test_empty_batches_and_bad_shapes() -> None:
+    scheduler = VerificationScheduler(LINE)
+    plan = scheduler.plan(np.zeros((0, 5)), lagged=np.zeros((0, 5)))
+    assert (plan.k, plan.rows, plan.cu_rows.tolist()) == (0, 0, [0])
+    with pytest.raises(ShapeError):
+        scheduler.plan([0.5], lagged=[[0.5]])
+    with pytest.raises(ShapeError, match="invariant"):
+        scheduler.plan([[0.5]], invariant=[True, False])
+    with pytest.raises(ConfigError, match="search"):
+        VerificationScheduler(LINE, search="best")
+    with pytest.raises(ConfigError, match="max_drafts"):
+        VerificationScheduler(LINE, min_drafts=3, max_drafts=2)
+    assert math.isfinite(plan.theta)
