@@ -16,24 +16,63 @@ if TYPE_CHECKING:
     from deepinfer.balancers.base import WorkerSnapshot as WorkerSnapshot
     from deepinfer.balancers.base import WorkerState as WorkerState
     from deepinfer.balancers.decision import Decision as Decision
+    from deepinfer.balancers.decode import DecodeBalancer as DecodeBalancer
+    from deepinfer.balancers.decode_cost import DecodeCost as DecodeCost
+    from deepinfer.balancers.decode_outputs import OutputLengths as OutputLengths
+    from deepinfer.balancers.decode_trial import DecodeTrial as DecodeTrial
+    from deepinfer.balancers.decode_trial import TrialReport as TrialReport
+    from deepinfer.balancers.decode_trial import run_decode_trial as run_decode_trial
+    from deepinfer.balancers.encoder import EncoderBalancer as EncoderBalancer
+    from deepinfer.balancers.encoder_fleet import EncoderCost as EncoderCost
+    from deepinfer.balancers.encoder_fleet import EncoderFleet as EncoderFleet
+    from deepinfer.balancers.encoder_fleet import ImageTask as ImageTask
+    from deepinfer.balancers.expert_parallel.planner import ExpertPlanner as ExpertPlanner
+    from deepinfer.balancers.expert_parallel.rebalance import rebalance_experts as rebalance_experts
+    from deepinfer.balancers.expert_parallel.splitter import TokenSplitter as TokenSplitter
     from deepinfer.balancers.fleet import Fleet as Fleet
 
 _EXPORTS = {
     "Decision": "deepinfer.balancers.decision",
+    "DecodeBalancer": "deepinfer.balancers.decode",
+    "DecodeCost": "deepinfer.balancers.decode_cost",
+    "DecodeTrial": "deepinfer.balancers.decode_trial",
+    "EncoderBalancer": "deepinfer.balancers.encoder",
+    "EncoderCost": "deepinfer.balancers.encoder_fleet",
+    "EncoderFleet": "deepinfer.balancers.encoder_fleet",
+    "ExpertPlanner": "deepinfer.balancers.expert_parallel.planner",
     "Fleet": "deepinfer.balancers.fleet",
+    "ImageTask": "deepinfer.balancers.encoder_fleet",
+    "OutputLengths": "deepinfer.balancers.decode_outputs",
     "RouteRequest": "deepinfer.balancers.base",
     "Router": "deepinfer.balancers.base",
+    "TokenSplitter": "deepinfer.balancers.expert_parallel.splitter",
+    "TrialReport": "deepinfer.balancers.decode_trial",
     "WorkerSnapshot": "deepinfer.balancers.base",
     "WorkerState": "deepinfer.balancers.base",
+    "rebalance_experts": "deepinfer.balancers.expert_parallel.rebalance",
+    "run_decode_trial": "deepinfer.balancers.decode_trial",
 }
 
 __all__ = [
     "Decision",
+    "DecodeBalancer",
+    "DecodeCost",
+    "DecodeTrial",
+    "EncoderBalancer",
+    "EncoderCost",
+    "EncoderFleet",
+    "ExpertPlanner",
     "Fleet",
+    "ImageTask",
+    "OutputLengths",
     "RouteRequest",
     "Router",
+    "TokenSplitter",
+    "TrialReport",
     "WorkerSnapshot",
     "WorkerState",
+    "rebalance_experts",
+    "run_decode_trial",
 ]
 
 __getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)
