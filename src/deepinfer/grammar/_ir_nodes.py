@@ -133,7 +133,7 @@ class Seq(_Many):
     """Concatenation of two parts or more.
 
     Attributes:
-        parts: The parts in order; none is a Seq, Eps or Empty.
+        parts: The parts in order; none is Eps or Empty, and a Seq only if it is long.
     """
 
     __slots__ = ()
@@ -143,7 +143,8 @@ class Alt(_Many):
     """Union of two parts or more.
 
     Attributes:
-        parts: The parts in the order given, without doubles; none is an Alt or Empty, at most one is a Bytes.
+        parts: The parts in the order given, without doubles; none is Empty, at most one is a Bytes, and an
+            Alt only if it is long.
     """
 
     __slots__ = ()

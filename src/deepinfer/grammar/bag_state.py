@@ -277,6 +277,13 @@ class BagSpec:
         Only counters that leave room for everything that is still needed are touched, so that the state can be
         completed in the same ways.
         """
+        while True:
+            reduced = self._saturate_once(state, limit)
+            if reduced == state:
+                return state
+            state = reduced
+
+    def _saturate_once(self, state: BagState, limit: int) -> BagState:
         needs = self._needed.bit_count() + sum(state.owed) + state.total_owed
         room = limit + needs + len(self._clauses)
         left = tuple([-1 if value > room else value for value in state.left])

@@ -5,7 +5,7 @@ them in `Rules`; `Automaton` runs them. An expression is a language of byte stri
 comes here. Intersection, complement, counted repeats and bags (members in any order under conditions) are part of
 the form, so a front end never has to expand them.
 
-The constructors normalise: nested sequences and unions are flattened, what cannot match is dropped, byte sets in a
+The constructors normalise: short nested sequences and unions are flattened, what cannot match is dropped, byte sets in a
 union are merged, neighbouring single bytes join to a literal. They never change the language.
 
     >>> digit = byte_set(range(0x30, 0x3A))
@@ -78,6 +78,10 @@ __all__ = [
     "walk",
 ]
 
+# Longer sequences and literals are kept as parts: copying them at every level would make nesting quadratic.
+_FLAT_PARTS = 64
+_JOINED_BYTES = 1024
+
 EMPTY = Empty()
 EPS = Eps()
 _SINGLE = tuple(Bytes(1 << value) for value in range(256))
@@ -139,12 +143,13 @@ def seq(*parts: Expr) -> Expr:
     """Concatenation; `EPS` without parts, `EMPTY` as soon as one part is."""
     flat: list[Expr] = []
     pending: list[bytes] = []
+    pending_bytes = 0
     stack = list(reversed(parts))
     while stack:
         part = stack.pop()
         kind = type(part)
-        if kind is Seq:
-            stack.extend(reversed(part.children()))
+        if isinstance(part, Seq) and len(part.parts) <= _FLAT_PARTS:
+            stack.extend(reversed(part.parts))
             continue
         if kind is Eps:
             continue
@@ -153,10 +158,14 @@ def seq(*parts: Expr) -> Expr:
         text = _text_of(part)
         if text is not None:
             pending.append(text)
+            pending_bytes += len(text)
+            if pending_bytes > _JOINED_BYTES:
+                flat.append(literal(b"".join(pending)))
+                pending, pending_bytes = [], 0
             continue
         if pending:
             flat.append(literal(b"".join(pending)))
-            pending = []
+            pending, pending_bytes = [], 0
         flat.append(part)
     if pending:
         flat.append(literal(b"".join(pending)))
@@ -173,7 +182,7 @@ def alt(*parts: Expr) -> Expr:
     stack = list(reversed(parts))
     while stack:
         part = stack.pop()
-        if isinstance(part, Alt):
+        if isinstance(part, Alt) and len(part.parts) <= _FLAT_PARTS:
             stack.extend(reversed(part.parts))
         elif isinstance(part, Bytes):
             mask |= part.mask

@@ -44,7 +44,6 @@ class NodeStore:
     """
 
     def __init__(self, budget: Budget | None = None, counter_limit: int = 128) -> None:
-        self._budget = budget
         self.counter_limit = counter_limit
         self._sets: dict[int, Node] = {}
         self._literals: dict[bytes, Node] = {}
@@ -60,6 +59,7 @@ class NodeStore:
         self._tags: dict[int, Node] = {}
         self.num_nodes = 0
         self._nesting = 0
+        self._check = budget.check if budget is not None else _unbounded
         self.cuts = CutStore()
         self.empty = self._new(EMPTY, False, False, 1 << 30)
         self.eps = self._new(EPS, True, True, 0)
@@ -78,8 +78,8 @@ class NodeStore:
     def _new(self, kind: int, nullable: bool, live: bool | None, least: int) -> Node:
         uid = self.num_nodes
         self.num_nodes = uid + 1
-        if self._budget is not None and not uid & 1023:
-            self._budget.check(uid)
+        if not uid & 1023:
+            self._check(uid)
         return Node(kind, uid, nullable, live, least)
 
     @property
@@ -90,7 +90,9 @@ class NodeStore:
     @property
     def literals(self) -> Iterable[bytes]:
         """All literal strings that nodes were made of."""
-        return self._literals
+        for strings in self._kept:
+            yield from strings
+        yield from self._literals
 
     def byte_set(self, mask: int) -> Node:
         """One byte of a set; the mask is not 0."""
@@ -134,6 +136,8 @@ class NodeStore:
         if found is None:
             uid = self.num_nodes
             self.num_nodes = uid + 1
+            if not uid & 1023:
+                self._check(uid)
             shortest = min([len(text) for text in strings[first:last]]) - skip
             node = TrieNode(TRIE, uid, shortest == 0, True, shortest)
             node.strings, node.first, node.last, node.skip = strings, first, last, skip
@@ -160,8 +164,8 @@ class NodeStore:
         if node is None:
             uid = self.num_nodes
             self.num_nodes = uid + 1
-            if not uid & 1023 and self._budget is not None:
-                self._budget.check(uid)
+            if not uid & 1023:
+                self._check(uid)
             nullable = head.nullable
             node = self._cons[key] = Node(
                 CONS,
@@ -286,6 +290,8 @@ class NodeStore:
             ends |= part.ends
         uid = self.num_nodes
         self.num_nodes = uid + 1
+        if not uid & 1023:
+            self._check(uid)
         found = known[key] = Node(
             ALT, uid, nullable, live, least, depth, exposed, recursive, counted, tags, ends
         )
@@ -457,6 +463,8 @@ class NodeStore:
         if found is None:
             uid = self.num_nodes
             self.num_nodes = uid + 1
+            if not uid & 1023:
+                self._check(uid)
             node = BagNode(BAG, uid, nullable, True, 0 if nullable else 1)
             node.spec = spec
             node.bag = bag
@@ -467,6 +475,10 @@ class NodeStore:
             node.counted = spec.counted(bag, self.counter_limit)
             found = self._bags[key] = node
         return found
+
+
+def _unbounded(num_states: int) -> None:
+    """Stands for a budget where there is none."""
 
 
 def _both_live(head: Node, tail: Node) -> bool | None:

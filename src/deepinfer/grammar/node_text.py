@@ -14,8 +14,10 @@ from deepinfer.grammar.nodes import (
     REF,
     REP,
     SET,
+    UNKNOWN,
     BagNode,
     Node,
+    TrieNode,
 )
 
 
@@ -65,4 +67,7 @@ def _pieces(node: Node) -> list[str | Node]:
         return [f"<rule {node.uid}>"]
     if isinstance(node, BagNode):
         return [f"<bag {node.spec.number}{('', ' after', ' choice')[node.place]} {node.bag}>"]
-    return ["?rest"]
+    if isinstance(node, TrieNode):
+        shown = [repr(s[node.skip :])[1:] for s in node.strings[node.first : node.last][:8]]
+        return ["(", " | ".join(shown), " | ...)" if node.last - node.first > 8 else ")"]
+    return ["?rest"] if kind == UNKNOWN else ["<end>"]
