@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     )
     from deepinfer.speculative.cost import StepCostModel as StepCostModel
     from deepinfer.speculative.lagged import LaggedConfidence as LaggedConfidence
+    from deepinfer.speculative.laws import block_acceptance as block_acceptance
+    from deepinfer.speculative.laws import residual_law as residual_law
+    from deepinfer.speculative.laws import standard_acceptance as standard_acceptance
+    from deepinfer.speculative.noise import CounterNoise as CounterNoise
+    from deepinfer.speculative.noise import DrawStream as DrawStream
+    from deepinfer.speculative.noise import NoiseSource as NoiseSource
+    from deepinfer.speculative.rejection import RejectionSampler as RejectionSampler
+    from deepinfer.speculative.rejection import VerifyResult as VerifyResult
     from deepinfer.speculative.scheduler import BudgetDecision as BudgetDecision
     from deepinfer.speculative.scheduler import VerificationScheduler as VerificationScheduler
     from deepinfer.speculative.scheduler import VerifyPlan as VerifyPlan
@@ -30,32 +38,48 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "BudgetDecision": "deepinfer.speculative.scheduler",
+    "CounterNoise": "deepinfer.speculative.noise",
+    "DrawStream": "deepinfer.speculative.noise",
     "LaggedConfidence": "deepinfer.speculative.lagged",
     "MarginEstimator": "deepinfer.speculative.calibration.margin",
+    "NoiseSource": "deepinfer.speculative.noise",
     "OnlineTemperatureScaling": "deepinfer.speculative.calibration.online",
+    "RejectionSampler": "deepinfer.speculative.rejection",
     "SequentialTemperatureScaling": "deepinfer.speculative.calibration.sequential",
     "SlotOrder": "deepinfer.speculative.survival",
     "StepCostModel": "deepinfer.speculative.cost",
     "VerificationScheduler": "deepinfer.speculative.scheduler",
     "VerifyPlan": "deepinfer.speculative.scheduler",
+    "VerifyResult": "deepinfer.speculative.rejection",
+    "block_acceptance": "deepinfer.speculative.laws",
     "calibration_report": "deepinfer.speculative.calibration.report",
     "prefix_survival": "deepinfer.speculative.survival",
+    "residual_law": "deepinfer.speculative.laws",
     "slot_order": "deepinfer.speculative.survival",
+    "standard_acceptance": "deepinfer.speculative.laws",
 }
 
 __all__ = [
     "BudgetDecision",
+    "CounterNoise",
+    "DrawStream",
     "LaggedConfidence",
     "MarginEstimator",
+    "NoiseSource",
     "OnlineTemperatureScaling",
+    "RejectionSampler",
     "SequentialTemperatureScaling",
     "SlotOrder",
     "StepCostModel",
     "VerificationScheduler",
     "VerifyPlan",
+    "VerifyResult",
+    "block_acceptance",
     "calibration_report",
     "prefix_survival",
+    "residual_law",
     "slot_order",
+    "standard_acceptance",
 ]
 
 __getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)
