@@ -459,6 +459,10 @@ class Bench:
         self.report.add("cost steps", steps=len(steps), GB=self.memory_gb())
         if graphs:
             graphs.close()
+        self.judge_all(steps)
+
+    def judge_all(self, steps: Sequence[tuple[StepWork, float, float]]) -> None:
+        """Judges steps, each with the device's time and the time as launched, as a whole and in parts."""
         device = [(work, seconds) for work, seconds, _ in steps]
         self.judge("all", device)
         # Steps in which some row runs every layer: what an engine with decoding requests sees.
@@ -547,6 +551,23 @@ class Bench:
             )  # fmt: skip
 
 
+def judge_again(args: argparse.Namespace) -> None:
+    """Fits and judges the steps that an earlier run wrote to a file."""
+    lines = [json.loads(line) for line in args.steps.read_text(encoding="utf-8").splitlines()]
+    lines = [line for line in lines if line["case"] == "cost step"]
+    report = Report(args.out / "gpu_prefill.jsonl", math.inf, lines[0]["device"], ("",))
+    report._machine |= {key: lines[0][key] for key in report._machine}
+    steps = [
+        (
+            StepWork.of([Chunk(*chunk) for chunk in line["chunks"]], line["decode"]),
+            line["seconds"],
+            line["launched_seconds"],
+        )
+        for line in lines
+    ]
+    Bench(report, "cpu", Sizes(), tiny=False).judge_all(steps)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -557,7 +578,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--only", nargs="+", default=[""], help="parts: check, prefill, short, cost, replay"
     )
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser.add_argument("--steps", type=Path, help="judge the timed steps of this file again")
     args = parser.parse_args(arguments)
+    if args.steps:
+        judge_again(args)
+        return
     name = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
     torch.backends.cuda.matmul.allow_tf32 = False
     args.out.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,12 @@ from deepinfer.scheduling import (
 # 3 ms a step, and per token 20 ps, 1.2 µs, and 1.5 fs a pair.
 TRUE = StepCoefficients(step_s=3e-3, prefix_token_s=2e-8, token_s=1.2e-6, pair_s=1.5e-12)
 FULL = dataclasses.replace(
-    TRUE, ended_prompt_s=2e-3, decode_row_s=5e-5, decode_context_token_s=1e-9
+    TRUE,
+    ended_prompt_s=2e-3,
+    decode_row_s=5e-5,
+    decode_context_token_s=1e-9,
+    ended_prefix_token_s=3e-8,
+    mixed_step_s=2e-3,
 )
 FITTED = ("step_s", "prefix_token_s", "token_s", "pair_s")
 
@@ -75,6 +80,8 @@ def test_formula() -> None:
             ended_prompt_s=8.0,
             decode_row_s=16.0,
             decode_context_token_s=0.0625,
+            ended_prefix_token_s=32.0,
+            mixed_step_s=128.0,
         )
     )
     assert model.predict([]) == 1.0
@@ -83,6 +90,8 @@ def test_formula() -> None:
     assert model.predict([], [16, 32]) == 1.0 + 2 * 16.0 + 3.0
     assert model.predict([], [16, 32], num_drafts=4) == 1.0 + 2 * 16.0 + 3.0 + 1.0
     assert model.predict([(99, 0)]) == 1.0
+    assert model.predict([Chunk(4, 2, True)]) == model.predict([(4, 2)]) + 8.0 + 4 * 32.0
+    assert model.predict([(4, 2)], [16]) == model.predict([(4, 2)]) + 16.0 + 1.0 + 128.0
 
 
 def test_work_of_a_plan() -> None:
@@ -103,7 +112,7 @@ def test_work_of_a_plan() -> None:
     )
     expected = StepWork.of([(100, 28), Chunk(128, 10, True), (0, 7)], [50, 60], num_drafts=3)
     assert StepWork.of_plan(plan) == expected
-    assert expected == StepWork(228, 48, 28 * 228 + 10 * 266 + 49, 1, 2, 110, 128)
+    assert expected == StepWork(228, 48, 28 * 228 + 10 * 266 + 49, 1, 2, 110, 128, 128)
 
 
 def test_largest_chunk_behind_long_prefixes() -> None:
@@ -283,7 +292,13 @@ def test_what_new_samples_do_not_speak_of_stays() -> None:
         model.observe_work(sample.work, sample.seconds)
     report = model.refit()
     assert report.is_accepted
-    assert report.undetermined == ("ended_prompt_s", "decode_row_s", "decode_context_token_s")
+    assert report.undetermined == (
+        "ended_prompt_s",
+        "decode_row_s",
+        "decode_context_token_s",
+        "ended_prefix_token_s",
+        "mixed_step_s",
+    )
     assert model.coefficients.decode_row_s == FULL.decode_row_s
     assert model.coefficients.decode_context_token_s == FULL.decode_context_token_s
 

@@ -49,7 +49,7 @@ def fit_step_cost(
         return FitReport(
             coefficients=None, rejection=FitRejection.TOO_FEW_SAMPLES, num_samples=count
         )
-    features = np.array([(1, *sample.work[:-1]) for sample in samples], float)
+    features = np.array([(1, *s.work[:-1], s.work.is_mixed) for s in samples], float)
     seconds = np.array([sample.seconds for sample in samples])
     names = tuple(StepCoefficients.__dataclass_fields__)
     before = np.array([getattr(prior, name) for name in names]) if prior else np.zeros(len(names))

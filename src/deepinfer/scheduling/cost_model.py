@@ -46,7 +46,8 @@ class StepCostModel:
     """The duration of a step as a sum over its rows.
 
     ```text
-    t = c + sum over chunks of [g L + b x + a (2 L x + x²) + d if it ends its prompt] + sum over decoding rows of [e + f n]
+    t = c + sum over chunks of [g L + b x + a (2 L x + x²) + (d + h L if it ends its prompt)]
+          + sum over decoding rows of [e + f n] + m if there are chunks and decoding rows
     ```
 
     A chunk has x tokens behind a prefix of L, and a decoding row n tokens before it. The prefix has a term of its own:
@@ -158,6 +159,8 @@ class StepCostModel:
             + k.ended_prompt_s * work.ended_prompts
             + k.decode_row_s * work.decode_rows
             + k.decode_context_token_s * work.decode_context
+            + k.ended_prefix_token_s * work.ended_prefix_tokens
+            + k.mixed_step_s * work.is_mixed
         )
 
     def predict(self, chunks: _Chunks, decode: Sequence[int] = (), *, num_drafts: int = 0) -> float:
@@ -216,7 +219,7 @@ class StepCostModel:
         if self._with(work, prefix, cap) <= seconds:
             return cap
         k = self.coefficients
-        left = seconds - self.seconds(work) - k.prefix_token_s * prefix
+        left = seconds - self._with(work, prefix, 0)
         linear = k.token_s + 2.0 * k.pair_s * prefix
         # The root in the form that stays exact when the quadratic term is tiny.
         slope = linear + math.sqrt(linear * linear + 4.0 * k.pair_s * left)

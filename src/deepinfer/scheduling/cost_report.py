@@ -20,6 +20,9 @@ class StepCoefficients:
         ended_prompt_s: d, per chunk that ends its prompt.
         decode_row_s: e, per decoding row.
         decode_context_token_s: f, per token before a decoding row.
+        ended_prefix_token_s: h, per token before a chunk that ends its prompt: its last window selects from all of
+            them once more, in layers that other prompt tokens do not run.
+        mixed_step_s: m, once a step that has both chunks and decoding rows.
     """
 
     step_s: float = 0.0
@@ -29,6 +32,8 @@ class StepCoefficients:
     ended_prompt_s: float = 0.0
     decode_row_s: float = 0.0
     decode_context_token_s: float = 0.0
+    ended_prefix_token_s: float = 0.0
+    mixed_step_s: float = 0.0
 
 
 class FitRejection(enum.StrEnum):

@@ -161,6 +161,8 @@ class Planner:
                 tokens=work.tokens + chunk,
                 pairs=work.pairs + chunk * (2 * position + chunk),
                 ended_prompts=work.ended_prompts + (position + chunk == known),
+                ended_prefix_tokens=work.ended_prefix_tokens
+                + position * (position + chunk == known),
                 max_prefix=max(work.max_prefix, position),
             )
 

@@ -42,6 +42,7 @@ class StepWork(NamedTuple):
         ended_prompts: Chunks that end their prompt.
         decode_rows: Rows that decode.
         decode_context: Tokens before those rows, added up.
+        ended_prefix_tokens: Prefixes of the chunks that end their prompt, added up.
         max_prefix: The longest prefix among the chunks, or -1 without one; sorts the step into a bucket.
     """
 
@@ -51,6 +52,7 @@ class StepWork(NamedTuple):
     ended_prompts: int = 0
     decode_rows: int = 0
     decode_context: int = 0
+    ended_prefix_tokens: int = 0
     max_prefix: int = -1
 
     @classmethod
@@ -70,7 +72,7 @@ class StepWork(NamedTuple):
         Returns:
             The sums.
         """
-        prefixes = tokens = pairs = ended = 0
+        prefixes = tokens = pairs = ended = ended_prefixes = 0
         longest = -1
         for chunk in chunks:
             prefix, count, *last = chunk
@@ -78,9 +80,18 @@ class StepWork(NamedTuple):
                 prefixes += prefix
                 tokens += count
                 pairs += count * (2 * prefix + count)
-                ended += bool(last and last[0])
+                if last and last[0]:
+                    ended += 1
+                    ended_prefixes += prefix
                 longest = max(longest, prefix)
-        return cls(prefixes, tokens + num_drafts, pairs, ended, len(decode), sum(decode), longest)
+        return cls(
+            prefixes, tokens + num_drafts, pairs, ended, len(decode), sum(decode), ended_prefixes, longest
+        )  # fmt: skip
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether there are both chunks and decoding rows: two launches then, where each alone is one."""
+        return self.max_prefix >= 0 and self.decode_rows > 0
 
     def plus(self, prefix: int, tokens: int, *, ends_prompt: bool = False) -> StepWork:
         """The sums with one chunk more.
@@ -100,6 +111,7 @@ class StepWork(NamedTuple):
             self.ended_prompts + ends_prompt,
             self.decode_rows,
             self.decode_context,
+            self.ended_prefix_tokens + prefix * ends_prompt,
             max(self.max_prefix, prefix),
         )
 
@@ -109,6 +121,8 @@ class StepWork(NamedTuple):
         rows = plan.rows
         prompts = rows.roles <= _LAST_PREFILL
         decodes = ~prompts
+        ends = rows.roles == _LAST_PREFILL
+        ended_prefixes = int(rows.first_positions[ends].sum())
         first, count = rows.first_positions, rows.num_tokens
         num_decodes = int(decodes.sum())
         drafts = context = 0
@@ -120,9 +134,10 @@ class StepWork(NamedTuple):
             int(first.sum()),
             int(count.sum()) + drafts,
             int((count * (2 * first + count)).sum()),
-            int((rows.roles == _LAST_PREFILL).sum()),
+            int(ends.sum()),
             num_decodes,
             context,
+            ended_prefixes,
             int(first.max(initial=-1)),
         )
 
