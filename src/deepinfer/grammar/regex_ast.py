@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from deepinfer.core.errors import GrammarTooLarge
-from deepinfer.grammar.codepoints import ALL, NONE, CodePoints, intersection, union
+from deepinfer.grammar.codepoints import ALL, NONE, CodePoints, union
 
 __all__ = [
     "ANY_TEXT",
@@ -27,13 +27,14 @@ __all__ = [
     "Repetition",
     "WordBoundary",
     "alternatives",
-    "ending_in",
     "repetition",
     "sequence",
 ]
 
 MAX_DEPTH = 200
 """Nesting of parts that cannot be simplified away; deeper expressions are refused."""
+MAX_SIZE = 4_000_000
+"""Nodes of one expression, those that occur several times counted as often."""
 
 
 class Node:
@@ -45,9 +46,10 @@ class Node:
         pure: Whether no assertion is inside.
         last: A set that holds the last character of every string of the language.
         depth: Nesting of this part.
+        size: Nodes of this part.
     """
 
-    __slots__ = ("depth", "last", "max_length", "min_length", "pure")
+    __slots__ = ("depth", "last", "max_length", "min_length", "pure", "size")
 
     def __init__(
         self,
@@ -56,20 +58,25 @@ class Node:
         *,
         pure: bool = True,
         last: CodePoints = NONE,
-        depth: int = 0,
+        children: Sequence[Node] = (),
     ) -> None:
-        if depth > MAX_DEPTH:
-            raise GrammarTooLarge(
-                f"the regular expression nests more than {MAX_DEPTH} groups in one another; flatten it",
-                resource="nesting",
-                limit=MAX_DEPTH,
-                found=depth,
-            )
+        self.depth = 1 + max([child.depth for child in children], default=-1)
+        self.size = 1 + sum([child.size for child in children])
+        for resource, found, limit in (
+            ("nesting", self.depth, MAX_DEPTH),
+            ("nodes", self.size, MAX_SIZE),
+        ):
+            if found > limit:
+                raise GrammarTooLarge(
+                    f"the {resource} of the regular expression are {found} and may be {limit}; simplify it",
+                    resource=resource,
+                    limit=limit,
+                    found=found,
+                )
         self.min_length = min_length
         self.max_length = max_length
         self.pure = pure
         self.last = last
-        self.depth = depth
 
     @property
     def nullable(self) -> bool:
@@ -113,7 +120,7 @@ class Concatenation(Node):
             longest,
             pure=all(part.pure for part in parts),
             last=last,
-            depth=1 + max((part.depth for part in parts), default=-1),
+            children=parts,
         )
         self.parts = parts
 
@@ -134,7 +141,7 @@ class Alternatives(Node):
             None if None in lengths else max((n for n in lengths if n is not None), default=1),
             pure=all(part.pure for part in parts),
             last=union(*(part.last for part in parts)),
-            depth=1 + max((part.depth for part in parts), default=-1),
+            children=parts,
         )
         self.parts = parts
 
@@ -146,22 +153,24 @@ class Repetition(Node):
         part: The part.
         low: Least number of times.
         high: Greatest number of times, or None for any.
+        lazy: Whether fewer times are preferred. It changes which match is found, never whether a text matches.
     """
 
-    __slots__ = ("high", "low", "part")
+    __slots__ = ("high", "lazy", "low", "part")
 
-    def __init__(self, part: Node, low: int, high: int | None) -> None:
+    def __init__(self, part: Node, low: int, high: int | None, *, lazy: bool = False) -> None:
         longest = None
         if part.max_length == 0:
             longest = 0
         elif part.max_length is not None and high is not None:
             longest = part.max_length * high
         super().__init__(
-            part.min_length * low, longest, pure=part.pure, last=part.last, depth=part.depth + 1
+            part.min_length * low, longest, pure=part.pure, last=part.last, children=[part]
         )
         self.part = part
         self.low = low
         self.high = high
+        self.lazy = lazy
 
 
 class Filtered(Node):
@@ -181,7 +190,7 @@ class Filtered(Node):
             part.min_length,
             part.max_length,
             last=part.last,
-            depth=1 + max(part.depth, condition.depth),
+            children=[part, condition],
         )
         self.part = part
         self.condition = condition
@@ -248,7 +257,7 @@ class Look(Node):
     __slots__ = ("ahead", "negative", "part", "position")
 
     def __init__(self, part: Node, *, ahead: bool, negative: bool, position: int) -> None:
-        super().__init__(0, 0, pure=False, depth=part.depth + 1)
+        super().__init__(0, 0, pure=False, children=[part])
         self.part = part
         self.ahead = ahead
         self.negative = negative
@@ -331,13 +340,14 @@ def alternatives(parts: Sequence[Node]) -> Node:
     return flat[0] if len(flat) == 1 else Alternatives(tuple(flat)) if flat else NOTHING
 
 
-def repetition(part: Node, low: int, high: int | None) -> Node:
+def repetition(part: Node, low: int, high: int | None, *, lazy: bool = False) -> Node:
     """A part several times.
 
     Args:
         part: The part.
         low: Least number of times, from 0.
         high: Greatest number of times, or None for any.
+        lazy: Whether fewer times are preferred.
 
     Returns:
         The repetition, simplified.
@@ -351,6 +361,8 @@ def repetition(part: Node, low: int, high: int | None) -> Node:
     if part.max_length == 0:
         # Assertions move nothing: once is as good as many times.
         return part if low else alternatives([EPSILON, part])
+    if lazy or (isinstance(part, Repetition) and part.lazy):
+        return Repetition(part, low, high, lazy=lazy)
     if isinstance(part, Repetition) and (part.low, part.high) in ((0, None), (1, None), (0, 1)):
         inner = (part.low, part.high)
         if inner == (low, high) or inner == (0, None):
@@ -362,41 +374,3 @@ def repetition(part: Node, low: int, high: int | None) -> Node:
 
 ANY_TEXT: Final = Repetition(Characters(ALL), 0, None)
 """Every text."""
-
-
-def ending_in(node: Node, points: CodePoints) -> Node:
-    """The strings of a pure node that are not empty and whose last character is in a set.
-
-    Args:
-        node: The node.
-        points: The set.
-
-    Returns:
-        A node for them.
-    """
-    if not intersection(node.last, points):
-        return NOTHING
-    if isinstance(node, Characters):
-        return Characters(intersection(node.points, points))
-    if isinstance(node, Filtered):
-        part = ending_in(node.part, points)
-        if part is NOTHING:
-            return NOTHING
-        return Filtered(part, node.condition, ahead=node.ahead, negative=node.negative)
-    if isinstance(node, Repetition):
-        high = None if node.high is None else node.high - 1
-        low = 0 if node.part.nullable else max(node.low - 1, 0)
-        return sequence([repetition(node.part, low, high), ending_in(node.part, points)])
-    if isinstance(node, Alternatives):
-        found = (ending_in(part, points) for part in node.parts)
-        return alternatives([part for part in found if part is not NOTHING])
-    if not isinstance(node, Concatenation):
-        raise TypeError(f"{type(node).__name__} is not pure")
-    ways: list[Node] = []
-    for at in range(len(node.parts) - 1, -1, -1):
-        tail = ending_in(node.parts[at], points)
-        if tail is not NOTHING:
-            ways.append(sequence([*node.parts[:at], tail]))
-        if not node.parts[at].nullable:
-            break
-    return alternatives(ways)

@@ -26,8 +26,8 @@ from deepinfer.grammar.regex_ast import (
     Node,
     Repetition,
     WordBoundary,
-    ending_in,
 )
+from deepinfer.grammar.regex_ending import ending_in
 
 __all__ = ["EncodeClass", "lower"]
 

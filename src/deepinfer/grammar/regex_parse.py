@@ -67,8 +67,7 @@ def parse_regex(pattern: str, flavor: Flavor = "json-schema", *, flags: Flags = 
         flags: The options that hold from the start.
 
     Returns:
-        Its tree. Capturing, naming and laziness leave no trace in it, since they change which match is
-        found and never whether a text matches.
+        Its tree. Capturing and naming leave no trace in it.
 
     Raises:
         GrammarSyntaxError: The pattern is malformed; `position` says where.
@@ -185,9 +184,10 @@ class _Parser(PatternReader):
         items = self.stack[-1].items
         if not items or not self.quantifiable:
             self.fail("there is nothing to repeat; escape it with a backslash", begin)
-        if not self.take("?") and self.python and self.peek() == "+":
+        lazy = self.take("?")
+        if not lazy and self.python and self.peek() == "+":
             self._unsupported("possessive quantifier", begin)
-        items[-1] = repetition(items[-1], low, high)
+        items[-1] = repetition(items[-1], low, high, lazy=lazy)
         self.quantifiable = False
 
     def _bounds(self, begin: int) -> tuple[int, int | None] | None:
