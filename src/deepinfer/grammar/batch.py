@@ -65,11 +65,11 @@ def fill_batch(
         if not known and max_full_walks is not None and walked >= max_full_walks:
             later += members
             continue
-        before = 0 if known else compiled.builder.num_full_walks
+        before = 0 if known else compiled.num_full_walks
         out = row_of(array, places[members[0]], compiled.vocab.num_words)
         matcher.fill_bitmask(out)
         if not known:
-            walked += compiled.builder.num_full_walks - before
+            walked += compiled.num_full_walks - before
         if len(members) > 1:
             array[[places[member] for member in members[1:]]] = out
     return sorted(later)

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 from deepinfer.core.errors import ConfigError, EmptyLanguage, InvariantBroken
+from deepinfer.grammar.automaton import Automaton
 from deepinfer.grammar.bitmask import MaskRow
+from deepinfer.grammar.frame_rows import FrameRows, Tokens, TooManyFrames
 from deepinfer.grammar.mask_build import MaskBuilder
 from deepinfer.grammar.mask_states import ByteAutomaton, NeedsDepth
 from deepinfer.grammar.row_cache import RowCache
@@ -41,6 +43,8 @@ class CompiledGrammar:
         text_ids: Control tokens whose names count as text in this grammar, for one that spells such a name. Without this
             they are in no mask. An id that also ends outputs ends them where they may end, and is text elsewhere.
         max_cache_bytes: Bytes that the kept rows may take.
+        by_frames: Whether rows are put together from the frames of the automaton's stacks. False walks each state as a
+            whole: slower on most grammars, and the reference for the other way.
 
     Raises:
         EmptyLanguage: The grammar accepts no string.
@@ -54,6 +58,7 @@ class CompiledGrammar:
         *,
         text_ids: Iterable[int] = (),
         max_cache_bytes: int = 64 << 20,
+        by_frames: bool = True,
     ) -> None:
         self.grammar = grammar
         self.vocab = vocab
@@ -71,7 +76,10 @@ class CompiledGrammar:
                     value=index,
                 )
         self.rows = RowCache(max_cache_bytes)
+        self.by_frames = by_frames
         self._builder: MaskBuilder | None = None
+        self._frames: FrameRows | None = None
+        self._parts: dict[tuple[int, ...], tuple[int, list[Tokens]]] = {}
         self._max_cache_bytes = max_cache_bytes
         self._lock = threading.RLock()
         self._keys: dict[int, int] = {}  # state -> state whose row it has
@@ -181,6 +189,21 @@ class CompiledGrammar:
         return RequestGrammar(self.matcher())
 
     @property
+    def frames(self) -> FrameRows | None:
+        """What puts rows together from frames; None for an automaton that has none."""
+        if self._frames is None and self.by_frames and isinstance(self.automaton, Automaton):
+            with self._lock:
+                if self._frames is None:
+                    self._frames = FrameRows(self.automaton, self.vocab)
+        return self._frames
+
+    @property
+    def num_full_walks(self) -> int:
+        """Walks over most of the vocabulary so far."""
+        total = 0 if self._builder is None else self._builder.num_full_walks
+        return total if self._frames is None else total + self._frames.num_full_walks
+
+    @property
     def builder(self) -> MaskBuilder:
         """What computes rows; made on first use."""
         if self._builder is None:
@@ -192,9 +215,17 @@ class CompiledGrammar:
     def clear(self) -> None:
         """Forgets everything computed; matchers go on and compute it again."""
         with self._lock:
-            for kept in (self.rows, self._keys, self._shallow, self._steps, self._ends):
+            for kept in (
+                self.rows,
+                self._keys,
+                self._shallow,
+                self._steps,
+                self._ends,
+                self._parts,
+            ):
                 kept.clear()
             self._builder = None
+            self._frames = None
 
     def _step(self, state: int, token_id: int) -> int:
         if not 0 <= token_id < self.vocab.num_tokens or not self.is_text(token_id):
@@ -202,30 +233,56 @@ class CompiledGrammar:
         return self.advance_bytes(state, self.vocab.token_bytes(token_id))
 
     def _find_row(self, state: int) -> MaskRow:
-        automaton, rows = self.automaton, self.rows
         with self._lock:
-            depth = FIRST_DEPTH
-            while True:
-                key = automaton.truncate(state, depth)
-                if key not in self._shallow:
-                    row = rows.get(key)
-                    if row is not None:
-                        break
-                    row = self._build(key, check=key != state)
-                    if row is not None:
-                        break
-                    self._shallow.add(key)
-                if key == state:
-                    raise InvariantBroken(
-                        f"state {state} is whole and yet uncertain: the automaton and its truncation disagree; "
-                        "please report the grammar"
-                    )
-                depth *= 2
             if len(self._keys) >= MAX_KEPT:
                 self._keys.clear()
                 self._shallow.clear()
-            self._keys[state] = key
-            return row
+                self._parts.clear()
+            row = self._from_frames(state)
+            return self._from_walks(state) if row is None else row
+
+    def _from_frames(self, state: int) -> MaskRow | None:
+        """A row put together from frames; None for an automaton without them, or a state with too many."""
+        frames = self.frames
+        if frames is None:
+            return None
+        try:
+            parts = frames.parts(state)
+        except TooManyFrames:
+            return None
+        # States with the same parts share a row, under a key that no state has.
+        place = self._parts.setdefault(tuple(map(id, parts)), (-1 - len(self._parts), parts))
+        key = self._keys[state] = place[0]
+        row = self.rows.get(key)
+        if row is None:
+            row = frames.row(parts)
+            if self.text_ids:
+                row = self.builder.with_text(row, state)
+            self.rows.put(key, row)
+        return row
+
+    def _from_walks(self, state: int) -> MaskRow:
+        """A row from the walk of the whole state, cut to as many frames as tokens reach."""
+        automaton, rows = self.automaton, self.rows
+        depth = FIRST_DEPTH
+        while True:
+            key = automaton.truncate(state, depth)
+            if key not in self._shallow:
+                row = rows.get(key)
+                if row is not None:
+                    break
+                row = self._build(key, check=key != state)
+                if row is not None:
+                    break
+                self._shallow.add(key)
+            if key == state:
+                raise InvariantBroken(
+                    f"state {state} is whole and yet uncertain: the automaton and its truncation disagree; "
+                    "please report the grammar"
+                )
+            depth *= 2
+        self._keys[state] = key
+        return row
 
     def _build(self, key: int, *, check: bool) -> MaskRow | None:
         """Computes and keeps a row; None when the frames that are left do not suffice."""

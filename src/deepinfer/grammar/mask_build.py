@@ -81,14 +81,28 @@ class MaskBuilder:
         Raises:
             NeedsDepth: The row depends on frames that are cut off.
         """
-        row = self._build(state, row_of, check)
+        return self.with_text(self._build(state, row_of, check), state)
+
+    def with_text(self, row: MaskRow, state: int) -> MaskRow:
+        """A row and the control tokens whose names fit as text.
+
+        Args:
+            row: The row of the other tokens.
+            state: Its state.
+
+        Returns:
+            The row.
+
+        Raises:
+            NeedsDepth: It depends on frames that are cut off.
+        """
         extra = [index for index, text in self._text if self._survives(state, text)]
-        if extra:
-            words = row.words()
-            index, values = pack_few(extra)
-            words[index] |= values
-            row = MaskRow.compact(words, self._empty, self._vocab.full_row)
-        return row
+        if not extra:
+            return row
+        words = row.words()
+        index, values = pack_few(extra)
+        words[index] |= values
+        return MaskRow.compact(words, self._empty, self._vocab.full_row)
 
     @property
     def num_full_walks(self) -> int:

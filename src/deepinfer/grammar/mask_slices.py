@@ -17,10 +17,15 @@ class SliceTests:
     Args:
         states: The automaton's transitions.
         characters: The set.
+        cut_off: Whether states that depend on frames that are cut off count by the moves that are known.
     """
 
-    def __init__(self, states: StateRows, characters: CharacterSet) -> None:
+    def __init__(
+        self, states: StateRows, characters: CharacterSet, *, cut_off: bool = False
+    ) -> None:
         self._states = states
+        self._cut_off = cut_off
+        self._moves = states.moves_of if cut_off else states.moves
         table = characters.table
         # Per state of the set: (class, next state of the set), distinct.
         self._edges: list[list[tuple[int, int]]] = [
@@ -79,7 +84,7 @@ class SliceTests:
         return known
 
     def _closure(self, state: int, *, only_itself: bool) -> bool:
-        moves = self._states.moves
+        moves = self._moves
         seen = {(BOUNDARY, state)}
         stack = [(BOUNDARY, state)]
         while stack:
@@ -87,7 +92,7 @@ class SliceTests:
             row = moves(at)[0]
             for index, after in self._edges[inner]:
                 target = row[index]
-                if not target:
+                if not target or (self._cut_off and self._states.automaton.uncertain(target)):
                     return False
                 if after == BOUNDARY and only_itself and target != state:
                     return False

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer.grammar.slices import BOUNDARY, DEAD, CharacterSet
+from deepinfer.grammar.slices import BOUNDARY, DEAD, CharacterSet, Residue, residue_of
 from deepinfer.grammar.trie import TokenTrie
 
 __all__ = ["Split", "TrieSplits"]
@@ -18,7 +19,7 @@ MAX_STRINGS = 256
 """Subtrees with fewer strings than the first are walked; with more than the second they take too long to split."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Split:
     """The strings below a node, by what they are behind it.
 
@@ -30,6 +31,12 @@ class Split:
 
     inside: NDArray[np.int32]
     rests: list[tuple[bytes, list[int]]]
+
+    @cached_property
+    def residue(self) -> Residue | None:
+        """The rests as a trie of their own; None without any."""
+        pairs = [(text, rank) for text, ranks in self.rests for rank in ranks]
+        return residue_of(pairs) if pairs else None
 
 
 class TrieSplits:

@@ -70,6 +70,8 @@ class StateRows:
         for byte, index in enumerate(self.classes):
             self.members[index].append(byte)
         self._moves: dict[int, Moves] = {}
+        self._certain_moves: dict[int, Moves] = {}
+        self._live: dict[int, int] = {}
         self._certain = np.zeros(256, dtype=np.uint8)  # 0 not asked yet, 1 certain, 2 uncertain
 
     def moves(self, state: int) -> Moves:
@@ -85,12 +87,19 @@ class StateRows:
         Raises:
             NeedsDepth: They depend on frames that are cut off.
         """
+        found = self._certain_moves.get(state)
+        if found is None:
+            if self.automaton.uncertain(state):
+                raise NeedsDepth
+            found = self._certain_moves[state] = self.moves_of(state)
+        return found
+
+    def moves_of(self, state: int) -> Moves:
+        """As `moves`, without those that depend on frames that are cut off."""
         found = self._moves.get(state)
         if found is not None:
             return found
         automaton = self.automaton
-        if automaton.uncertain(state):
-            raise NeedsDepth
         row: list[int] = automaton.table[state].tolist()
         if -1 in row:
             automaton.expand(state)
@@ -109,10 +118,13 @@ class StateRows:
 
     def live_classes(self, state: int) -> int:
         """The classes with a live next state, as bits of an int."""
-        bits = 0
-        for index, after in enumerate(self.moves(state)[0]):
-            if after:
-                bits |= 1 << index
+        bits = self._live.get(state)
+        if bits is None:
+            bits = 0
+            for index, after in enumerate(self.moves_of(state)[0]):
+                if after:
+                    bits |= 1 << index
+            self._live[state] = bits
         return bits
 
     def classes_of(self, members: bytes) -> int:
@@ -171,7 +183,8 @@ class StateRows:
 
     def forget(self) -> None:
         """Drops what was computed; it is computed again when needed."""
-        self._moves.clear()
+        for kept in (self._moves, self._certain_moves, self._live):
+            kept.clear()
 
     def __len__(self) -> int:
         return len(self._moves)

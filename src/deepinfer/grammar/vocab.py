@@ -167,6 +167,10 @@ class TokenVocab:
         trie = TokenTrie.build(self.strings)
         return trie, build_slices(trie, self.strings)
 
+    def prepare(self) -> None:
+        """Builds now what masks need, rather than when the first one is asked for."""
+        self.splits  # noqa: B018 - made on first use, and so is all that it stands on
+
     @property
     def trie(self) -> TokenTrie:
         """Trie over the distinct strings of all tokens but control tokens; built, or read, on first use."""
@@ -192,6 +196,18 @@ class TokenVocab:
                 splits.make(node, digits)
         self.trie.prepare()
         return splits
+
+    @cached_property
+    def whole_text(self) -> NDArray[np.bool_]:
+        """Whether the way to each node of the trie is whole characters of string text, shape [nodes], bool."""
+        trie, table = self.trie, self.slices[0].characters.table.ravel()
+        state = np.ones(len(trie), dtype=np.uint8)
+        for level in range(1, trie.num_levels + 1):
+            low, high = trie.level_bounds(level)
+            key = state[trie.parent[low:high]].astype(np.int32) * 256 + trie.label_bytes[low:high]
+            state[low:high] = table[key]
+        whole: NDArray[np.bool_] = state == 1
+        return whole
 
     @cached_property
     def full_row(self) -> NDArray[np.int32]:

@@ -1,0 +1,190 @@
+"""Places in tries from which frames are walked: what one frame of a stack leaves for the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.grammar.mask_splits import TrieSplits
+from deepinfer.grammar.slices import Residue
+from deepinfer.grammar.trie import TokenTrie
+from deepinfer.grammar.vocab import TokenVocab
+
+__all__ = ["Entry", "EntryStore", "Keep", "Places", "WalkSpace"]
+
+Int32Array = NDArray[np.int32]
+
+
+class WalkSpace:
+    """A trie to walk in: that of the vocabulary, or one of what is left of tokens behind a common beginning.
+
+    Args:
+        splits: The trie, and the splits of its subtrees.
+        residue: Which strings of `parent` each of its strings stands for; None for the vocabulary's own trie.
+        parent: The space that the residue belongs to.
+    """
+
+    def __init__(
+        self,
+        splits: TrieSplits,
+        residue: Residue | None = None,
+        parent: WalkSpace | None = None,
+    ) -> None:
+        self.splits = splits
+        self.trie: TokenTrie = splits.trie
+        self._residue = residue
+        self._parent = parent
+        self.is_main = parent is None
+        self._inner: dict[int, WalkSpace] = {}
+        self._count = None if residue is None else np.diff(residue.offset)
+
+    def inner(self, residue: Residue) -> WalkSpace:
+        """The space of a residue of this one's strings."""
+        space = self._inner.get(id(residue))
+        if space is None:
+            space = self._inner[id(residue)] = WalkSpace(residue.splits, residue, self)
+        return space
+
+    def tokens(self, ranks: Int32Array) -> Int32Array:
+        """The strings of the vocabulary that some strings of this trie stand for.
+
+        Args:
+            ranks: Ranks in this trie, shape [n], int32.
+
+        Returns:
+            Ranks in the vocabulary, shape [m], int32.
+        """
+        space: WalkSpace | None = self
+        while space is not None and space._residue is not None and space._count is not None:
+            residue = space._residue
+            low, count = residue.offset[ranks], space._count[ranks]
+            ends = np.cumsum(count, dtype=np.int32)
+            at = np.repeat(low - ends + count, count)
+            at += np.arange(len(at), dtype=np.int32)
+            ranks = residue.ranks[at]
+            space = space._parent
+        return ranks
+
+
+class Keep:
+    """A part of the vocabulary that a walk is restricted to.
+
+    Args:
+        ranks: Whether each string is in it, shape [ranks], bool.
+        vocab: The vocabulary.
+    """
+
+    def __init__(self, ranks: NDArray[np.bool_], vocab: TokenVocab) -> None:
+        self.ranks = ranks
+        self._vocab = vocab
+        self._words: Int32Array | None = None
+
+    @property
+    def words(self) -> Int32Array:
+        """The same as a mask, shape [words], int32."""
+        if self._words is None:
+            bits = np.zeros(self._vocab.num_words * 32, dtype=np.uint8)
+            bits[self._vocab.ids_of(np.flatnonzero(self.ranks).astype(np.int32))] = 1
+            self._words = np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
+        return self._words
+
+
+Segment = tuple[WalkSpace, tuple[int, ...], Keep | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """Nodes of tries, from which a frame is walked. Equal ones of a store are one object.
+
+    Attributes:
+        segments: (space, nodes, part of the vocabulary that counts or None for all), at most one for each space and part.
+    """
+
+    segments: tuple[Segment, ...]
+
+
+@dataclass
+class Places:
+    """Nodes being collected for an `Entry`."""
+
+    nodes: dict[tuple[int, int], tuple[WalkSpace, list[int], Keep | None]] = field(
+        default_factory=dict
+    )
+
+    def at(self, space: WalkSpace, keep: Keep | None) -> list[int]:
+        """The list to which nodes of a space are added."""
+        key = (id(space), id(keep))
+        found = self.nodes.get(key)
+        if found is None:
+            found = self.nodes[key] = (space, [], keep)
+        return found[1]
+
+
+class EntryStore:
+    """Keeps each entry once.
+
+    Args:
+        vocab: The vocabulary.
+    """
+
+    def __init__(self, vocab: TokenVocab) -> None:
+        self._vocab = vocab
+        self._entries: dict[tuple[tuple[int, tuple[int, ...], int], ...], Entry] = {}
+        self._merged: dict[tuple[Entry, ...], Entry] = {}
+        self._both: dict[tuple[int, int], tuple[Keep, Keep, Keep]] = {}
+
+    def entry(self, segments: list[Segment]) -> Entry:
+        """The entry of some segments."""
+        key = tuple([(id(space), nodes, id(keep)) for space, nodes, keep in segments])
+        found = self._entries.get(key)
+        if found is None:
+            found = self._entries[key] = Entry(tuple(segments))
+        return found
+
+    def of(self, places: Places) -> Entry | None:
+        """The entry of collected nodes; None when there are none."""
+        segments = [
+            (space, tuple(sorted(set(nodes))), keep)
+            for space, nodes, keep in places.nodes.values()
+            if nodes
+        ]
+        return self.entry(segments) if segments else None
+
+    def merged(self, entries: list[Entry]) -> Entry:
+        """The entry of the nodes of several."""
+        if len(entries) == 1:
+            return entries[0]
+        key = tuple(entries)
+        found = self._merged.get(key)
+        if found is None:
+            places = Places()
+            for entry in entries:
+                for space, nodes, keep in entry.segments:
+                    places.at(space, keep).extend(nodes)
+            found = self._merged[key] = self.of(places) or entries[0]
+        return found
+
+    def restricted(self, entry: Entry, keep: Keep) -> Entry:
+        """An entry of which only a part of the vocabulary counts."""
+        return self.entry(
+            [(space, nodes, self.both(keep, own)) for space, nodes, own in entry.segments]
+        )
+
+    def both(self, one: Keep, other: Keep | None) -> Keep:
+        """What is in two parts of the vocabulary."""
+        if other is None or other is one:
+            return one
+        key = (id(one), id(other))
+        found = self._both.get(key)
+        if found is None:  # the two are kept with the result, so that their ids stay theirs
+            result = Keep(one.ranks & other.ranks, self._vocab)
+            found = self._both[key] = (one, other, result)
+        return found[2]
+
+    def clear(self) -> None:
+        """Forgets all of it."""
+        self._entries.clear()
+        self._merged.clear()
+        self._both.clear()

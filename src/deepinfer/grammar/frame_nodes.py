@@ -1,0 +1,162 @@
+"""A state of the automaton as a stack of frames that are walked one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from deepinfer.grammar.automaton import Automaton
+from deepinfer.grammar.bag_nodes import _after, _close, bag_body
+from deepinfer.grammar.nodes import AFTER, ALT, CONS, EMPTY, EPS, UNKNOWN, BagNode, Node
+from deepinfer.grammar.truncation import saturate
+
+__all__ = ["BagHead", "FrameNodes"]
+
+MAX_STACKS = 3
+"""Stacks side by side that are walked one by one; more are walked together, as whole states."""
+
+MAX_JOINED = 4
+"""Frames that are walked as one because the upper ones may be left anywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class BagHead:
+    """A state of a walk over the members of a bag that are not told apart yet.
+
+    Attributes:
+        tags: Members that may be the one that began, as bits.
+        ends: Those of them that may end here.
+        node: What is left of them.
+    """
+
+    tags: int
+    ends: int
+    node: Node
+
+
+class FrameNodes:
+    """Takes states of an automaton apart.
+
+    Args:
+        automaton: The automaton.
+    """
+
+    def __init__(self, automaton: Automaton) -> None:
+        self._automaton = automaton
+        self._store = automaton._store
+        self._heads: dict[int, BagHead] = {}
+
+    def node(self, state: int) -> Node:
+        """The node of a state."""
+        return self._automaton._nodes[state]
+
+    def state(self, node: Node) -> int:
+        """The state of a node."""
+        return node.state if node.state >= 0 else self._automaton._state_of(node)
+
+    def stacks(self, node: Node) -> list[Node]:
+        """The stacks of a node that are walked one by one; the node alone when they are too many."""
+        if node.kind != ALT:
+            return [node]
+        return list(node.parts) if len(node.parts) <= MAX_STACKS else []
+
+    def split(self, node: Node) -> tuple[Node, Node]:
+        """Top frame, which is no stack itself, and rest of a stack."""
+        if node.kind != CONS:
+            return node, self._store.eps
+        head, rest = node.a, node.b
+        while head.kind == CONS:
+            head, rest = head.a, self._store.cons(head.b, rest)
+        return head, rest
+
+    def unit(self, node: Node, wide: Callable[[int], bool]) -> tuple[int, Node]:
+        """The top frames of a stack that are walked as one, and the rest.
+
+        That is one frame; where it may be left behind each of many bytes, like the inside of a string, it is walked with
+        the next one, so that it is left in few places.
+
+        Args:
+            node: A stack.
+            wide: Whether a state has many live bytes.
+
+        Returns:
+            The state of the frames over an unknown rest, their counters saturated; and the rest.
+        """
+        store = self._store
+        frames: list[Node] = []
+        while True:
+            frame, node = self.split(node)
+            frames.append(saturate(store, frame))
+            result = store.unknown
+            for part in reversed(frames):
+                result = store.cons(part, result)
+            state = self.state(result)
+            if (
+                not result.exposed
+                or node.kind in (EPS, ALT)
+                or len(frames) == MAX_JOINED
+                or not wide(state)
+            ):
+                return state, node
+
+    def left(self, state: int) -> bool:
+        """Whether the frames of a walk may be left in a state without another byte."""
+        return self.node(state).exposed
+
+    def is_unknown(self, state: int) -> bool:
+        """Whether nothing of the frames is left in a state."""
+        return self.node(state).kind == UNKNOWN
+
+    def head(self, state: int) -> BagHead:
+        """What a state reached in the walk of a bag's members means."""
+        found = self._heads.get(state)
+        if found is None:
+            node = self.node(state)
+            found = self._heads[state] = BagHead(node.tags, node.ends, node)
+        return found
+
+    def next_member(self, frame: Node, rest: Node) -> Node | None:
+        """For a bag between two members: the separator, the bag's next member, and `rest`. None for other frames."""
+        if isinstance(frame, BagNode) and frame.place == AFTER:
+            return self._store.push(bag_body(self._store, frame), rest)
+        return None
+
+    def open_bag(self, frame: Node) -> BagNode | None:
+        """The frame as a bag whose next member is not chosen yet, or None."""
+        return frame if isinstance(frame, BagNode) and frame.place != AFTER else None
+
+    def behind_member(self, bag: BagNode, member: int, node: Node, rest: Node) -> Node | None:
+        """What follows when a member of a bag was told from the others.
+
+        Args:
+            bag: The bag before the member.
+            member: Which member, as a bit.
+            node: What is left of the members.
+            rest: What stands below the bag.
+
+        Returns:
+            The rest of that member, the bag behind it, and `rest`; None when the bag does not allow the member.
+        """
+        after = bag.spec.advance(bag.bag, member.bit_length() - 1)
+        if after is None:
+            return None
+        store = self._store
+        return _close(store, node, member, store.cons(_after(store, bag.spec, after), rest))
+
+    def allowed(self, bag: BagNode) -> int:
+        """The members that a bag allows next, as bits."""
+        return bag.spec.allowed(bag.bag)
+
+    @property
+    def end(self) -> Node:
+        """The empty stack."""
+        return self._store.eps
+
+    @staticmethod
+    def is_end(node: Node) -> bool:
+        """Whether no byte can follow."""
+        return node.kind in (EPS, EMPTY)
+
+    def forget(self) -> None:
+        """Drops what was worked out; it is worked out again."""
+        self._heads.clear()
