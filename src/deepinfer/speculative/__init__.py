@@ -20,10 +20,18 @@ if TYPE_CHECKING:
         SequentialTemperatureScaling as SequentialTemperatureScaling,
     )
     from deepinfer.speculative.cost import StepCostModel as StepCostModel
+    from deepinfer.speculative.heads import ConfidenceHead as ConfidenceHead
+    from deepinfer.speculative.heads import GatedMarkovHead as GatedMarkovHead
+    from deepinfer.speculative.heads import MarkovHead as MarkovHead
+    from deepinfer.speculative.heads import RnnHead as RnnHead
+    from deepinfer.speculative.heads import SequentialHead as SequentialHead
+    from deepinfer.speculative.heads import make_sequential_head as make_sequential_head
     from deepinfer.speculative.lagged import LaggedConfidence as LaggedConfidence
     from deepinfer.speculative.laws import block_acceptance as block_acceptance
     from deepinfer.speculative.laws import residual_law as residual_law
     from deepinfer.speculative.laws import standard_acceptance as standard_acceptance
+    from deepinfer.speculative.loss import LossTerms as LossTerms
+    from deepinfer.speculative.loss import dspark_loss as dspark_loss
     from deepinfer.speculative.noise import CounterNoise as CounterNoise
     from deepinfer.speculative.noise import DrawStream as DrawStream
     from deepinfer.speculative.noise import NoiseSource as NoiseSource
@@ -38,13 +46,19 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "BudgetDecision": "deepinfer.speculative.scheduler",
+    "ConfidenceHead": "deepinfer.speculative.heads",
     "CounterNoise": "deepinfer.speculative.noise",
     "DrawStream": "deepinfer.speculative.noise",
+    "GatedMarkovHead": "deepinfer.speculative.heads",
     "LaggedConfidence": "deepinfer.speculative.lagged",
+    "LossTerms": "deepinfer.speculative.loss",
     "MarginEstimator": "deepinfer.speculative.calibration.margin",
+    "MarkovHead": "deepinfer.speculative.heads",
     "NoiseSource": "deepinfer.speculative.noise",
     "OnlineTemperatureScaling": "deepinfer.speculative.calibration.online",
     "RejectionSampler": "deepinfer.speculative.rejection",
+    "RnnHead": "deepinfer.speculative.heads",
+    "SequentialHead": "deepinfer.speculative.heads",
     "SequentialTemperatureScaling": "deepinfer.speculative.calibration.sequential",
     "SlotOrder": "deepinfer.speculative.survival",
     "StepCostModel": "deepinfer.speculative.cost",
@@ -53,6 +67,8 @@ _EXPORTS = {
     "VerifyResult": "deepinfer.speculative.rejection",
     "block_acceptance": "deepinfer.speculative.laws",
     "calibration_report": "deepinfer.speculative.calibration.report",
+    "dspark_loss": "deepinfer.speculative.loss",
+    "make_sequential_head": "deepinfer.speculative.heads",
     "prefix_survival": "deepinfer.speculative.survival",
     "residual_law": "deepinfer.speculative.laws",
     "slot_order": "deepinfer.speculative.survival",
@@ -61,13 +77,19 @@ _EXPORTS = {
 
 __all__ = [
     "BudgetDecision",
+    "ConfidenceHead",
     "CounterNoise",
     "DrawStream",
+    "GatedMarkovHead",
     "LaggedConfidence",
+    "LossTerms",
     "MarginEstimator",
+    "MarkovHead",
     "NoiseSource",
     "OnlineTemperatureScaling",
     "RejectionSampler",
+    "RnnHead",
+    "SequentialHead",
     "SequentialTemperatureScaling",
     "SlotOrder",
     "StepCostModel",
@@ -76,6 +98,8 @@ __all__ = [
     "VerifyResult",
     "block_acceptance",
     "calibration_report",
+    "dspark_loss",
+    "make_sequential_head",
     "prefix_survival",
     "residual_law",
     "slot_order",
