@@ -72,7 +72,7 @@ def test_rules_in_order() -> None:
         "cost": trial(DecodeBalancer("cost", cost=COST), ranks=16),
         "normalised": trial(ranks=16),
     }
-    assert reports["count"].efficiency < 0.93
+    assert reports["count"].efficiency < 0.94
     assert reports["count"].kv_spread > 1.25
     assert min(reports[name].efficiency for name in ("published", "cost", "normalised")) > 0.965
     assert reports["cost"].kv_spread > reports["normalised"].kv_spread
@@ -98,7 +98,7 @@ def test_published_rule() -> None:
 
 
 def test_normalised_rule_looks_at_the_worse_number() -> None:
-    fleet = fleet_of((8, 90_000), (12, 70_000))
+    fleet = fleet_of((9, 95_000), (11, 70_000))
     assert ask(100, fleet) == 0
     assert ask(60_000, fleet) == 1
     assert ask(100, fleet_of((3, 30), (3, 30), (3, 30))) == 0  # ties: the lowest
@@ -138,13 +138,13 @@ def test_admission_needs_a_place_and_room() -> None:
 def test_predicted_answers_keep_ranks_within_their_room() -> None:
     """Admission by the prompt alone lets caches overflow as the answers grow."""
     prompts, answers = [2_000] * 50, [400, 2_000] * 25
-    room = {"capacity_tokens": 100_000, "requests_per_rank": 60, "ranks": 8}
-    fixed = {"prompt_tokens": prompts, "output_tokens": answers, "steps": 600, "warm_up": 300}
+    room = {"capacity_tokens": 50_000, "requests_per_rank": 30, "ranks": 4}
+    fixed = {"prompt_tokens": prompts, "output_tokens": answers, "steps": 500, "warm_up": 300}
     without = trial(DecodeBalancer(), **room, **fixed)
     lengths = OutputLengths()
     for answer in answers * 10:
         lengths.observe(answer)
-    guided = trial(DecodeBalancer(outputs=lengths, reserve_tokens=15_000), **room, **fixed)
+    guided = trial(DecodeBalancer(outputs=lengths, reserve_tokens=8_000), **room, **fixed)
     assert without.over_capacity > 0.9
     assert guided.over_capacity < 0.05
     assert guided.num_waiting > 0  # the others wait at the router; none is lost

@@ -30,7 +30,9 @@ class DecodeBalancer:
     Some parts of a step take time by request, attention takes it by token held, and ranks that run in lockstep wait for
     the slowest. Balancing one number leaves the other uneven: long requests meet on ranks with few.
 
-    - `"normalised"`: the rank whose worse number, as a multiple of the mean over the ranks, is smallest with the request.
+    - `"normalised"`: how far each number would be above its mean over the ranks, with the request, the excess in requests
+      counted twice: the rank where the larger of the two is smallest. The weight makes most requests go by requests, and
+      leaves the ranks that hold the fewest tokens to the long ones.
     - `"published"`: a short request goes to the rank with the fewest requests, and among equals to the one that holds the
       most tokens; a long one goes to the rank that holds the fewest tokens.
     - `"cost"`: the rank whose step is predicted to be shortest with the request.
@@ -39,6 +41,7 @@ class DecodeBalancer:
 
     Args:
         mode: The rule.
+        requests_weight: Weight of the excess in requests against that in tokens, for `"normalised"`.
         long_tokens: Tokens from which a request is long, for `"published"`.
         cost: Cost of a step, for `"cost"` and for predictions; `"cost"` needs one.
         reserve_tokens: Tokens to keep free on every rank, for what running requests will generate.
@@ -63,12 +66,16 @@ class DecodeBalancer:
         self,
         mode: DecodeMode = "normalised",
         *,
+        requests_weight: float = 2.0,
         long_tokens: int = 8_192,
         cost: DecodeCost | None = None,
         reserve_tokens: int = 0,
         outputs: OutputLengths | None = None,
     ) -> None:
         self.mode = checks.check_choice("mode", mode, _RULES, ConfigError)
+        self.requests_weight = checks.check_float(
+            "requests_weight", requests_weight, 0.0, 1e6, ConfigError, open_low=True
+        )
         self.long_tokens = checks.check_int("long_tokens", long_tokens, 0, 2**62, ConfigError)
         self.reserve_tokens = checks.check_int(
             "reserve_tokens", reserve_tokens, 0, 2**62, ConfigError
@@ -145,9 +152,9 @@ class DecodeBalancer:
         share = fleet.ready.sum()
         mean_requests = (requests[fleet.ready].sum() + 1) / share
         mean_kv = (kv[fleet.ready].sum() + tokens) / share
-        return np.maximum(
-            (requests + 1) / mean_requests, (kv + tokens) / mean_kv
-        ), "least_worse_share"
+        over_requests = self.requests_weight * ((requests + 1) / mean_requests - 1.0)
+        over_kv = (kv + tokens) / mean_kv - 1.0
+        return np.maximum(over_requests, over_kv), "least_worse_share"
 
     def _published(self, tokens: int, fleet: Fleet) -> tuple[_Scores, str]:
         kv = fleet.kv_tokens.astype(np.float64)

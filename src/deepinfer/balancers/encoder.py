@@ -53,7 +53,7 @@ class EncoderBalancer:
             if not fleet.is_ready(worker):
                 continue
             has = fleet.find(worker, image.media_hash)
-            if has is None and fleet.free_tokens(worker, now_s) < image.tokens:
+            if has is None and fleet.free_tokens(worker) < image.tokens:
                 if best is None:
                     reason = "no_room"
                 continue

@@ -108,7 +108,7 @@ class EncoderFleet:
         capacity_tokens: Embedding rows that one worker can keep, images that wait included.
         batch_images: Most images in a batch.
         batch_patches: Most patches in a batch; a larger image makes a batch of its own. None: no limit.
-        lease_s: Seconds for which an embedding is kept for a request that does not come for it.
+        lease_s: Seconds for which an embedding is kept for a request that does not come for it. `expire` ends such leases.
 
     Attributes:
         names: Names of the workers.
@@ -189,10 +189,10 @@ class EncoderFleet:
                 break
         return images, patches
 
-    def free_tokens(self, worker: int, now_s: float) -> int:
+    def free_tokens(self, worker: int) -> int:
         """Rows that a worker could still keep, embeddings without a lease counted as free."""
         held = self._workers[worker].held.values()
-        kept = sum(i.tokens for i in held if not i.is_ready or _is_leased(i, now_s))
+        kept = sum(i.tokens for i in held if not i.is_ready or i.leases)
         return self.capacity_tokens - kept
 
     def send(self, worker: int, image: ImageTask, now_s: float) -> None:
@@ -213,7 +213,7 @@ class EncoderFleet:
             )
         held = found.held.get(image.media_hash)
         if held is None:
-            self._make_room(worker, image.tokens, now_s)
+            self._make_room(worker, image.tokens)
             held = _Embedding(image.patches, image.tokens)
             found.held[image.media_hash] = held
             found.queue.append(image.media_hash)
@@ -238,7 +238,7 @@ class EncoderFleet:
         batch: list[str | bytes] = []
         patches = 0
         while found.queue and len(batch) < self.batch_images:
-            if not _is_leased(found.held[found.queue[0]], now_s):
+            if not found.held[found.queue[0]].leases:
                 del found.held[found.queue.popleft()]  # nobody wants it any more
                 continue
             more = found.held[found.queue[0]].patches
@@ -252,21 +252,20 @@ class EncoderFleet:
         found.batch_ends_s = now_s + cost.seconds(patches)
         return found.batch
 
-    def end_batch(self, worker: int, now_s: float) -> list[tuple[str, str | bytes]]:
+    def end_batch(self, worker: int) -> list[tuple[str, str | bytes]]:
         """Notes that the batch of a worker is encoded.
 
         Args:
             worker: Index of the worker.
-            now_s: The time in seconds.
 
         Returns:
-            Requests and hashes whose embeddings can be fetched now, but for requests whose lease ended.
+            Requests and hashes whose embeddings can be fetched now.
         """
         found = self._workers[worker]
         ready = []
         for key in found.batch:
             found.held[key].is_ready = True
-            ready += [(rid, key) for rid, until in found.held[key].leases.items() if until > now_s]
+            ready += [(rid, key) for rid in found.held[key].leases]
         found.batch = ()
         return ready
 
@@ -345,20 +344,16 @@ class EncoderFleet:
         """Rows that a worker keeps, with and without leases."""
         return sum(image.tokens for image in self._workers[worker].held.values())
 
-    def _make_room(self, worker: int, tokens: int, now_s: float) -> None:
+    def _make_room(self, worker: int, tokens: int) -> None:
         held = self._workers[worker].held
         total = self.held_tokens(worker)
         for key in list(held):
             if total + tokens <= self.capacity_tokens:
                 return
-            if held[key].is_ready and not _is_leased(held[key], now_s):
+            if held[key].is_ready and not held[key].leases:
                 total -= held.pop(key).tokens
         if total + tokens > self.capacity_tokens:
             raise InvariantBroken(
                 f"{self.names[worker]} keeps {total} of {self.capacity_tokens} rows under lease and cannot take "
                 f"{tokens} more; ask decide first."
             )
-
-
-def _is_leased(image: _Embedding, now_s: float) -> bool:
-    return any(until > now_s for until in image.leases.values())
