@@ -242,6 +242,8 @@ def _stop(value: Any) -> tuple[str, ...]:
 
 
 def _stop_token_ids(value: Any) -> tuple[int, ...]:
+    if hasattr(value, "tolist") and not isinstance(value, memoryview):
+        value = value.tolist()  # an array, as prompts may be
     if not isinstance(value, Sequence | set | frozenset) or isinstance(
         value, str | bytes | bytearray
     ):

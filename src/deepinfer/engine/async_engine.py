@@ -65,6 +65,7 @@ class AsyncTokenStream(AsyncIterator[OutputDelta]):
         self._sink: AsyncSink | None = None
         self._builders: list[OutputBuilder] = []
         self._open = params.n
+        self._refused: BaseException | None = None
 
     async def submit(self) -> None:
         """Submits the request, once.
@@ -91,6 +92,8 @@ class AsyncTokenStream(AsyncIterator[OutputDelta]):
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
                 self._abort()
+            else:
+                self._refused = error
             self._open = 0
             sink.queue.put_nowait(None)  # for other tasks that wait on this stream
             raise
@@ -124,9 +127,15 @@ class AsyncTokenStream(AsyncIterator[OutputDelta]):
 
         Returns:
             One output a sample; a failed one has `error` set.
+
+        Raises:
+            RequestError: The request was refused.
+            EngineDead: The engine is closed, or stopped.
         """
         while await self._next() is not None:
             pass
+        if self._refused is not None:  # another task was told
+            raise self._refused
         return [builder.output() for builder in self._builders]
 
     async def aclose(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from deepinfer.core import _checks as checks
+from deepinfer.core.errors import InvalidRequest
 from deepinfer.core.plan import LoadSnapshot
 from deepinfer.engine.assemble import Parts
 from deepinfer.engine.loop import EngineLoop
@@ -34,7 +36,9 @@ class EngineControls:
 
         Raises:
             ConfigError: The scheduler has no `preempt`.
+            InvalidRequest: The id is no text.
         """
+        checks.check_text("rid", rid, InvalidRequest)
         with self._lock:
             self._loop.preempt(rid)
 

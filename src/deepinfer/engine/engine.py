@@ -272,11 +272,12 @@ class Engine(EngineControls):
         """Ends a request now; nothing is generated for it any more.
 
         Args:
-            rid: Its id.
+            rid: Its id; an `InvalidRequest` is raised for anything but text.
 
         Returns:
             What its unfinished samples had produced; nothing for an id that is unknown or finished.
         """
+        checks.check_text("rid", rid, InvalidRequest)
         with self._lock:
             return [builder.output() for builder in self._loop.abort(rid)]
 
@@ -292,6 +293,7 @@ class Engine(EngineControls):
         Raises:
             InvalidRequest: No output is kept under this id.
         """
+        checks.check_text("rid", rid, InvalidRequest)
         with self._lock:
             builders = self._kept.get(rid)
             if builders is None:

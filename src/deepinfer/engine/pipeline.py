@@ -122,7 +122,7 @@ class StepPipeline:
             return False
         while self.flights and self.flights[0] is not new:
             self._finish(self.flights[0])
-        if new is not None:
+        if new is not None and self.flights:  # none are left when a sink closed the engine
             self._sample(new)
             if new.error is not None or not self._depth:
                 self._finish(new)

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from deepinfer.core import _checks as checks
+from deepinfer.core.errors import ConfigError
 from deepinfer.core.protocols import ProgressFn
 
 __all__ = ["is_interactive", "progress_bar"]
@@ -35,6 +37,8 @@ def progress_bar(
     if callable(progress):
         yield progress
         return
+    if progress is not None:
+        checks.check_bool("progress", progress, ConfigError)
     if progress is False or (progress is None and not (many and is_interactive())):
         yield _silent
         return
