@@ -17,11 +17,15 @@ class Expr:
     """A language of byte strings; base of all nodes.
 
     Instances are immutable, hashable, picklable, and compare by structure.
+
+    Attributes:
+        has_ref: Whether a `Ref` occurs in it.
     """
 
-    __slots__ = ("_hash",)
+    __slots__ = ("_hash", "has_ref")
 
     _hash: int
+    has_ref: bool
 
     def children(self) -> tuple[Expr, ...]:
         """Sub-expressions, in order; empty for a leaf."""
@@ -56,8 +60,12 @@ class Expr:
         return f"<{type(self).__name__} {to_text(self, limit=200)}>"
 
 
-def _seal(node: Expr, value: int) -> None:
-    object.__setattr__(node, "_hash", value)
+_put = object.__setattr__
+
+
+def _seal(node: Expr, value: int, has_ref: bool) -> None:
+    _put(node, "_hash", value)
+    _put(node, "has_ref", has_ref)
 
 
 class Empty(Expr):
@@ -66,7 +74,7 @@ class Empty(Expr):
     __slots__ = ()
 
     def __init__(self) -> None:
-        _seal(self, 0x1F3B)
+        _seal(self, 0x1F3B, False)
 
 
 class Eps(Expr):
@@ -75,7 +83,7 @@ class Eps(Expr):
     __slots__ = ()
 
     def __init__(self) -> None:
-        _seal(self, 0x2E5D)
+        _seal(self, 0x2E5D, False)
 
 
 class Bytes(Expr):
@@ -90,8 +98,8 @@ class Bytes(Expr):
     mask: int
 
     def __init__(self, mask: int) -> None:
-        object.__setattr__(self, "mask", mask)
-        _seal(self, hash((3, mask)))
+        _put(self, "mask", mask)
+        _seal(self, hash((3, mask)), False)
 
     def data(self) -> tuple[Any, ...]:
         return (self.mask,)
@@ -109,8 +117,8 @@ class Literal(Expr):
     text: bytes
 
     def __init__(self, text: bytes) -> None:
-        object.__setattr__(self, "text", text)
-        _seal(self, hash((4, text)))
+        _put(self, "text", text)
+        _seal(self, hash((4, text)), False)
 
     def data(self) -> tuple[Any, ...]:
         return (self.text,)
@@ -122,8 +130,13 @@ class _Many(Expr):
     parts: tuple[Expr, ...]
 
     def __init__(self, parts: tuple[Expr, ...]) -> None:
-        object.__setattr__(self, "parts", parts)
-        _seal(self, hash((type(self).__name__, *[p._hash for p in parts])))
+        _put(self, "parts", parts)
+        hashes: list[object] = [type(self).__name__]
+        has_ref = False
+        for part in parts:
+            hashes.append(part._hash)
+            has_ref = has_ref or part.has_ref
+        _seal(self, hash(tuple(hashes)), has_ref)
 
     def children(self) -> tuple[Expr, ...]:
         return self.parts
@@ -172,8 +185,8 @@ class Not(Expr):
     expr: Expr
 
     def __init__(self, expr: Expr) -> None:
-        object.__setattr__(self, "expr", expr)
-        _seal(self, hash((8, expr._hash)))
+        _put(self, "expr", expr)
+        _seal(self, hash((8, expr._hash)), expr.has_ref)
 
     def children(self) -> tuple[Expr, ...]:
         return (self.expr,)
@@ -195,11 +208,10 @@ class Repeat(Expr):
     high: int | None
 
     def __init__(self, expr: Expr, low: int, high: int | None) -> None:
-        put = object.__setattr__
-        put(self, "expr", expr)
-        put(self, "low", low)
-        put(self, "high", high)
-        _seal(self, hash((9, expr._hash, low, high)))
+        _put(self, "expr", expr)
+        _put(self, "low", low)
+        _put(self, "high", high)
+        _seal(self, hash((9, expr._hash, low, high)), expr.has_ref)
 
     def children(self) -> tuple[Expr, ...]:
         return (self.expr,)
@@ -220,8 +232,8 @@ class Ref(Expr):
     name: str
 
     def __init__(self, name: str) -> None:
-        object.__setattr__(self, "name", name)
-        _seal(self, hash((10, name)))
+        _put(self, "name", name)
+        _seal(self, hash((10, name)), True)
 
     def data(self) -> tuple[Any, ...]:
         return (self.name,)
@@ -247,11 +259,10 @@ class Member:
     def __init__(
         self, expr: Expr, low: int = 0, high: int | None = 1, group: int | None = None
     ) -> None:
-        put = object.__setattr__
-        put(self, "expr", expr)
-        put(self, "low", low)
-        put(self, "high", high)
-        put(self, "group", group)
+        _put(self, "expr", expr)
+        _put(self, "low", low)
+        _put(self, "high", high)
+        _put(self, "group", group)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"Member is immutable; build another one for {name!r}")
@@ -288,8 +299,8 @@ class Clause:
     def __init__(
         self, positive: frozenset[int] = frozenset(), negative: frozenset[int] = frozenset()
     ) -> None:
-        object.__setattr__(self, "positive", frozenset(positive))
-        object.__setattr__(self, "negative", frozenset(negative))
+        _put(self, "positive", frozenset(positive))
+        _put(self, "negative", frozenset(negative))
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"Clause is immutable; build another one for {name!r}")
@@ -339,14 +350,15 @@ class Bag(Expr):
         high: int | None = None,
         ordered: bool = False,
     ) -> None:
-        put = object.__setattr__
-        put(self, "members", tuple(members))
-        put(self, "separator", separator)
-        put(self, "clauses", tuple(clauses))
-        put(self, "low", low)
-        put(self, "high", high)
-        put(self, "ordered", ordered)
-        _seal(self, hash((11, separator._hash, self.data(), *[m.expr._hash for m in members])))
+        _put(self, "members", tuple(members))
+        _put(self, "separator", separator)
+        _put(self, "clauses", tuple(clauses))
+        _put(self, "low", low)
+        _put(self, "high", high)
+        _put(self, "ordered", ordered)
+        has_ref = separator.has_ref or any(m.expr.has_ref for m in members)
+        hashes = [m.expr._hash for m in members]
+        _seal(self, hash((11, separator._hash, self.data(), *hashes)), has_ref)
 
     def children(self) -> tuple[Expr, ...]:
         return (self.separator, *(m.expr for m in self.members))

@@ -14,8 +14,12 @@ def bag_start(store: NodeStore, spec: BagSpec) -> Node:
     members = [store.cons(node, store.tag(index)) for index, node in enumerate(spec.members)]
     spec.union = store.alt(members)
     end = spec.complete(spec.start)
-    if not spec.allowed(spec.start):
-        return store.eps if end else store.empty
+    if end and spec.full(spec.start):
+        return store.eps
+    if not end:
+        single = spec.separator.live is False
+        if not (spec.allowed(spec.start) if single else spec.completable(spec.start)):
+            return store.empty
     return store.bag_node(spec, spec.start, START, spec.union, end)
 
 
@@ -34,7 +38,9 @@ def bag_body(store: NodeStore, node: BagNode) -> Node:
         if node.place != AFTER:
             allowed = node.pick.tags & spec.allowed(bag)
             node.body = node.pick
-            if allowed & (allowed - 1) == 0:
+            if not allowed:
+                node.body = store.empty
+            elif allowed & (allowed - 1) == 0:
                 # Only one member is left: from here on it is an expression like any other.
                 node.body = _closed(store, spec, bag, node.pick, allowed)
             return node.body

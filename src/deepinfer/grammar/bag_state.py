@@ -44,6 +44,9 @@ def _bits(mask: int) -> list[int]:
     return out
 
 
+_MAX_STEPS = 10_000
+
+
 class BagSpec:
     """A bag with its members as nodes.
 
@@ -86,7 +89,8 @@ class BagSpec:
         self.trivial = not (self._clauses or self._needed or self._counted or bag.low)
         self._verdicts: dict[BagState, bool] = {}
         self._allowed: dict[BagState, int] = {}
-        self._plain = not (self._clauses or groups or bag.low or bag.high is not None)
+        self._bounded = bool(bag.low) or bag.high is not None
+        self._plain = not (self._clauses or groups or self._bounded or separator.live is False)
         self.union = separator
         self.start = self._reduce(
             BagState(
@@ -148,13 +152,49 @@ class BagSpec:
             found = 0
             if not (self._impossible or state.total_left == 0):
                 found = self._all & ~state.closed
-                if not self.trivial:
-                    for member in _bits(found):
-                        after = self.advance(state, member)
-                        if after is None or not self.completable(after):
-                            found ^= 1 << member
+                if self._plain:
+                    owing = self._owing(state)
+                    if self.ordered and owing:
+                        # Nothing behind the first member that must still come.
+                        found &= ((owing & -owing) << 1) - 1
+                elif not self.trivial:
+                    found = self._viable(state, found)
             self._allowed[state] = found
         return found
+
+    def _owing(self, state: BagState) -> int:
+        """Members, as bits, that must still occur whatever the conditions say."""
+        owing = self._needed & ~state.seen
+        for place, member in enumerate(self._counted):
+            if state.owed[place]:
+                owing |= 1 << member
+        return owing
+
+    def _viable(self, state: BagState, members: int) -> int:
+        """Those of some members after which the bag can be completed."""
+        found = members
+        single = self.separator.live is False
+        # One way to complete the bag usually completes it after most members too.
+        way = -1 if self._bounded or single else self._solution(state)
+        for member in _bits(members):
+            after = self.advance(state, member)
+            if after is None:
+                found ^= 1 << member
+            elif way >= 0 and self._completes(after, way & ~(1 << member)):
+                continue
+            elif not self.completable(after):
+                found ^= 1 << member
+        return found
+
+    def _completes(self, state: BagState, way: int) -> bool:
+        """Whether the bag is complete after one more occurrence of each member of a set, as often as owed."""
+        if way & state.closed or self._owing(state) & ~way:
+            return False
+        seen = state.seen | way
+        for number, (positive, negative) in enumerate(self._clauses):
+            if not (state.done >> number & 1 or positive & seen or negative & ~seen):
+                return False
+        return True
 
     def full(self, state: BagState) -> bool:
         """Whether no member may come any more, whatever the conditions say."""
@@ -180,27 +220,24 @@ class BagSpec:
             return True
         if self._impossible or self.separator.live is False:
             return False
-        if self._plain and not self._counted:
-            return not self._needed & ~state.seen & state.closed
+        if self._plain:
+            return not self._owing(state) & state.closed
         verdict = self._verdicts.get(state)
         if verdict is None:
-            verdict = self._verdicts[state] = self._satisfiable(state)
+            verdict = self._verdicts[state] = self._solution(state) >= 0
         return verdict
 
-    def _satisfiable(self, state: BagState) -> bool:
-        must = self._needed & ~state.seen
-        for place, member in enumerate(self._counted):
-            if state.owed[place]:
-                must |= 1 << member
-                if 0 <= state.left[place] < state.owed[place]:
-                    return False
+    def _solution(self, state: BagState) -> int:
+        """A set of further members, as bits, that completes the bag; -1 when there is none."""
+        must = self._owing(state)
+        for place in range(len(self._counted)):
+            if 0 <= state.left[place] < state.owed[place]:
+                return -1
         if must & state.closed:
-            return False
-        if self._plain:
-            return True
+            return -1
         for group in self._groups:
             if (must & group).bit_count() > 1:
-                return False
+                return -1
         clauses = []
         for number, (positive, negative) in enumerate(self._clauses):
             if state.done >> number & 1:
@@ -209,26 +246,27 @@ class BagSpec:
             positive &= ~state.closed
             negative &= ~state.seen
             if not positive and not negative:
-                return False
+                return -1
             clauses.append((positive, negative))
         return self._solve(state, clauses, must)
 
-    def _solve(self, state: BagState, clauses: list[tuple[int, int]], must: int) -> bool:
+    def _solve(self, state: BagState, clauses: list[tuple[int, int]], must: int) -> int:
         """Search for a set of further members; `yes` and `no` are the choices made so far."""
         stack = [(self._with_groups(must), 0, must)]
         steps = 0
         while stack:
             excluded, no, yes = stack.pop()
             steps += 1
-            if steps > 10_000:
-                return True
+            if steps > _MAX_STEPS:
+                # Given up: taken for possible, as a search for dead ends does.
+                return must
             no |= excluded
             if yes & no:
                 continue
             open_clause = next(((p, n) for p, n in clauses if not (p & yes or n & no)), None)
             if open_clause is None:
-                if self._countable(state, yes, no):
-                    return True
+                if not self._bounded or self._countable(state, yes, no):
+                    return yes
                 continue
             positive, negative = open_clause
             for member in _bits(positive & ~no):
@@ -236,7 +274,7 @@ class BagSpec:
                 stack.append((self._with_groups(1 << member), no, chosen))
             for member in _bits(negative & ~yes):
                 stack.append((1 << member, no, yes))
-        return False
+        return -1
 
     def _with_groups(self, chosen: int) -> int:
         """Members that a choice excludes: the other variants of the same keys."""

@@ -21,10 +21,7 @@ class ByteClasses:
     """
 
     def __init__(self, masks: Iterable[int], literals: Iterable[bytes]) -> None:
-        single = bytearray(256)
-        for text in literals:
-            for byte in text:
-                single[byte] = 1
+        single = set(b"".join(literals))
         rows = b"".join([mask.to_bytes(32, "little") for mask in masks])
         bits = np.frombuffer(rows, np.uint8).reshape(-1, 32)
         member = np.unpackbits(bits, axis=1, bitorder="little")
@@ -35,7 +32,7 @@ class ByteClasses:
         classes = []
         first: list[int] = []
         for byte in range(256):
-            key: object = byte if single[byte] else flat[byte * width : (byte + 1) * width]
+            key: object = byte if byte in single else flat[byte * width : (byte + 1) * width]
             number = numbers.get(key)
             if number is None:
                 number = numbers[key] = len(first)

@@ -27,7 +27,7 @@ from deepinfer.grammar._ir_nodes import (
     Seq,
 )
 from deepinfer.grammar.ir import EMPTY, EPS, alt, repeat, seq, star
-from deepinfer.grammar.rule_graph import fold, left_references, nullable_node
+from deepinfer.grammar.rule_graph import fold, left_references, nullable_node, quick_nullable
 
 _MAX_NESTING = 200
 
@@ -60,7 +60,7 @@ class LeftRecursion:
             def value(node: Expr, children: list[bool]) -> bool:
                 return nullable_node(node, children, self._nullable_rules)
 
-            found = fold(expr, value, self._nullable)
+            found = fold(expr, value, self._nullable, quick_nullable)
         return found
 
     def first_rules(self, expr: Expr) -> frozenset[str]:

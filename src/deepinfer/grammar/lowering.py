@@ -94,53 +94,66 @@ class Lowering:
                         stack.append(body)
                         continue
                     self._by_name[expr.name] = node
-            else:
-                children = expr.children()
-                if isinstance(expr, Alt):
-                    children = tuple([c for c in children if not isinstance(c, Literal)])
-                    if len(expr.parts) - len(children) < 4:
-                        children = expr.parts
-                missing = [child for child in children if id(child) not in known]
-                if missing:
-                    stack.extend(missing)
-                    continue
+                known[id(expr)] = node
+                stack.pop()
+                continue
+            missing = False
+            for child in expr.children():
+                if id(child) not in known:
+                    leaf = self._leaf(child)
+                    if leaf is not None:
+                        known[id(child)] = leaf
+                    else:
+                        missing = True
+                        stack.append(child)
+            if not missing:
                 node = self._node(expr)
                 if node is self._store.empty and isinstance(expr, And | Not | Bag):
                     self.dead.add(expr)
-            known[id(expr)] = node
-            stack.pop()
+                known[id(expr)] = node
+                stack.pop()
         return known[id(root)]
+
+    def _leaf(self, expr: Expr) -> Node | None:
+        """Node of a literal or byte set, else None."""
+        kind = type(expr)
+        if kind is Literal:
+            return self._store.literal(expr.text)  # type: ignore[attr-defined]
+        if kind is Bytes:
+            mask: int = expr.mask  # type: ignore[attr-defined]
+            if mask & (mask - 1) == 0:
+                return self._store.literal(bytes((mask.bit_length() - 1,)))
+            return self._store.byte_set(mask)
+        return None
 
     def _node(self, expr: Expr) -> Node:
         store, known = self._store, self._by_id
-        if isinstance(expr, Literal):
-            return store.literal(expr.text)
-        if isinstance(expr, Bytes):
-            mask = expr.mask
-            if mask & (mask - 1) == 0:
-                return store.literal(bytes((mask.bit_length() - 1,)))
-            return store.byte_set(mask)
-        if isinstance(expr, Seq):
+        kind = type(expr)
+        if kind is Seq:
             node = store.eps
-            for part in reversed(expr.parts):
-                node = store.cons(known[id(part)], node)
+            cons = store.cons
+            for part in reversed(expr.children()):
+                node = cons(known[id(part)], node)
             return node
         if isinstance(expr, Alt):
             return self._alt(expr)
         if isinstance(expr, Repeat):
             high = -1 if expr.high is None else expr.high
             return store.rep(known[id(expr.expr)], expr.low, high)
-        if isinstance(expr, Eps):
-            return store.eps
-        if isinstance(expr, Empty):
-            return store.empty
         if isinstance(expr, And):
             return self._settled(store.conj(self._plain([known[id(p)] for p in expr.parts])))
         if isinstance(expr, Not):
             return self._settled(store.neg(self._plain([known[id(expr.expr)]])[0]))
         if isinstance(expr, Bag):
             return self._bag(expr)
-        raise GrammarSyntaxError(f"{type(expr).__name__} is not an expression of this form")
+        if kind is Eps:
+            return store.eps
+        if kind is Empty:
+            return store.empty
+        leaf = self._leaf(expr)
+        if leaf is not None:
+            return leaf
+        raise GrammarSyntaxError(f"{kind.__name__} is not an expression of this form")
 
     def _alt(self, expr: Alt) -> Node:
         store, known = self._store, self._by_id

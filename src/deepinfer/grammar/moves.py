@@ -26,26 +26,37 @@ def compute_moves(store: NodeStore, node: Node) -> Cut:
         InvariantBroken: A rule begins with itself; left recursion must be removed before.
     """
     stack = [node]
-    open_: set[int] = set()
+    rules: set[int] = set()
     while stack:
         top = stack[-1]
         if top.cut is not None:
             stack.pop()
             continue
-        missing = [part for part in _needed(store, top) if part.cut is None]
-        if not missing:
-            cut, top.targets = _compute(store, top)
-            # Set last: whoever sees the cut finds the targets.
-            top.cut = cut
-            stack.pop()
-            open_.discard(top.uid)
+        missing = None
+        if top.kind == CONS:
+            if top.a.cut is None:
+                missing = top.a
+            elif top.a.nullable and top.b.cut is None:
+                missing = top.b
+        else:
+            for part in _needed(store, top):
+                if part.cut is None:
+                    missing = part
+                    break
+            if top.kind == REF and missing is not None:
+                if top.uid in rules:
+                    raise InvariantBroken(
+                        "a rule of the grammar begins with itself after left recursion was removed;"
+                        " report this grammar"
+                    )
+                rules.add(top.uid)
+        if missing is not None:
+            stack.append(missing)
             continue
-        if top.uid in open_:
-            raise InvariantBroken(
-                "a rule of the grammar begins with itself after left recursion was removed; report this grammar"
-            )
-        open_.add(top.uid)
-        stack.extend(missing)
+        cut, top.targets = _compute(store, top)
+        # Set last: whoever sees the cut finds the targets.
+        top.cut = cut
+        stack.pop()
     return _cut(node)
 
 
@@ -57,9 +68,6 @@ def _cut(node: Node) -> Cut:
 
 def _needed(store: NodeStore, node: Node) -> tuple[Node, ...]:
     kind = node.kind
-    if kind == CONS:
-        head = node.a
-        return (head, node.b) if head.nullable else (head,)
     if kind in (ALT, AND):
         return node.parts
     if kind in (REP, NOT, REF):
@@ -73,8 +81,7 @@ def _compute(store: NodeStore, node: Node) -> Moves:
     kind = node.kind
     if kind == CONS:
         head, tail = node.a, node.b
-        push = store.push
-        targets = tuple([push(target, tail) for target in head.targets])
+        targets = store.push_all(head.targets, tail)
         if not head.nullable or not tail.targets:
             return _cut(head), targets
         return _union(store, [_cut(head), _cut(tail)], [targets, tail.targets])
@@ -88,8 +95,7 @@ def _compute(store: NodeStore, node: Node) -> Moves:
     if kind == REP:
         low = node.low - 1 if node.low else 0
         rest = store.rep(node.a, low, node.high - 1 if node.high > 0 else -1)
-        push = store.push
-        return _cut(node.a), tuple([push(target, rest) for target in node.a.targets])
+        return _cut(node.a), store.push_all(node.a.targets, rest)
     if kind == AND:
         parts = node.parts
         cut, cells = store.cuts.product([_cut(part) for part in parts])

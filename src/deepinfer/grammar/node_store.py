@@ -206,6 +206,23 @@ class NodeStore:
             return self.alt(parts)
         return self.cons(head, tail)
 
+    def push_all(self, heads: tuple[Node, ...], tail: Node) -> tuple[Node, ...]:
+        """`push` of several heads on one tail."""
+        if tail.kind == EPS:
+            return heads
+        known, cons, below = self._cons, self.cons, tail.uid
+        out = []
+        for head in heads:
+            kind = head.kind
+            if kind == CONS:
+                rest = known.get(head.b.uid << 40 | below) or cons(head.b, tail)
+                out.append(known.get(head.a.uid << 40 | rest.uid) or cons(head.a, rest))
+            elif kind in (EPS, ALT):
+                out.append(self.push(head, tail))
+            else:
+                out.append(known.get(head.uid << 40 | below) or cons(head, tail))
+        return tuple(out)
+
     def rep(self, body: Node, low: int, high: int) -> Node:
         """Between `low` and `high` copies of `body`; `high` -1 for no bound."""
         if high == 0 or body.kind == EPS:

@@ -22,6 +22,8 @@ from deepinfer.grammar._ir_nodes import (
 
 def references(expr: Expr) -> list[str]:
     """Names of the rules that an expression mentions, each once, in the order of their first mention."""
+    if not expr.has_ref:
+        return []
     names: dict[str, None] = {}
     seen: set[int] = set()
     stack = [expr]
@@ -30,10 +32,9 @@ def references(expr: Expr) -> list[str]:
         if isinstance(node, Ref):
             names[node.name] = None
             continue
-        children = node.children()
-        if children and id(node) not in seen:
+        if id(node) not in seen:
             seen.add(id(node))
-            stack.extend(reversed(children))
+            stack.extend([child for child in reversed(node.children()) if child.has_ref])
     return list(names)
 
 
@@ -88,18 +89,29 @@ def is_cyclic(component: list[str], graph: Mapping[str, Iterable[str]]) -> bool:
     return len(component) > 1 or component[0] in graph[component[0]]
 
 
-def fold(root: Expr, value: Callable[[Expr, list[bool]], bool], known: dict[int, bool]) -> bool:
+def fold(
+    root: Expr,
+    value: Callable[[Expr, list[bool]], bool],
+    known: dict[int, bool],
+    quick: Callable[[Expr], bool | None] = lambda _: None,
+) -> bool:
     """Evaluate a property bottom up without recursion.
 
     Args:
         root: The expression.
         value: The property of a node from those of its children, in order.
         known: Results by `id` of node; read and filled.
+        quick: The property of a node where it can be told at once, else None.
     """
     stack = [root]
     while stack:
         node = stack[-1]
         if id(node) in known:
+            stack.pop()
+            continue
+        at_once = quick(node)
+        if at_once is not None:
+            known[id(node)] = at_once
             stack.pop()
             continue
         children = node.children()
@@ -137,6 +149,26 @@ def nullable_node(node: Expr, children: list[bool], rules: Mapping[str, bool]) -
     return isinstance(node, Bag) and _bag_nullable(node)
 
 
+def quick_nullable(node: Expr) -> bool | None:
+    """Whether a node matches the empty string, where its own fields tell."""
+    if isinstance(node, Bytes | Literal):
+        return False
+    if isinstance(node, Seq):
+        for part in node.parts:
+            if isinstance(part, Bytes | Literal):
+                return False
+    elif isinstance(node, Repeat):
+        return True if node.low == 0 else None
+    elif isinstance(node, Bag):
+        return _bag_nullable(node)
+    return None
+
+
+def quick_productive(node: Expr) -> bool | None:
+    """Whether a node matches anything, where its own fields tell."""
+    return None if node.has_ref or isinstance(node, Empty) else True
+
+
 def productive_node(node: Expr, children: list[bool], rules: Mapping[str, bool]) -> bool:
     """Whether a node matches anything, from its children; intersections and bags count as if they did."""
     if isinstance(node, Ref):
@@ -161,6 +193,7 @@ def solve(
     order: list[list[str]],
     rules: Mapping[str, Expr],
     node_value: Callable[[Expr, list[bool], Mapping[str, bool]], bool],
+    quick: Callable[[Expr], bool | None],
     dead: frozenset[Expr] = frozenset(),
 ) -> dict[str, bool]:
     """Least fixed point of a monotone property over rules.
@@ -169,6 +202,7 @@ def solve(
         order: Components of the rules, callees first.
         rules: The rules.
         node_value: The property of a node from its children and the rules.
+        quick: The property of a node where it can be told at once, else None. Not used if there are dead ones.
         dead: Expressions for which the property is False.
     """
     values: dict[str, bool] = {}
@@ -176,10 +210,11 @@ def solve(
     def value(node: Expr, children: list[bool]) -> bool:
         return (not dead or node not in dead) and node_value(node, children, values)
 
+    at_once = (lambda _: None) if dead else quick
     settled: dict[int, bool] = {}
     for component in order:
         if len(component) == 1 and component[0] not in references(rules[component[0]]):
-            values[component[0]] = fold(rules[component[0]], value, settled)
+            values[component[0]] = fold(rules[component[0]], value, settled, at_once)
             continue
         for name in component:
             values[name] = False
@@ -188,7 +223,7 @@ def solve(
             changed = False
             for name in component:
                 # Nodes depend on values that still change, so results last for one rule only.
-                if not values[name] and fold(rules[name], value, {}):
+                if not values[name] and fold(rules[name], value, {}, at_once):
                     values[name] = changed = True
     return values
 
@@ -207,6 +242,10 @@ def left_references(
     while stack:
         node = stack[-1]
         if id(node) in known:
+            stack.pop()
+            continue
+        if not node.has_ref:
+            known[id(node)] = frozenset()
             stack.pop()
             continue
         first = _first_children(node, nullable)
