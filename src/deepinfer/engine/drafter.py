@@ -11,6 +11,7 @@ from deepinfer.core.errors import ConfigError
 from deepinfer.core.protocols import DraftBatch, DraftView
 from deepinfer.core.registry import Registry
 from deepinfer.engine.parts import EngineDrafter
+from deepinfer.speculative.ngram import NgramDrafter
 
 __all__ = ["DRAFTERS", "DSparkDrafter"]
 
@@ -92,3 +93,4 @@ class DSparkDrafter:
 DRAFTERS: Registry[EngineDrafter] = Registry("drafter", group="deepinfer.drafters")
 """Drafters by name; a factory is called with the model."""
 DRAFTERS.register("dspark", DSparkDrafter)
+DRAFTERS.register("ngram", lambda model: NgramDrafter())
