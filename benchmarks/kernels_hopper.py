@@ -1,0 +1,401 @@
+"""Matrix products, index scores and selection on a Hopper GPU: checked on fresh random data, then timed.
+
+    python benchmarks/kernels_hopper.py [--rounds variants|final] [--out FILE.jsonl]
+
+Every variant runs once in a process of its own, where it is compiled and compared with fp32 references; what failed is
+not timed. Times are medians of `triton.testing.do_bench` over graph replays, the L2 cache flushed before each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+
+import torch
+
+FP8 = torch.float8_e4m3fn
+ANCHORS = {  # DeepGEMM 0.1.5 (SGLang's build) and FlashInfer 0.6.1 on the same card, ms
+    "masked_fp8 48x1x4608x5120": 0.297,
+    "masked_fp8 48x8x4608x5120": 0.297,
+    "masked_fp8 48x16x4608x5120": 0.298,
+    "masked_fp8 48x32x4608x5120": 0.298,
+    "masked_fp8 48x64x4608x5120": 0.299,
+    "masked_fp8 48x32x5120x2304": 0.159,
+    "dense_fp8 64x5120x8192": 0.0242,
+    "dense_fp8 16x32768x1280": 0.0236,
+    "dense_fp8 4096x4096x7168": 0.187,
+    "dense_fp8 8192x8192x8192": 0.886,
+    "contiguous_fp8 48x256x4608x5120": 0.523,
+    "contiguous_fp8 8x2048x4096x7168": 0.805,
+    "scores_fp8 4096x16384x32": 0.606,
+    "scores_fp8 2048x32768x64": 1.105,
+    "topk_bf16 64x131072 k512": 0.0445,
+    "topk_bf16 1024x32768 k512": 0.156,
+    "topk_bf16 4096x8192 k512": 0.212,
+    "topk_fp32 64x129280 k512": 0.0542,
+}
+for key in [k for k in ANCHORS if k.startswith("masked_fp8")]:
+    ANCHORS[key.replace("masked_fp8", "masked_mxfp4")] = ANCHORS[key]
+
+
+def quantised(rows: int, k: int, *lead: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random e4m3 codes with a scale per 128 channels."""
+    x = torch.randn(*lead, rows, k, device="cuda", dtype=torch.bfloat16)
+    g = x.float().unflatten(-1, (k // 128, 128))
+    scale = g.abs().amax(-1).clamp_min(1e-4) / 448
+    return (g / scale[..., None]).flatten(-2).to(FP8), scale
+
+
+def block_weights(groups: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    q = torch.empty(groups, n, k, device="cuda", dtype=FP8)
+    for g in range(groups):
+        q[g] = (torch.randn(n, k, device="cuda") * 100).clamp(-448, 448).to(FP8)
+    return q, torch.rand(groups, -(-n // 128), k // 128, device="cuda") * 0.01 + 0.001
+
+
+def fp4_weights(groups: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    q = torch.randint(0, 256, (groups, n, k // 2), device="cuda", dtype=torch.uint8)
+    s = torch.randint(110, 131, (groups, n, k // 32), device="cuda", dtype=torch.uint8)
+    return q, s
+
+
+def dequant_x(q: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    return (q.float().unflatten(-1, (-1, 128)) * s[..., None]).flatten(-2)
+
+
+def dequant_w(q: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    if q.dtype == torch.uint8:
+        grid = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=q.device)
+        grid = torch.cat([grid, -grid])
+        v = torch.stack([grid[(q & 15).long()], grid[(q >> 4).long()]], -1).flatten(-2)
+        f = torch.exp2(s.float() - 127)
+        return (v.unflatten(-1, (-1, 32)) * f[..., None]).flatten(-2)
+    f = s.repeat_interleave(128, -2)[..., : q.shape[-2], :].repeat_interleave(128, -1)
+    return q.float() * f
+
+
+def calc_diff(x: torch.Tensor, y: torch.Tensor) -> float:
+    x, y = x.double(), y.double()
+    return float(1 - 2 * (x * y).sum() / (x * x + y * y).sum())
+
+
+# ---- one case: build(small) -> (run, check, flops, bytes) -------------------------------------------------------------
+
+
+def masked(packed: bool, groups: int, m: int, n: int, k: int, tuning: tuple, small: bool):
+    from deepinfer.kernels.triton.gemm_launch import SwappedTuning, grouped_swapped
+
+    max_m = 64
+    if small:
+        groups = 7
+    x, xs = quantised(max_m, k, groups)
+    w, ws = fp4_weights(groups, n, k) if packed else block_weights(groups, n, k)
+    counts = torch.full((groups,), m, device="cuda", dtype=torch.int32)
+    if small:
+        counts = torch.tensor([m, 0, 1, m, min(17, max_m), 64, 3], device="cuda", dtype=torch.int32)
+        for g, c in enumerate(counts.tolist()):
+            x.view(torch.uint8)[g, c:] = 0x7F  # NaN
+            xs[g, c:] = float("nan")
+    out = torch.full((groups, max_m, n), 777.0, device="cuda", dtype=torch.bfloat16)
+    t = SwappedTuning(*tuning)
+    run = lambda: grouped_swapped(x, xs, w, ws, counts, out, t)  # noqa: E731
+
+    def check() -> dict:
+        worst = 0.0
+        for g, c in enumerate(counts.tolist()):
+            assert bool((out[g, c:] == 777).all()), f"group {g}: rows behind {c} were written"
+            if c:
+                ref = dequant_x(x[g, :c], xs[g, :c]) @ dequant_w(w[g], ws[g]).T
+                assert bool(torch.isfinite(out[g, :c]).all()), f"group {g} not finite"
+                worst = max(worst, calc_diff(ref, out[g, :c]))
+        first = out.clone()
+        for _ in range(20):
+            out.fill_(777)
+            run()
+            assert torch.equal(out, first), "repeats differ"
+        return {"diff": worst}
+
+    weight_bytes = w.numel() * w.itemsize + ws.numel() * ws.itemsize
+    return run, check, 2 * groups * m * n * k, weight_bytes + groups * m * (k + k // 32 + 2 * n)
+
+
+def dense(kind: str, m: int, n: int, k: int, tuning: tuple, small: bool):
+    from deepinfer.kernels.triton import gemm_launch as gemm
+
+    swapped = len(tuning) == 5
+    out = torch.full((m, n), 777.0, device="cuda", dtype=torch.bfloat16)
+    if kind == "fp8":
+        x, xs = quantised(m, k)
+        w, ws = block_weights(1, n, k)
+    else:
+        x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+        w = torch.randn(1, n, k, device="cuda", dtype=torch.bfloat16)
+        xs = ws = None
+    if swapped:
+        t = gemm.SwappedTuning(*tuning)
+        run = lambda: gemm.grouped_swapped(x[None], xs[None], w, ws, None, out[None], t)  # noqa: E731
+    else:
+        t = gemm.TallTuning(*tuning)
+        run = lambda: gemm.gemm_tall(x, xs, w, ws, None, out, t)  # noqa: E731
+
+    def check() -> dict:
+        ref = (dequant_x(x, xs) if xs is not None else x.float()) @ (
+            dequant_w(w[0], ws[0]) if ws is not None else w[0].float()
+        ).T
+        first = out.clone()
+        for _ in range(5):
+            out.fill_(777)
+            run()
+            assert torch.equal(out, first), "repeats differ"
+        return {"diff": calc_diff(ref, out)}
+
+    b = x.itemsize
+    return run, check, 2 * m * n * k, b * (m * k + n * k) + 2 * m * n
+
+
+def contiguous(groups: int, m: int, n: int, k: int, tuning: tuple, small: bool):
+    from deepinfer.kernels.triton.gemm_launch import TallTuning, gemm_tall
+
+    if small:
+        groups = 3
+    x, xs = quantised(groups * m, k)
+    w, ws = block_weights(groups, n, k)
+    layout = torch.arange(groups, device="cuda", dtype=torch.int32).repeat_interleave(m)
+    if small:
+        layout[m - 5 : m] = -1
+        layout[2 * m :] = -1
+        layout[2 * m : 2 * m + 200] = 2
+        x.view(torch.uint8)[layout < 0] = 0x7F
+    out = torch.full((groups * m, n), 777.0, device="cuda", dtype=torch.bfloat16)
+    t = TallTuning(*tuning)
+    run = lambda: gemm_tall(x, xs, w, ws, layout, out, t)  # noqa: E731
+
+    def check() -> dict:
+        assert bool((out[layout < 0] == 777).all()), "padding rows were written"
+        worst = 0.0
+        for g in range(groups):
+            r = layout == g
+            ref = dequant_x(x[r], xs[r]) @ dequant_w(w[g], ws[g]).T
+            worst = max(worst, calc_diff(ref, out[r]))
+        return {"diff": worst}
+
+    rows = groups * m
+    return run, check, 2 * rows * n * k, groups * n * k + rows * k + 2 * rows * n
+
+
+def scores(t: int, s: int, h: int, tuning: tuple, small: bool):
+    from deepinfer.kernels.triton.indexer_launch import IndexTuning, index_scores
+
+    if small:
+        t, s = 67, 3001
+    q = torch.randn(t, h, 128, device="cuda").to(FP8)
+    keys = torch.randn(s, 128, device="cuda").to(FP8)
+    sf = torch.rand(s, device="cuda") + 0.5
+    w = torch.randn(t, h, device="cuda")
+    starts = torch.zeros(t, device="cuda", dtype=torch.int32)
+    ends = torch.full((t,), s, device="cuda", dtype=torch.int32)
+    if small:
+        starts = torch.randint(0, 900, (t,), device="cuda", dtype=torch.int32)
+        ends = torch.randint(900, s + 1, (t,), device="cuda", dtype=torch.int32)
+        ends[5] = starts[5]
+    out = torch.full((t, s), 777.0, device="cuda")
+    conf = IndexTuning(*tuning)
+    run = lambda: index_scores(q, keys, sf, w, starts, ends, out, conf)  # noqa: E731
+
+    def check() -> dict:
+        a = torch.einsum("thd,sd->hts", q.float(), keys.float()).relu()
+        ref = (a * w.T[:, :, None]).sum(0) * sf
+        i = torch.arange(s, device="cuda")
+        seen = (i >= starts[:, None]) & (i < ends[:, None])
+        assert bool((out[~seen] == float("-inf")).all()), "unseen keys"
+        first = out.clone()
+        for _ in range(20):
+            out.fill_(777)
+            run()
+            assert torch.equal(out, first), "repeats differ"
+        return {"diff": calc_diff(ref[seen], out[seen])}
+
+    return run, check, 2 * t * s * h * 128, 4 * t * s + s * 132 + t * h * 132
+
+
+def topk(dtype: str, rows: int, n: int, k: int, tuning: tuple, small: bool):
+    from deepinfer.kernels.triton.topk_launch import TopkTuning, topk_select
+
+    dt = torch.bfloat16 if dtype == "bf16" else torch.float32
+    if small:
+        rows = 12
+    x = torch.randn(rows, n, device="cuda").to(dt)
+    lengths = None
+    if small:
+        x[1] = 1.5
+        x[2] = torch.randint(-2, 3, (n,), device="cuda").to(dt)
+        x[3, ::2] = float("nan")
+        x[4] = torch.arange(n, device="cuda").to(dt)
+        x[5, : n // 2] = float("-inf")
+        x[6] = 0.0
+        x[6, ::3] = -0.0
+        lengths = torch.randint(1, n + 1, (rows,), device="cuda", dtype=torch.int32)
+        lengths[:7] = n
+        lengths[7], lengths[8], lengths[9] = 0, k, k + 1
+    out = torch.full((rows, k), -7, device="cuda", dtype=torch.int32)
+    conf = TopkTuning(*tuning)
+    run = lambda: topk_select(x, k, lengths, out, -1, conf)  # noqa: E731
+
+    def check() -> dict:
+        for r in range(rows if small else 0):
+            c = int(lengths[r]) if lengths is not None else n
+            v = x[r, :c].double()
+            v = torch.where(v.isnan(), torch.full_like(v, -1e308), v.clamp(-1e300, 1e300))
+            best = torch.sort(v, descending=True, stable=True).indices[:k].sort().values.int()
+            assert torch.equal(out[r, : len(best)], best), f"row {r}"
+            assert bool((out[r, len(best) :] == -1).all()), f"row {r} fill"
+        return {"diff": 0.0}
+
+    return run, check, 0, rows * n * x.itemsize + rows * k * 4
+
+
+def cases(rounds: str) -> list[tuple]:
+    """(name, builder, args, variants)."""
+    out: list[tuple] = []
+    swap8 = {
+        64: [(64, 2, 8), (64, 2, 6), (64, 1, 10), (64, 1, 6, 1, 2)],
+        32: [(32, 2, 10), (32, 2, 5, 1, 2), (32, 1, 8, 1, 2)],
+        16: [(16, 2, 12), (16, 2, 6, 1, 2), (16, 1, 10, 1, 2)],
+    }
+    swap4 = {
+        64: [(64, 2, 6, 2), (64, 2, 12, 1), (64, 1, 8, 2), (64, 1, 6, 1, 2)],
+        32: [(32, 2, 8, 2), (32, 2, 12, 1), (32, 1, 4, 2, 2), (32, 2, 4, 2, 2)],
+        16: [(16, 2, 10, 2), (16, 2, 5, 2, 2), (16, 1, 5, 2, 3), (16, 1, 8, 2, 2)],
+    }
+    for packed, table in ((False, swap8), (True, swap4)):
+        for m in (8, 16, 32, 64):
+            v = [c for c in table[max(m, 16)] if m != 8 or c[4:] == ()]
+            name = f"masked_{'mxfp4' if packed else 'fp8'} 48x{m}x4608x5120"
+            out.append((name, masked, (packed, 48, m, 4608, 5120), v))
+        v = table[32]
+        name = f"masked_{'mxfp4' if packed else 'fp8'} 48x32x5120x2304"
+        out.append((name, masked, (packed, 48, 32, 5120, 2304), v))
+    small = [(64, 1, 10, 1, 1), (64, 2, 8, 1, 1)]
+    out.append(("dense_fp8 64x5120x8192", dense, ("fp8", 64, 5120, 8192), small))
+    small = [(16, 1, 16, 1, 1), (16, 2, 10, 1, 1), (16, 2, 5, 1, 2)]
+    out.append(("dense_fp8 16x32768x1280", dense, ("fp8", 16, 32768, 1280), small))
+    tall = [(1, 128, 6, 8), (2, 128, 4, 8), (2, 128, 4, 16), (1, 128, 6, 16)]
+    for m, n, k in ((2048, 4096, 7168), (4096, 4096, 7168), (8192, 8192, 8192)):
+        out.append((f"dense_fp8 {m}x{n}x{k}", dense, ("fp8", m, n, k), tall))
+    out.append(
+        ("contiguous_fp8 48x256x4608x5120", contiguous, (48, 256, 4608, 5120), [*tall, (2, 128, 4, 4)])
+    )
+    out.append(("contiguous_fp8 8x2048x4096x7168", contiguous, (8, 2048, 4096, 7168), tall))
+    tall16 = [(1, 256, 4, 8), (1, 128, 6, 8), (1, 256, 4, 16)]
+    for m, n, k in ((4096, 4096, 7168), (8192, 8192, 8192)):
+        out.append((f"dense_bf16 {m}x{n}x{k}", dense, ("bf16", m, n, k), tall16))
+    out.append(("scores_fp8 4096x16384x32", scores, (4096, 16384, 32), [(4,), (8,), (4, 8, 16384)]))
+    out.append(("scores_fp8 2048x32768x64", scores, (2048, 32768, 64), [(2,), (4,)]))
+    big = [(8192, 2048, 2048, 32), (8192, 1024, 1024, 32), (8192, 2048, 2048, 16), (16384, 2048, 2048, 32)]
+    mid = [(8192, 2048, 2048, 32), (4096, 2048, 2048, 16), (4096, 1024, 1024, 16), (4096, 1024, 1024, 8)]
+    low = [(4096, 1024, 1024, 16), (4096, 1024, 1024, 8), (2048, 1024, 1024, 8), (2048, 1024, 1024, 4)]
+    out.append(("topk_bf16 64x131072 k512", topk, ("bf16", 64, 131072, 512), big))
+    out.append(("topk_bf16 1024x32768 k512", topk, ("bf16", 1024, 32768, 512), mid))
+    out.append(("topk_bf16 4096x8192 k512", topk, ("bf16", 4096, 8192, 512), low))
+    out.append(("topk_fp32 64x129280 k512", topk, ("fp32", 64, 129280, 512), big[:3]))
+    return out
+
+
+def worker(rounds: str, index: int, count: int) -> None:
+    """Compiles and checks every count-th variant; one JSON line each."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    jobs = [(n, b, a, v) for n, b, a, vs in cases(rounds) for v in vs]
+    for i, (name, build, args, variant) in enumerate(jobs):
+        if i % count != index:
+            continue
+        torch.manual_seed(1000 + i + int(time.time()))
+        row = {"name": name, "variant": variant}
+        try:
+            run, check, _, _ = build(*args, variant, True)
+            run()
+            torch.cuda.synchronize()
+            row |= check()
+            limit = 5e-6
+            row["ok"] = abs(row["diff"]) < limit
+        except Exception as error:
+            row |= {"ok": False, "error": f"{type(error).__name__}: {str(error)[:300]}"}
+        print(json.dumps(row), flush=True)
+        run = check = None
+        torch.cuda.empty_cache()
+
+
+def measure(run) -> float:
+    import triton
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return float(triton.testing.do_bench(graph.replay, warmup=10, rep=60, return_mode="median"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", default="variants")
+    parser.add_argument("--worker", type=int, default=None)
+    parser.add_argument("--workers", type=int, default=14)
+    parser.add_argument("--out", default=None)
+    parser.add_argument("--check-s", type=float, default=150)
+    options = parser.parse_args()
+    if options.worker is not None:
+        worker(options.rounds, options.worker, options.workers)
+        return 0
+    begin = time.time()
+    command = [sys.executable, __file__, "--rounds", options.rounds, "--workers", str(options.workers)]
+    processes = [
+        subprocess.Popen([*command, "--worker", str(i)], stdout=subprocess.PIPE, text=True)
+        for i in range(options.workers)
+    ]
+    checked = {}
+    for p in processes:
+        try:
+            text = p.communicate(timeout=max(5, options.check_s - (time.time() - begin)))[0]
+        except subprocess.TimeoutExpired:
+            p.kill()
+            text = p.communicate()[0]
+        for line in text.splitlines():
+            if line.startswith("{"):
+                row = json.loads(line)
+                checked[row["name"], tuple(row["variant"])] = row
+    print(f"checked {len(checked)} in {time.time() - begin:.0f} s", flush=True)
+    file = open(options.out, "a") if options.out else None
+    best = {}
+    for name, build, args, variants in cases(options.rounds):
+        for v in variants:
+            row = checked.get((name, tuple(v)), {"ok": False, "error": "no answer"})
+            if not row["ok"]:
+                print("BAD", name, v, {k: x for k, x in row.items() if k not in ("name", "variant")}, flush=True)
+                continue
+            try:
+                run, _, flops, size = build(*args, v, False)
+                ms = measure(run)
+            except Exception as error:
+                print("BAD time", name, v, str(error)[:200], flush=True)
+                continue
+            run = None
+            line = {"op": name, "variant": list(v), "ms": round(ms, 5), "diff": row["diff"],
+                    "tb_s": round(size / ms / 1e9, 3), "tflop_s": round(flops / ms / 1e9, 1)}  # fmt: skip
+            if name in ANCHORS:
+                line["speed_of_anchor"] = round(ANCHORS[name] / ms, 3)
+            if file:
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+            print(f"{name:36} {v!s:22} {ms:8.4f} ms {line['tb_s']:6.2f} TB/s {line['tflop_s']:7.0f} TF {line.get('speed_of_anchor', '')} d{row['diff']:.0e}", flush=True)  # fmt: skip
+        torch.cuda.empty_cache()
+    print(f"total {time.time() - begin:.0f} s", best)
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Sizes of the tiles of matrix products.
+
+An entry holds for a device whose name begins with its first field; the last one, for every device, closes each table.
+"""
+
+from __future__ import annotations
+
+__all__ = ["MASKED_FP8", "MASKED_MXFP4", "PORTABLE", "TALL_BF16", "TALL_FP8", "lookup"]
+
+Row = tuple[str, int, int, int, tuple[int, ...]]
+
+# (device, N or 0, K or 0, most rows of a group, sizes): SwappedTuning
+MASKED_FP8: tuple[Row, ...] = (
+    ("", 0, 0, 16, (16, 2, 12)),
+    ("", 0, 0, 32, (32, 2, 10)),
+    ("", 0, 0, 0, (64, 2, 8)),
+)
+MASKED_MXFP4: tuple[Row, ...] = (
+    ("", 0, 0, 16, (16, 2, 10, 2)),
+    ("", 0, 0, 32, (32, 2, 8, 2)),
+    ("", 0, 0, 0, (64, 2, 12, 1)),
+)
+# (device, N or 0, K or 0, most rows, sizes): TallTuning
+TALL_FP8: tuple[Row, ...] = (("", 0, 0, 0, (1, 128, 6, 8)),)
+TALL_BF16: tuple[Row, ...] = (("", 0, 0, 0, (1, 256, 4, 8)),)
+# (device, N or 0, K or 0, most rows, (tokens, weight rows, warps, stages)): the portable kernel
+PORTABLE: tuple[Row, ...] = (
+    ("", 0, 0, 16, (16, 64, 4, 3)),
+    ("", 0, 0, 0, (64, 64, 4, 3)),
+)
+
+
+def lookup(table: tuple[Row, ...], device: str, n: int, k: int, rows: int) -> tuple[int, ...]:
+    """The first entry that holds.
+
+    Args:
+        table: One of the tables above.
+        device: The device's name.
+        n: Rows of weights.
+        k: Channels.
+        rows: Rows of tokens, or of a group.
+
+    Returns:
+        Sizes, in the order of the tuning's fields.
+    """
+    for name, its_n, its_k, most, sizes in table:
+        if (
+            device.startswith(name)
+            and its_n in (0, n)
+            and its_k in (0, k)
+            and (most == 0 or rows <= most)
+        ):
+            return sizes
+    return table[-1][4]

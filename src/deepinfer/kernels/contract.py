@@ -1,0 +1,102 @@
+"""What the kernels ask of their arguments, and the messages when they get something else."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from deepinfer.core.errors import ShapeError
+
+__all__ = ["check_dtype", "check_last_stride", "check_shape", "gluon_refusal", "triton_refusal"]
+
+
+def check_shape(name: str, x: Tensor, expected: tuple[int | None, ...], axes: str) -> None:
+    """Refuses another shape.
+
+    Args:
+        name: Name of the argument.
+        x: The argument.
+        expected: Sizes, None for any.
+        axes: Names of the axes, for the message.
+
+    Raises:
+        ShapeError: The shape differs.
+    """
+    good = x.dim() == len(expected) and all(
+        e is None or e == s for e, s in zip(expected, x.shape, strict=True)
+    )
+    if not good:
+        wanted = ", ".join("any" if e is None else str(e) for e in expected)
+        raise ShapeError(
+            f"{name} has shape {tuple(x.shape)}; it must be [{axes}] = [{wanted}].",
+            argument=name, expected=expected, found=tuple(x.shape),
+        )  # fmt: skip
+
+
+def check_dtype(name: str, x: Tensor, *dtypes: torch.dtype) -> None:
+    """Refuses other dtypes.
+
+    Raises:
+        ShapeError: The dtype is none of these.
+    """
+    if x.dtype not in dtypes:
+        wanted = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
+        raise ShapeError(
+            f"{name} has dtype {str(x.dtype).removeprefix('torch.')}; it must be {wanted}. Cast it first.",
+            argument=name, expected=dtypes, found=x.dtype,
+        )  # fmt: skip
+
+
+def check_last_stride(name: str, x: Tensor) -> None:
+    """Refuses rows whose elements do not lie side by side; rows may lie apart.
+
+    Raises:
+        ShapeError: The last axis has another stride than 1.
+    """
+    if x.numel() > 0 and x.shape[-1] > 1 and x.stride(-1) != 1:
+        raise ShapeError(
+            f"{name} has stride {x.stride(-1)} along its last axis; it must be 1. Call .contiguous() on it.",
+            argument=name, expected=1, found=x.stride(-1),
+        )  # fmt: skip
+
+
+def triton_refusal(*tensors: Tensor) -> str | None:
+    """Why Triton kernels cannot serve these tensors, or None."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    device = tensors[0].device
+    if device.type != "cuda":
+        return f"the tensors are on {device}, and Triton's need cuda"
+    for x in tensors:
+        if x.device != device:
+            return f"the tensors are on {device} and {x.device}"
+    return None
+
+
+def gluon_refusal(*tensors: Tensor) -> str | None:
+    """Why the kernels for Hopper cannot serve these tensors, or None."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return "Triton's interpreter has no bulk copies and warpgroup products"
+    reason = triton_refusal(*tensors)
+    if reason is not None:
+        return reason
+    capability = torch.cuda.get_device_capability(tensors[0].device)
+    if capability[0] != 9:
+        return (
+            f"it is for compute capability 9.0, and this device has {capability[0]}.{capability[1]}"
+        )
+    return None if _has_gluon() else "it needs Triton 3.6 or newer"
+
+
+@lru_cache(maxsize=1)
+def _has_gluon() -> bool:
+    from importlib.metadata import version
+
+    major, minor = (int(part) for part in version("triton").split(".")[:2])
+    return (major, minor) >= (3, 6)

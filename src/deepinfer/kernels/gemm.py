@@ -1,0 +1,342 @@
+"""Matrix products D = A B^T: bf16, FP8 with block scales, FP8 with MXFP4 weights; dense and by groups.
+
+An operand with scales is a pair (values, scales):
+
+| values | scales |
+| --- | --- |
+| e4m3 [..., rows, K] | fp32 [..., rows, K/128] for activations, [..., rows/128, K/128] for weights |
+| e4m3 [..., rows, K] | e8m0 for 32 channels, and for 1 or 32 rows |
+| packed e2m1 [..., rows, K/2], uint8, even channel in the low four bits | e8m0 [..., rows, K/32] |
+
+The sums of every element run over K in one order, whatever the number of rows; a row's result never hangs on the
+others. NaN in a row of A or its scales makes that row NaN and no other. Zero rows launch nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deepinfer.core.errors import ShapeError
+from deepinfer.kernels import contract, gemm_backends
+from deepinfer.kernels.gemm_backends import CONTIGUOUS_ALIGNMENT
+from deepinfer.kernels.reference import gemm as reference
+from deepinfer.kernels.registry import Operation
+
+__all__ = [
+    "CONTIGUOUS_ALIGNMENT",
+    "bf16_gemm_nt",
+    "fp8_fp4_gemm_nt",
+    "fp8_gemm_nt",
+    "m_grouped_bf16_gemm_nt_contiguous",
+    "m_grouped_bf16_gemm_nt_masked",
+    "m_grouped_fp8_fp4_gemm_nt_contiguous",
+    "m_grouped_fp8_fp4_gemm_nt_masked",
+    "m_grouped_fp8_gemm_nt_contiguous",
+    "m_grouped_fp8_gemm_nt_masked",
+]
+
+Pair = tuple[Tensor, Tensor]
+
+_FP8 = torch.float8_e4m3fn
+_OUT = (torch.bfloat16, torch.float32)
+
+DENSE = Operation("gemm_nt")
+CONTIGUOUS = Operation("m_grouped_gemm_nt_contiguous")
+MASKED = Operation("m_grouped_gemm_nt_masked")
+OPERATIONS = (DENSE, CONTIGUOUS, MASKED)
+
+
+def bf16_gemm_nt(
+    a: Tensor, b: Tensor, d: Tensor | None = None, *, backend: str | None = None
+) -> Tensor:
+    """Product of bf16 matrices with fp32 sums.
+
+    Args:
+        a: Shape [M, K], bf16; rows may lie apart.
+        b: Shape [N, K], bf16, contiguous.
+        d: Shape [M, N], bf16 or fp32, written and returned; a new bf16 tensor when None.
+        backend: "torch" or "triton"; None for the best that serves the call.
+
+    Returns:
+        A B^T, shape [M, N].
+
+    Raises:
+        ShapeError: A shape, dtype or stride is not as above.
+        UnsupportedHardware: The backend asked for cannot serve the call.
+    """
+    return _dense((a, None), (b, None), d, torch.bfloat16, torch.bfloat16, backend)
+
+
+def fp8_gemm_nt(a: Pair, b: Pair, d: Tensor | None = None, *, backend: str | None = None) -> Tensor:
+    """Product of e4m3 matrices with block scales.
+
+    Args:
+        a: Values [M, K] and their scales (see the module).
+        b: Values [N, K] and their scales.
+        d: Shape [M, N], bf16 or fp32, written and returned; a new bf16 tensor when None.
+        backend: "torch" or "triton"; None for the best that serves the call.
+
+    Returns:
+        A B^T, shape [M, N].
+
+    Raises:
+        ShapeError: A shape, dtype or stride is not as above.
+        UnsupportedHardware: The backend asked for cannot serve the call.
+    """
+    return _dense(a, b, d, _FP8, _FP8, backend)
+
+
+def fp8_fp4_gemm_nt(
+    a: Pair, b: Pair, d: Tensor | None = None, *, backend: str | None = None
+) -> Tensor:
+    """Product of e4m3 activations with MXFP4 weights; otherwise as `fp8_gemm_nt`.
+
+    Args:
+        a: Values [M, K] e4m3 and their scales.
+        b: Packed values [N, K/2] uint8 and their scales [N, K/32].
+        d: Shape [M, N], bf16 or fp32, written and returned; a new bf16 tensor when None.
+        backend: "torch" or "triton"; None for the best that serves the call.
+
+    Returns:
+        A B^T, shape [M, N].
+
+    Raises:
+        ShapeError: A shape, dtype or stride is not as above.
+        UnsupportedHardware: The backend asked for cannot serve the call.
+    """
+    return _dense(a, b, d, _FP8, torch.uint8, backend)
+
+
+def m_grouped_bf16_gemm_nt_contiguous(
+    a: Tensor, b: Tensor, d: Tensor, grouped_layout: Tensor, *, backend: str | None = None
+) -> Tensor:
+    """Each row's product with the weights of its group, bf16; see `m_grouped_fp8_gemm_nt_contiguous`.
+
+    Args:
+        a: Shape [M, K], bf16.
+        b: Shape [groups, N, K], bf16, contiguous.
+        d: Shape [M, N], bf16 or fp32, written and returned.
+        grouped_layout: Group of each row, shape [M], int32.
+        backend: "torch" or "triton"; None for the best that serves the call.
+
+    Returns:
+        `d`.
+
+    Raises:
+        ShapeError: A shape, dtype or stride is not as above.
+        UnsupportedHardware: The backend asked for cannot serve the call.
+    """
+    return _contiguous(
+        (a, None), (b, None), d, grouped_layout, torch.bfloat16, torch.bfloat16, backend
+    )
+
+
+def m_grouped_fp8_gemm_nt_contiguous(
+    a: Pair, b: Pair, d: Tensor, grouped_layout: Tensor, *, backend: str | None = None
+) -> Tensor:
+    """Each row's product with the weights of its group.
+
+    The rows of a group lie together, and each group begins at a multiple of `CONTIGUOUS_ALIGNMENT` rows.
+
+    Args:
+        a: Values [M, K] and their scales.
+        b: Values [groups, N, K] and their scales; contiguous.
+        d: Shape [M, N], bf16 or fp32, written and returned.
+        grouped_layout: Group of each row, shape [M], int32; rows of -1 are padding, and their part of `d` is left
+            alone.
+        backend: "torch" or "triton"; None for the best that serves the call.
+
+    Returns:
+        `d`.
+
+    Raises:
+        ShapeError: A shape, dtype or stride is not as above.
+        UnsupportedHardware: The backend asked for cannot serve the call.
+    """
+    return _contiguous(a, b, d, grouped_layout, _FP8, _FP8, backend)
+
+
+def m_grouped_fp8_fp4_gemm_nt_contiguous(
+    a: Pair, b: Pair, d: Tensor, grouped_layout: Tensor, *, backend: str | None = None
+) -> Tensor:
+    """Each row's product with the MXFP4 weights of its group; otherwise as `m_grouped_fp8_gemm_nt_contiguous`.
+
+    Args:
+        a: Values [M, K] and their scales.
+        b: Packed values [groups, N, K/2] uint8 and their scales [groups, N, K/32]; contiguous.
+        d: Shape [M, N], bf16 or fp32, written and returned.
+        grouped_layout: Group of each row, shape [M], int32.
+        backend: "torch" or "triton"; None for the best that serves the call.
+
+    Returns:
+        `d`.
+
+    Raises:
+        ShapeError: A shape, dtype or stride is not as above.
+        UnsupportedHardware: The backend asked for cannot serve the call.
+    """
+    return _contiguous(a, b, d, grouped_layout, _FP8, torch.uint8, backend)
+
+
+def m_grouped_bf16_gemm_nt_masked(
+    a: Tensor,
+    b: Tensor,
+    d: Tensor,
+    masked_m: Tensor,
+    expected_m: int | None = None,
+    *,
+    backend: str | None = None,
+) -> Tensor:
+    """Products of the first rows of each group, bf16; see `m_grouped_fp8_gemm_nt_masked`.
+
+    Args:
+        a: Shape [groups, max_m, K], bf16, contiguous.
+        b: Shape [groups, N, K], bf16, contiguous.
+        d: Shape [groups, max_m, N], bf16 or fp32, written and returned.
+        masked_m: Rows of each group, shape [groups], int32.
+        expected_m: As there.
+        backend: "torch" or "triton"; None for the best that serves the call.
+
+    Returns:
+        `d`.
+
+    Raises:
+        ShapeError: A shape, dtype or stride is not as above.
+        UnsupportedHardware: The backend asked for cannot serve the call.
+    """
+    return _masked(
+        (a, None), (b, None), d, masked_m, expected_m, torch.bfloat16, torch.bfloat16, backend
+    )
+
+
+def m_grouped_fp8_gemm_nt_masked(
+    a: Pair,
+    b: Pair,
+    d: Tensor,
+    masked_m: Tensor,
+    expected_m: int | None = None,
+    *,
+    backend: str | None = None,
+) -> Tensor:
+    """Products of the first rows of each group; nothing waits for the host, so graphs can hold it.
+
+    Args:
+        a: Values [groups, max_m, K] and their scales; contiguous values.
+        b: Values [groups, N, K] and their scales; contiguous values.
+        d: Shape [groups, max_m, N], bf16 or fp32, written and returned; what lies behind a group's rows is left
+            alone.
+        masked_m: Rows of each group, shape [groups], int32, on the device; a group of zero rows reads no weights.
+        expected_m: Rows that a group is likely to have; it chooses the size of the tiles, never the result.
+        backend: "torch" or "triton"; None for the best that serves the call.
+
+    Returns:
+        `d`.
+
+    Raises:
+        ShapeError: A shape, dtype or stride is not as above.
+        UnsupportedHardware: The backend asked for cannot serve the call.
+    """
+    return _masked(a, b, d, masked_m, expected_m, _FP8, _FP8, backend)
+
+
+def m_grouped_fp8_fp4_gemm_nt_masked(
+    a: Pair,
+    b: Pair,
+    d: Tensor,
+    masked_m: Tensor,
+    expected_m: int | None = None,
+    *,
+    backend: str | None = None,
+) -> Tensor:
+    """Products of the first rows of each group with MXFP4 weights; otherwise as `m_grouped_fp8_gemm_nt_masked`.
+
+    Args:
+        a: Values [groups, max_m, K] and their scales; contiguous values.
+        b: Packed values [groups, N, K/2] uint8 and their scales [groups, N, K/32]; contiguous.
+        d: Shape [groups, max_m, N], bf16 or fp32, written and returned.
+        masked_m: Rows of each group, shape [groups], int32, on the device.
+        expected_m: As there.
+        backend: "torch" or "triton"; None for the best that serves the call.
+
+    Returns:
+        `d`.
+
+    Raises:
+        ShapeError: A shape, dtype or stride is not as above.
+        UnsupportedHardware: The backend asked for cannot serve the call.
+    """
+    return _masked(a, b, d, masked_m, expected_m, _FP8, torch.uint8, backend)
+
+
+def _operand(name: str, x: Tensor, dtype: torch.dtype, dims: int) -> int:
+    """Checks an operand; returns K."""
+    contract.check_dtype(name, x, dtype)
+    contract.check_shape(name, x, (None,) * dims, "groups, rows, K"[-7 if dims == 2 else 0 :])
+    contract.check_last_stride(name, x)
+    return x.shape[-1] * (2 if dtype == torch.uint8 else 1)
+
+
+def _same_k(a: int, b: int) -> None:
+    if a != b:
+        raise ShapeError(
+            f"a has {a} channels and b has {b}; both need the same number.",
+            argument="b", expected=a, found=b,
+        )  # fmt: skip
+
+
+def _out(d: Tensor | None, shape: tuple[int, ...], like: Tensor, axes: str) -> Tensor:
+    if d is None:
+        return like.new_empty(shape, dtype=torch.bfloat16)
+    contract.check_dtype("d", d, *_OUT)
+    contract.check_shape("d", d, shape, axes)
+    contract.check_last_stride("d", d)
+    return d
+
+
+def _dense(a, b, d, a_dtype, b_dtype, backend):  # type: ignore[no-untyped-def]
+    (x, xs), (w, ws) = a, b
+    _same_k(_operand("a", x, a_dtype, 2), _operand("b", w, b_dtype, 2))
+    d = _out(d, (x.shape[0], w.shape[0]), x, "M, N")
+    if d.numel():
+        DENSE(backend, x, xs, w, ws, d)
+    return d
+
+
+def _contiguous(a, b, d, layout, a_dtype, b_dtype, backend):  # type: ignore[no-untyped-def]
+    (x, xs), (w, ws) = a, b
+    _same_k(_operand("a", x, a_dtype, 2), _operand("b", w, b_dtype, 3))
+    contract.check_dtype("grouped_layout", layout, torch.int32)
+    contract.check_shape("grouped_layout", layout, (x.shape[0],), "M")
+    d = _out(d, (x.shape[0], w.shape[1]), x, "M, N")
+    if d.numel():
+        CONTIGUOUS(backend, x, xs, w, ws, d, layout)
+    return d
+
+
+def _masked(a, b, d, counts, expected_m, a_dtype, b_dtype, backend):  # type: ignore[no-untyped-def]
+    (x, xs), (w, ws) = a, b
+    _same_k(_operand("a", x, a_dtype, 3), _operand("b", w, b_dtype, 3))
+    contract.check_shape("b", w, (x.shape[0], None, None), "groups, N, K")
+    contract.check_dtype("masked_m", counts, torch.int32)
+    contract.check_shape("masked_m", counts, (x.shape[0],), "groups")
+    d = _out(d, (*x.shape[:2], w.shape[1]), x, "groups, max_m, N")
+    if d.numel():
+        MASKED(backend, x, xs, w, ws, d, counts, expected_m)
+    return d
+
+
+def _always(*args: object) -> None:
+    """References serve every call."""
+
+
+DENSE.register("torch", supports=_always)(reference.dense)
+CONTIGUOUS.register("torch", supports=_always)(reference.contiguous)
+
+
+@MASKED.register("torch", supports=_always)
+def _masked_torch(x, xs, w, ws, d, counts, expected_m=None):  # type: ignore[no-untyped-def]
+    reference.masked(x, xs, w, ws, d, counts)
+
+
+gemm_backends.register(DENSE, CONTIGUOUS, MASKED)

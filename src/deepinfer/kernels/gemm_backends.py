@@ -1,0 +1,226 @@
+"""The matrix products in Triton: for Hopper, and for every GPU that Triton has."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from deepinfer.kernels import contract
+from deepinfer.kernels.configs import gemm as configs
+from deepinfer.kernels.registry import Operation
+
+__all__ = ["CONTIGUOUS_ALIGNMENT", "register"]
+
+CONTIGUOUS_ALIGNMENT = 128
+"""Each group of a contiguous layout begins at a multiple of so many rows."""
+
+_BF16 = torch.bfloat16
+
+
+@lru_cache(maxsize=64)
+def _device_name(index: int) -> str:
+    return torch.cuda.get_device_name(index)
+
+
+def _tuning(
+    table: tuple[configs.Row, ...], x: Tensor, n: int, k: int, rows: int
+) -> tuple[int, ...]:
+    name = _device_name(x.device.index) if x.is_cuda else ""
+    return configs.lookup(table, name, n, k, rows)
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _channels(w: Tensor) -> int:
+    return w.shape[-1] * (2 if w.dtype == torch.uint8 else 1)
+
+
+def _hopper_refusal(
+    x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d: Tensor
+) -> str | None:
+    """Why the kernels for Hopper cannot multiply these."""
+    reason = contract.gluon_refusal(*(t for t in (x, xs, w, ws, d) if t is not None))
+    if reason is not None:
+        return reason
+    n, k = w.shape[-2], _channels(w)
+    if not w.is_contiguous() or w.data_ptr() % 16 or x.data_ptr() % 16:
+        return (
+            "bulk copies need contiguous weights, and tokens and weights at multiples of 16 bytes"
+        )
+    if x.dtype == _BF16:
+        return None if k % 8 == 0 else f"K is {k}, and bulk copies need a multiple of 8 for bf16"
+    if xs is None or ws is None or xs.dtype != torch.float32:
+        return "the scales of the tokens are not fp32"
+    if xs.shape[-1] != _ceil(k, 128):
+        return "the tokens do not have one scale for 128 channels"
+    if w.dtype == torch.uint8:
+        if k % 128:
+            return f"K is {k}, and MXFP4 weights need a multiple of 128"
+        if (
+            ws.shape[-1] != k // 32
+            or ws.itemsize != 1
+            or not ws.is_contiguous()
+            or ws.data_ptr() % 4
+        ):
+            return "the scales of the weights are not contiguous e8m0 for 32 channels"
+        return None
+    if k % 16:
+        return f"K is {k}, and bulk copies need a multiple of 16 for fp8"
+    if ws.dtype != torch.float32 or ws.shape[-2:] != (_ceil(n, 128), _ceil(k, 128)):
+        return "the weights do not have fp32 scales for blocks of 128x128"
+    return None if ws.stride(-1) == 1 else "the scales of the weights do not lie side by side"
+
+
+def _dense_refusal(
+    x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d: Tensor
+) -> str | None:
+    return _hopper_refusal(x, xs, w, ws, d)
+
+
+def _dense_hopper(x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d: Tensor) -> None:
+    from deepinfer.kernels.triton import gemm_launch as launch
+
+    (m, k), n = (x.shape[0], _channels(w)), w.shape[0]
+    if x.stride(0) * x.itemsize % 16:
+        x = x.contiguous()
+    with torch.cuda.device(x.device):
+        if xs is not None and ws is not None and (m <= 64 or w.dtype == torch.uint8):
+            table = configs.MASKED_MXFP4 if w.dtype == torch.uint8 else configs.MASKED_FP8
+            tuning = launch.SwappedTuning(*_spanned(_tuning(table, x, n, k, m), k))
+            launch.grouped_swapped(
+                x.contiguous()[None], xs[None], w[None], _bytes(ws)[None], None, d[None], tuning
+            )
+        else:
+            table = configs.TALL_BF16 if xs is None else configs.TALL_FP8
+            tall = launch.TallTuning(*_tuning(table, x, n, k, m))
+            launch.gemm_tall(x, xs, w[None], None if ws is None else ws[None], None, d, tall)
+
+
+def _bytes(scale: Tensor) -> Tensor:
+    return scale.view(torch.uint8) if scale.itemsize == 1 else scale
+
+
+def _spanned(sizes: tuple[int, ...], k: int) -> tuple[int, ...]:
+    """The same sizes, with a span that divides the steps of K."""
+    if len(sizes) > 3 and sizes[3] == 2 and k % 256:
+        return (*sizes[:3], 1, *sizes[4:])
+    return sizes
+
+
+def _contiguous_refusal(
+    x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d: Tensor, layout: Tensor
+) -> str | None:
+    if w.dtype == torch.uint8:
+        return "it has no tiles of many tokens with MXFP4 weights"
+    return _hopper_refusal(x, xs, w, ws, d) or contract.gluon_refusal(x, layout)
+
+
+def _contiguous_hopper(
+    x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d: Tensor, layout: Tensor
+) -> None:
+    from deepinfer.kernels.triton import gemm_launch as launch
+
+    if x.stride(0) * x.itemsize % 16:
+        x = x.contiguous()
+    table = configs.TALL_BF16 if xs is None else configs.TALL_FP8
+    sizes = _tuning(table, x, w.shape[1], w.shape[2], x.shape[0])
+    tuning = launch.TallTuning(1, *sizes[1:])  # a tile of 128 rows lies in one group
+    with torch.cuda.device(x.device):
+        launch.gemm_tall(x, xs, w, ws, layout.contiguous(), d, tuning)
+
+
+def _masked_refusal(
+    x: Tensor,
+    xs: Tensor | None,
+    w: Tensor,
+    ws: Tensor | None,
+    d: Tensor,
+    counts: Tensor,
+    expected: int | None = None,
+) -> str | None:
+    if x.dtype == _BF16:
+        return "it has no groups of few bf16 tokens"
+    return _hopper_refusal(x, xs, w, ws, d) or contract.gluon_refusal(x, counts)
+
+
+def _masked_hopper(
+    x: Tensor,
+    xs: Tensor,
+    w: Tensor,
+    ws: Tensor,
+    d: Tensor,
+    counts: Tensor,
+    expected: int | None = None,
+) -> None:
+    from deepinfer.kernels.triton import gemm_launch as launch
+
+    n, k = w.shape[1], _channels(w)
+    table = configs.MASKED_MXFP4 if w.dtype == torch.uint8 else configs.MASKED_FP8
+    sizes = _spanned(_tuning(table, x, n, k, expected or x.shape[1]), k)
+    with torch.cuda.device(x.device):
+        launch.grouped_swapped(
+            x.contiguous(), xs, w, _bytes(ws), counts.contiguous(), d, launch.SwappedTuning(*sizes)
+        )
+
+
+def _portable_refusal(
+    x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d: Tensor, *rest: object
+) -> str | None:
+    reason = contract.triton_refusal(*(t for t in (x, xs, w, ws, d) if t is not None))
+    if reason is not None:
+        return reason
+    if xs is None or ws is None:
+        return None
+    n, k = w.shape[-2], _channels(w)
+    if xs.shape[-1] not in (_ceil(k, 32), _ceil(k, 128)) or xs.shape[-2] != x.shape[-2]:
+        return "the tokens do not have one scale for 32 or 128 channels"
+    if ws.shape[-1] not in (_ceil(k, 32), _ceil(k, 128)) or ws.stride(-1) != 1:
+        return "the weights do not have one scale for 32 or 128 channels, side by side"
+    if ws.shape[-2] not in (n, _ceil(n, 32), _ceil(n, 128)):
+        return "the weights do not have one scale for 1, 32 or 128 rows"
+    return None
+
+
+def _portable(
+    x: Tensor,
+    xs: Tensor | None,
+    w: Tensor,
+    ws: Tensor | None,
+    d: Tensor,
+    mode: int,
+    rows_of: Tensor,
+) -> None:
+    from deepinfer.kernels.triton import gemm_portable_launch as launch
+
+    sizes = _tuning(configs.PORTABLE, x, w.shape[-2], _channels(w), x.shape[-2])
+    launch.gemm_portable(x, xs, w, ws, d, mode, rows_of, sizes)
+
+
+def register(dense: Operation, contiguous: Operation, masked: Operation) -> None:
+    """Adds the implementations in Triton to the three operations."""
+    dense.register("triton", name="hopper", supports=_dense_refusal, priority=20)(_dense_hopper)
+    contiguous.register("triton", name="hopper", supports=_contiguous_refusal, priority=20)(
+        _contiguous_hopper
+    )
+    masked.register("triton", name="hopper", supports=_masked_refusal, priority=20)(_masked_hopper)
+    dense.register("triton", supports=_portable_refusal, priority=10)(
+        lambda x, xs, w, ws, d: _portable(x[None], _lead(xs), w[None], _lead(ws), d[None], 0, d)
+    )
+    contiguous.register("triton", supports=_portable_refusal, priority=10)(
+        lambda x, xs, w, ws, d, layout: _portable(
+            x[None], _lead(xs), w, ws, d[None], 1, layout.contiguous()
+        )
+    )
+    masked.register("triton", supports=_portable_refusal, priority=10)(
+        lambda x, xs, w, ws, d, counts, expected=None: _portable(
+            x, xs, w, ws, d, 2, counts.contiguous()
+        )
+    )
+
+
+def _lead(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x[None]

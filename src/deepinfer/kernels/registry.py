@@ -1,0 +1,250 @@
+"""Implementations of the kernels by name, and which of them serves a call.
+
+An operation has one or more implementations, each of one backend ("torch", "triton", ...). Without a wish the one of
+the highest priority that can serve the arguments is called; a backend that was asked for either serves the call or the
+call raises and says why it cannot.
+
+    with use_backend("torch"):
+        out = fp8_gemm_nt(a, b)
+    print(explain("fp8_gemm_nt", a, b))
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from deepinfer.core.errors import ConfigError, UnsupportedHardware
+
+__all__ = ["Choice", "Implementation", "Operation", "explain", "operation", "use_backend"]
+
+_wish: ContextVar[str | None] = ContextVar("deepinfer_kernel_backend", default=None)
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One implementation of an operation.
+
+    Attributes:
+        backend: Name of the backend.
+        name: Its own name; the backend's unless the backend has several for the operation.
+        function: Takes what the operation takes.
+        supports: Takes what the operation takes; returns None if it can be served, else the reason why not.
+        priority: The highest that can serve a call is chosen.
+    """
+
+    backend: str
+    name: str
+    function: Callable[..., Any]
+    supports: Callable[..., str | None]
+    priority: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Why an implementation was chosen.
+
+    Attributes:
+        operation: Name of the operation.
+        backend: Name of the chosen implementation, or None if nothing can serve the call.
+        refusals: Why each other implementation was not chosen, by name.
+        wish: The backend that was asked for, or None.
+    """
+
+    operation: str
+    backend: str | None
+    refusals: dict[str, str]
+    wish: str | None
+
+    def __str__(self) -> str:
+        lines = [f"{self.operation}: {self.backend or 'nothing'} serves this call"]
+        if self.wish:
+            lines[0] += f" ({self.wish!r} was asked for)"
+        lines += [f"  not {name}: {reason}" for name, reason in self.refusals.items()]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A kernel by name, with its implementations.
+
+    Attributes:
+        name: Public name.
+        implementations: In the order of their priority, highest first.
+    """
+
+    name: str
+    implementations: list[Implementation] = field(default_factory=list)
+
+    def register(
+        self,
+        backend: str,
+        *,
+        supports: Callable[..., str | None],
+        priority: int = 0,
+        name: str | None = None,
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Decorator that adds an implementation.
+
+        Args:
+            backend: Name of the backend.
+            supports: Takes what the operation takes; returns None, or the reason why the call cannot be served.
+            priority: The highest that can serve a call is chosen; the references have 0.
+            name: Its own name, when the backend has several for the operation.
+
+        Returns:
+            A decorator that returns its function unchanged.
+
+        Raises:
+            ConfigError: The operation has an implementation of this name already.
+        """
+        own = name or backend
+        if any(i.name == own for i in self.implementations):
+            raise ConfigError(
+                f"{self.name} has an implementation {own!r} already; choose another name.",
+                field="name",
+                value=own,
+            )
+
+        def add(function: Callable[..., Any]) -> Callable[..., Any]:
+            self.implementations.append(Implementation(backend, own, function, supports, priority))
+            self.implementations.sort(key=lambda i: -i.priority)
+            return function
+
+        return add
+
+    def choose(self, backend: str | None, *args: Any, **kwargs: Any) -> Implementation:
+        """The implementation that serves a call.
+
+        Args:
+            backend: The backend asked for; None for that of `use_backend`, or the best.
+            args: What the operation is called with.
+            kwargs: What the operation is called with.
+
+        Returns:
+            The implementation.
+
+        Raises:
+            ConfigError: There is no such backend.
+            UnsupportedHardware: The backend asked for, or every backend, cannot serve the call.
+        """
+        wish = _wished(backend)
+        if wish is None:
+            for found in self.implementations:
+                if found.supports(*args, **kwargs) is None:
+                    return found
+            choice = self.explain(None, *args, **kwargs)
+            raise UnsupportedHardware(
+                f"{choice}.", needed="a backend that serves the call", found="none"
+            )
+        asked = [i for i in self.implementations if wish in (i.backend, i.name)]
+        if not asked:
+            known = ", ".join(sorted({repr(i.backend) for i in self.implementations}))
+            raise ConfigError(
+                f"{self.name} has no backend {wish!r}; it has {known}.",
+                field="backend", value=wish, limit=known,
+            )  # fmt: skip
+        reasons = []
+        for found in asked:
+            reason = found.supports(*args, **kwargs)
+            if reason is None:
+                return found
+            reasons.append(reason)
+        text = "; ".join(dict.fromkeys(reasons))
+        raise UnsupportedHardware(
+            f"Backend {wish!r} of {self.name} cannot serve this call: {text}. Leave the backend to deepinfer, or ask "
+            "for another.",
+            needed=text, found=wish, fallback=f"use_backend({self.implementations[-1].backend!r})",
+        )  # fmt: skip
+
+    def explain(self, backend: str | None, *args: Any, **kwargs: Any) -> Choice:
+        """Which implementation serves a call, and why no other; raises nothing."""
+        wish = _wished(backend)
+        refusals: dict[str, str] = {}
+        chosen = None
+        for found in self.implementations:
+            if wish is not None and wish not in (found.backend, found.name):
+                refusals[found.name] = f"{wish!r} was asked for"
+                continue
+            reason = found.supports(*args, **kwargs)
+            if reason is not None:
+                refusals[found.name] = reason
+            elif chosen is None:
+                chosen = found.name
+            else:
+                refusals[found.name] = f"{chosen!r} comes first"
+        return Choice(self.name, chosen, refusals, wish)
+
+    def __call__(self, backend: str | None, *args: Any, **kwargs: Any) -> Any:
+        """Calls the implementation that `choose` finds."""
+        return self.choose(backend, *args, **kwargs).function(*args, **kwargs)
+
+
+@contextmanager
+def use_backend(backend: str | None) -> Iterator[None]:
+    """Asks for a backend in every call of a kernel inside the block, in this thread or task.
+
+    Args:
+        backend: Name of a backend ("torch", "triton"), or None for the best one of each call.
+
+    Yields:
+        Nothing. A call that the backend cannot serve raises `UnsupportedHardware`.
+    """
+    token = _wish.set(backend)
+    try:
+        yield
+    finally:
+        _wish.reset(token)
+
+
+def explain(name: str, *args: Any, **kwargs: Any) -> Choice:
+    """Which implementation of a kernel serves a call, and why no other.
+
+    Args:
+        name: Public name of the kernel, as "fp8_gemm_nt".
+        args: What the kernel would be called with.
+        kwargs: What the kernel would be called with; `backend` as there.
+
+    Returns:
+        The choice; `print` shows it with all reasons.
+
+    Raises:
+        ConfigError: There is no kernel of this name.
+    """
+    backend = kwargs.pop("backend", None)
+    return operation(name).explain(backend, *args, **kwargs)
+
+
+def operation(name: str) -> Operation:
+    """A kernel by name.
+
+    Args:
+        name: Public name, as "fp8_gemm_nt".
+
+    Returns:
+        The operation.
+
+    Raises:
+        ConfigError: There is none of this name.
+    """
+    from deepinfer.kernels import gemm, indexer, topk
+
+    known = {o.name: o for module in (gemm, indexer, topk) for o in module.OPERATIONS}
+    if name not in known:
+        raise ConfigError(
+            f"there is no kernel {name!r}; there are {', '.join(sorted(known))}.",
+            field="name", value=name, limit=", ".join(sorted(known)),
+        )  # fmt: skip
+    return known[name]
+
+
+def _wished(backend: str | None) -> str | None:
+    """The backend that a call asks for: its own, that of the block around it, or that of the environment."""
+    wish = backend or _wish.get()
+    if wish is None and os.environ.get("DEEPINFER_ACCELERATOR") in ("cpu", "ascend"):
+        return "torch"
+    return wish

@@ -1,0 +1,191 @@
+"""Launches of the matrix products of Hopper, for arguments that were already checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from deepinfer.kernels.triton.gemm_tall import gemm_tall_kernel
+from deepinfer.kernels.triton.grouped_swapped import grouped_swapped_kernel
+
+__all__ = ["SwappedTuning", "TallTuning", "gemm_tall", "grouped_swapped", "num_sms"]
+
+
+@dataclass(frozen=True)
+class SwappedTuning:
+    """How few tokens are multiplied: weights are the tall operand.
+
+    Attributes:
+        block_m: Tokens a tile: 16, 32 or 64.
+        parts: Warpgroups, each with 64 rows of weights: 1 or 2.
+        depth: Steps in the ring of shared memory.
+        span: Steps of 128 channels copied at once, for MXFP4 weights: 1 or 2.
+        per_sm: Programs a multiprocessor; with more than one the registers are shared out.
+    """
+
+    block_m: int
+    parts: int
+    depth: int
+    span: int = 1
+    per_sm: int = 1
+
+
+@dataclass(frozen=True)
+class TallTuning:
+    """How many tokens are multiplied: tokens are the tall operand.
+
+    Attributes:
+        halves: Blocks of 64 rows for each of the two warpgroups: 1 or 2.
+        block_n: Columns a tile: 128, or 256 for bf16.
+        depth: Steps in the ring of shared memory.
+        band: Row tiles that are passed by all columns together.
+    """
+
+    halves: int
+    block_n: int
+    depth: int
+    band: int = 8
+
+
+@lru_cache(maxsize=64)
+def num_sms(device_index: int) -> int:
+    """Multiprocessors of a CUDA device."""
+    return int(torch.cuda.get_device_properties(device_index).multi_processor_count)
+
+
+def _layout(bytes_a_row: int, bits: int) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout(swizzle_byte_width=min(bytes_a_row, 128), element_bitwidth=bits)
+
+
+def _matrix(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """A descriptor of [rows, columns] boxes of a matrix."""
+    layout = _layout(columns * x.itemsize, 8 * x.itemsize)
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, columns], layout)
+
+
+def grouped_swapped(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    w_scale: Tensor,
+    counts: Tensor | None,
+    out: Tensor,
+    tuning: SwappedTuning,
+) -> None:
+    """Multiplies the first `counts[g]` tokens of each group with the group's weights.
+
+    Args:
+        x: Tokens, shape [groups, max_m, K], e4m3, contiguous.
+        x_scale: Shape [groups, max_m, K / 128], fp32, any strides.
+        weight: Shape [groups, N, K] e4m3, or [groups, N, K / 2] uint8 of packed e2m1; contiguous.
+        w_scale: Shape [groups, N / 128, K / 128] fp32, or [groups, N, K / 32] uint8 of e8m0 bytes; last stride 1.
+        counts: Shape [groups], int32, or None for `max_m` everywhere.
+        out: Shape [groups, max_m, N], bf16 or fp32, last stride 1.
+        tuning: Sizes of the tiles.
+    """
+    groups, max_m, k = x.shape
+    packed = weight.dtype == torch.uint8
+    n = weight.shape[1]
+    span = tuning.span if packed else 1
+    rows = 64 * tuning.parts
+    if packed:
+        w_desc = _matrix(weight.view(torch.uint16).view(groups * n, k // 4), rows, 32 * span)
+        w_scale = w_scale.view(torch.int32)
+    else:
+        w_desc = _matrix(weight.view(groups * n, k), rows, 128)
+    x_desc = _matrix(x.view(groups * max_m, k), tuning.block_m, 128)
+    tiles = groups * -(-max_m // tuning.block_m) * -(-n // rows)
+    grid = min(tiles, num_sms(x.device.index) * tuning.per_sm)
+    # The registers of a program, less those of the warp that copies, are dealt out to the warpgroups that multiply.
+    threads = 128 * (tuning.parts + 1)
+    registers = min(65536 // tuning.per_sm // threads // 8 * 8, 255)
+    share = (registers * threads // 128 - 24) // tuning.parts // 8 * 8
+    options = {} if tuning.per_sm == 1 else {"maxnreg": registers}
+    grouped_swapped_kernel[(grid,)](
+        w_desc,
+        x_desc,
+        out,
+        w_scale,
+        x_scale,
+        counts if counts is not None else out,
+        groups,
+        n,
+        max_m,
+        -(-k // (128 * span)),
+        out.stride(0),
+        out.stride(1),
+        w_scale.stride(0),
+        w_scale.stride(1),
+        x_scale.stride(0),
+        x_scale.stride(1),
+        x_scale.stride(2),
+        COUNTED=counts is not None,
+        PACKED=packed,
+        SPAN=span,
+        PARTS=tuning.parts,
+        BLOCK_M=tuning.block_m,
+        DEPTH=tuning.depth,
+        REGISTERS=min(share, 240),
+        num_warps=4,
+        **options,
+    )
+
+
+def gemm_tall(
+    x: Tensor,
+    x_scale: Tensor | None,
+    weight: Tensor,
+    w_scale: Tensor | None,
+    layout: Tensor | None,
+    out: Tensor,
+    tuning: TallTuning,
+) -> None:
+    """Multiplies tokens with weights, or each tile of tokens with the weights of its group.
+
+    Args:
+        x: Tokens, shape [M, K], e4m3 or bf16, last stride 1.
+        x_scale: Shape [M, K / 128], fp32, any strides; None for bf16.
+        weight: Shape [groups, N, K], as `x`, contiguous; one group without a layout.
+        w_scale: Shape [groups, N / 128, K / 128], fp32, last stride 1; None for bf16.
+        layout: Group of each row, shape [M], int32, -1 for rows that are left alone; one group a tile.
+        out: Shape [M, N], bf16 or fp32, last stride 1.
+        tuning: Sizes of the tiles.
+    """
+    m, k = x.shape
+    groups, n, _ = weight.shape
+    scaled = x_scale is not None
+    block_k = 128 if scaled else 64
+    block_m = 128 * tuning.halves
+    x_desc = _matrix(x, block_m, block_k)
+    w_desc = _matrix(weight.view(groups * n, k), tuning.block_n, block_k)
+    tiles = -(-m // block_m) * -(-n // tuning.block_n)
+    scale = x_scale if x_scale is not None else out
+    factor = w_scale if w_scale is not None else out.view(1, m, n)
+    gemm_tall_kernel[(min(tiles, num_sms(x.device.index)),)](
+        x_desc,
+        w_desc,
+        out,
+        scale,
+        factor,
+        layout if layout is not None else out,
+        m,
+        n,
+        -(-k // block_k),
+        out.stride(0),
+        scale.stride(0),
+        scale.stride(1),
+        factor.stride(0),
+        factor.stride(1),
+        SCALED=scaled,
+        GROUPED=layout is not None,
+        HALVES=tuning.halves,
+        BLOCK_N=tuning.block_n,
+        BAND=tuning.band,
+        DEPTH=tuning.depth,
+        num_warps=4,
+    )

@@ -1,0 +1,384 @@
+"""Grouped products of few tokens with many weights on Hopper: weights are the tall operand, bulk copies run ahead.
+
+One warp copies tiles of weights and tokens into a ring in shared memory; one to three warpgroups multiply, each 64
+rows of weights with all tokens of the tile. The grid is as large as the chip, and every program walks the same list
+of tiles; a group without tokens adds nothing to it. The order of every sum hangs on K alone.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+)
+
+from deepinfer.kernels.triton.grouped_tiles import fp8_tile, mxfp4_tile
+
+__all__ = ["grouped_swapped_kernel"]
+
+
+@gluon.jit
+def _rows(counts, group, num_groups, max_m, COUNTED: gl.constexpr):
+    """Tokens of a group."""
+    return gl.load(counts + gl.minimum(group, num_groups - 1)) if COUNTED else max_m
+
+
+@gluon.jit
+def _copies(
+    w_desc,
+    x_desc,
+    counts,
+    w_ring,
+    x_ring,
+    full,
+    empty,
+    num_groups,
+    N,
+    max_m,
+    steps,
+    COUNTED: gl.constexpr,
+    PACKED: gl.constexpr,
+    SPAN: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    DEPTH: gl.constexpr,
+):
+    """Fills the ring, tile after tile."""
+    size: gl.constexpr = BLOCK_N * (64 * SPAN if PACKED else 128) + SPAN * BLOCK_M * 128
+    tiles_n = gl.cdiv(N, BLOCK_N)
+    tile = gl.program_id(0)
+    group = 0
+    first = 0
+    slot = 0
+    phase = 1
+    width = gl.cdiv(_rows(counts, 0, num_groups, max_m, COUNTED), BLOCK_M) * tiles_n
+    while group < num_groups:
+        if tile < first + width:
+            tiles_m = width // tiles_n
+            at = tile - first
+            m = group * max_m + (at % tiles_m) * BLOCK_M
+            n = group * N + (at // tiles_m) * BLOCK_N
+            for step in range(steps):
+                mbarrier.wait(empty.index(slot), phase)
+                bar = full.index(slot)
+                mbarrier.expect(bar, size)
+                tma.async_copy_global_to_shared(
+                    w_desc, [n, step * (32 * SPAN if PACKED else 128)], bar, w_ring.index(slot)
+                )
+                for i in gl.static_range(SPAN):
+                    tma.async_copy_global_to_shared(
+                        x_desc, [m, (step * SPAN + i) * 128], bar, x_ring.index(slot * SPAN + i)
+                    )
+                slot += 1
+                if slot == DEPTH:
+                    slot = 0
+                    phase ^= 1
+            tile += gl.num_programs(0)
+        else:
+            first += width
+            group += 1
+            width = gl.cdiv(_rows(counts, group, num_groups, max_m, COUNTED), BLOCK_M) * tiles_n
+
+
+@gluon.jit
+def _products(
+    out,
+    w_scale,
+    x_scale,
+    counts,
+    w_ring,
+    x_ring,
+    full,
+    empty,
+    num_groups,
+    N,
+    max_m,
+    steps,
+    stride_og,
+    stride_om,
+    stride_wg,
+    stride_wn,
+    stride_xg,
+    stride_xm,
+    stride_xk,
+    PART: gl.constexpr,
+    COUNTED: gl.constexpr,
+    PACKED: gl.constexpr,
+    SPAN: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    DEPTH: gl.constexpr,
+):
+    """Multiplies, scales and writes 64 rows of every tile."""
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 32])
+    row_layout: gl.constexpr = gl.SliceLayout(1, acc_layout)
+    m_layout: gl.constexpr = gl.SliceLayout(0, acc_layout)
+    out_layout: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
+    tiles_n = gl.cdiv(N, BLOCK_N)
+    tile = gl.program_id(0)
+    group = 0
+    first = 0
+    slot = 0
+    phase = 0
+    rows = _rows(counts, 0, num_groups, max_m, COUNTED)
+    width = gl.cdiv(rows, BLOCK_M) * tiles_n
+    while group < num_groups:
+        if tile < first + width:
+            tiles_m = width // tiles_n
+            at = tile - first
+            m0 = (at % tiles_m) * BLOCK_M
+            n0 = (at // tiles_m) * BLOCK_N + 64 * PART
+            m = m0 + gl.arange(0, BLOCK_M, layout=m_layout)
+            live = m < rows
+            g = group.to(gl.int64)
+            xs = x_scale + g * stride_xg + m0.to(gl.int64) * stride_xm
+            of = gl.arange(0, BLOCK_M, layout=m_layout) * stride_xm
+            if PACKED:
+                ns = gl.minimum(n0, N - 1)
+                n = gl.minimum(gl.arange(0, 64, layout=row_layout), N - 1 - ns)
+                ws = w_scale + g * stride_wg + ns.to(gl.int64) * stride_wn
+                wo = n * stride_wn
+                acc, slot, phase = mxfp4_tile(
+                    w_ring,
+                    x_ring,
+                    full,
+                    empty,
+                    ws,
+                    wo,
+                    xs,
+                    of,
+                    live,
+                    steps,
+                    stride_xk,
+                    slot,
+                    phase,
+                    PART,
+                    SPAN,
+                    BLOCK_M,
+                    DEPTH,
+                    acc_layout,
+                )
+            else:
+                ws = w_scale + g * stride_wg + (gl.minimum(n0, N - 1) // 128) * stride_wn
+                acc, slot, phase = fp8_tile(
+                    w_ring,
+                    x_ring,
+                    full,
+                    empty,
+                    ws,
+                    xs,
+                    of,
+                    live,
+                    steps,
+                    stride_xk,
+                    slot,
+                    phase,
+                    PART,
+                    BLOCK_M,
+                    DEPTH,
+                    acc_layout,
+                )
+            y = gl.convert_layout(acc.to(out.dtype.element_ty), out_layout)
+            mo = m0 + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, out_layout))
+            no = n0 + gl.arange(0, 64, layout=gl.SliceLayout(1, out_layout))
+            to = out + g * stride_og + mo.to(gl.int64)[None, :] * stride_om + no[:, None]
+            gl.store(to, y, mask=(mo < rows)[None, :] & (no < N)[:, None])
+            tile += gl.num_programs(0)
+        else:
+            first += width
+            group += 1
+            rows = _rows(counts, group, num_groups, max_m, COUNTED)
+            width = gl.cdiv(rows, BLOCK_M) * tiles_n
+
+
+@gluon.jit(do_not_specialize=["num_groups", "max_m"])
+def grouped_swapped_kernel(
+    w_desc,
+    x_desc,
+    out,
+    w_scale,
+    x_scale,
+    counts,
+    num_groups,
+    N,
+    max_m,
+    steps,
+    stride_og,
+    stride_om,
+    stride_wg,
+    stride_wn,
+    stride_xg,
+    stride_xm,
+    stride_xk,
+    COUNTED: gl.constexpr,
+    PACKED: gl.constexpr,
+    SPAN: gl.constexpr,
+    PARTS: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    DEPTH: gl.constexpr,
+    REGISTERS: gl.constexpr,
+):
+    """`out[g, m, n] = sum over k of x[g, m, k] * weight[g, n, k]` for m below `counts[g]`."""
+    BLOCK_N: gl.constexpr = 64 * PARTS
+    w_ring = gl.allocate_shared_memory(
+        w_desc.dtype, [DEPTH, BLOCK_N, w_desc.block_type.shape[1]], w_desc.layout
+    )
+    x_ring = gl.allocate_shared_memory(gl.float8e4nv, [DEPTH * SPAN, BLOCK_M, 128], x_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(DEPTH):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=PARTS)
+    if PARTS == 1:
+        gl.warp_specialize(
+            [
+                (
+                    _products,
+                    (
+                        out,
+                        w_scale,
+                        x_scale,
+                        counts,
+                        w_ring,
+                        x_ring,
+                        full,
+                        empty,
+                        num_groups,
+                        N,
+                        max_m,
+                        steps,
+                        stride_og,
+                        stride_om,
+                        stride_wg,
+                        stride_wn,
+                        stride_xg,
+                        stride_xm,
+                        stride_xk,
+                        0,
+                        COUNTED,
+                        PACKED,
+                        SPAN,
+                        BLOCK_N,
+                        BLOCK_M,
+                        DEPTH,
+                    ),
+                ),
+                (
+                    _copies,
+                    (
+                        w_desc,
+                        x_desc,
+                        counts,
+                        w_ring,
+                        x_ring,
+                        full,
+                        empty,
+                        num_groups,
+                        N,
+                        max_m,
+                        steps,
+                        COUNTED,
+                        PACKED,
+                        SPAN,
+                        BLOCK_N,
+                        BLOCK_M,
+                        DEPTH,
+                    ),
+                ),
+            ],
+            [1],
+            [24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (
+                    _products,
+                    (
+                        out,
+                        w_scale,
+                        x_scale,
+                        counts,
+                        w_ring,
+                        x_ring,
+                        full,
+                        empty,
+                        num_groups,
+                        N,
+                        max_m,
+                        steps,
+                        stride_og,
+                        stride_om,
+                        stride_wg,
+                        stride_wn,
+                        stride_xg,
+                        stride_xm,
+                        stride_xk,
+                        0,
+                        COUNTED,
+                        PACKED,
+                        SPAN,
+                        BLOCK_N,
+                        BLOCK_M,
+                        DEPTH,
+                    ),
+                ),
+                (
+                    _products,
+                    (
+                        out,
+                        w_scale,
+                        x_scale,
+                        counts,
+                        w_ring,
+                        x_ring,
+                        full,
+                        empty,
+                        num_groups,
+                        N,
+                        max_m,
+                        steps,
+                        stride_og,
+                        stride_om,
+                        stride_wg,
+                        stride_wn,
+                        stride_xg,
+                        stride_xm,
+                        stride_xk,
+                        1,
+                        COUNTED,
+                        PACKED,
+                        SPAN,
+                        BLOCK_N,
+                        BLOCK_M,
+                        DEPTH,
+                    ),
+                ),
+                (
+                    _copies,
+                    (
+                        w_desc,
+                        x_desc,
+                        counts,
+                        w_ring,
+                        x_ring,
+                        full,
+                        empty,
+                        num_groups,
+                        N,
+                        max_m,
+                        steps,
+                        COUNTED,
+                        PACKED,
+                        SPAN,
+                        BLOCK_N,
+                        BLOCK_M,
+                        DEPTH,
+                    ),
+                ),
+            ],
+            [4, 1],
+            [REGISTERS, 24],
+        )

@@ -1,0 +1,112 @@
+"""Selection of the k largest: the set by definition, ties, NaN, lengths; the kernel under the interpreter."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import pytest
+import torch
+
+from deepinfer.core.errors import ShapeError
+from deepinfer.kernels.topk import topk
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+BACKENDS = ["torch", "triton"] if INTERPRETED else ["torch"]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning"),
+]
+
+
+def by_definition(row: list[float], k: int) -> list[int]:
+    order = sorted(range(len(row)), key=lambda i: (-math.inf if math.isnan(row[i]) else row[i], not math.isnan(row[i]), -i))  # fmt: skip
+    return sorted(order[::-1][:k])
+
+
+def rows(kind: str, n: int) -> torch.Tensor:
+    g = torch.Generator().manual_seed(3)
+    x = torch.randn((3, n), generator=g)
+    if kind == "constant":
+        x[:] = 1.5
+    if kind == "few values":
+        x = torch.randint(-2, 3, (3, n), generator=g).float()
+    if kind == "nan":
+        x[x > 0.5] = torch.nan
+        x[0] = torch.nan
+        x[1, :50] = -torch.inf
+        x[2, ::3], x[2, 1::3] = 0.0, -0.0
+    if kind == "rising":
+        x[:] = torch.arange(n)
+    return x
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kind", ["random", "constant", "few values", "nan", "rising"])
+@pytest.mark.parametrize(("n", "k"), [(700, 5), (9000, 64), (300, 300)])
+def test_the_k_largest_and_ties_to_the_lowest_index(backend, dtype, kind, n, k) -> None:
+    x = rows(kind, n).to(dtype)
+    values, index = topk(x, k, backend=backend)
+    assert index.dtype == torch.int32
+    for r in range(3):
+        wanted = by_definition(x[r].tolist(), k)
+        assert index[r].tolist() == wanted
+        assert torch.equal(values[r].nan_to_num(7), x[r, wanted].nan_to_num(7))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_lengths_and_what_is_behind_them(backend) -> None:
+    x = rows("random", 6000)
+    end = torch.tensor([6000, 3, 0], dtype=torch.int32)
+    x[1, 3:], x[2] = torch.nan, torch.nan
+    out = torch.full((3, 20), 777, dtype=torch.int64)[:, 4:12]
+    _, index = topk(
+        x, 8, end=end, output_idx=out, idx_oob_fill_value=99, return_value=False, backend=backend
+    )
+    assert index is out
+    assert index[0].tolist() == by_definition(x[0].tolist(), 8)
+    assert index[1].tolist() == [0, 1, 2] + [99] * 5
+    assert index[2].tolist() == [99] * 8
+    values, index = topk(
+        x, 8, end=end, idx_oob_fill_value=-5, value_oob_fill_value=-1.0, backend=backend
+    )
+    assert index[1, 3:].tolist() == [-5] * 5
+    assert values[2].tolist() == [-1.0] * 8
+
+
+def test_sorted_by_value() -> None:
+    x = torch.tensor([[1.0, 3.0, 3.0, -torch.inf, 2.0, torch.nan]])
+    values, index = topk(x, 6, sorted=True)
+    assert index.tolist() == [[1, 2, 4, 0, 3, 5]]
+    assert values[0, :5].tolist() == [3.0, 3.0, 2.0, 1.0, -math.inf]
+    _, index = topk(x, 3, sorted=True, return_value=False, indices_type=torch.int64)
+    assert index.tolist() == [[1, 2, 4]]
+    assert index.dtype == torch.int64
+
+
+def test_rows_that_lie_apart_and_no_rows() -> None:
+    x = rows("random", 1000)
+    wide = torch.zeros(3, 1500)
+    wide[:, 200:1200] = x
+    assert torch.equal(topk(wide[:, 200:1200], 9)[1], topk(x, 9)[1])
+    values, index = topk(x[:0], 9)
+    assert index.shape == values.shape == (0, 9)
+    assert topk(x[:, :0], 2, return_value=False)[1].tolist() == [[-1, -1]] * 3
+    assert topk(x[:, :0], 2)[0].tolist() == [[-math.inf, -math.inf]] * 3
+
+
+def test_wrong_arguments_are_refused() -> None:
+    x = rows("random", 10)
+    with pytest.raises(ShapeError, match="topk is 0"):
+        topk(x, 0)
+    with pytest.raises(ShapeError, match="topk is 5000"):
+        topk(x, 5000)
+    with pytest.raises(ShapeError, match="last axis"):
+        topk(x.T, 2)
+    with pytest.raises(ShapeError, match="input has dtype float64"):
+        topk(x.double(), 2)
+    with pytest.raises(ShapeError, match="end has shape"):
+        topk(x, 2, end=torch.ones(2, dtype=torch.int32))
+    with pytest.raises(ShapeError, match="indices_type"):
+        topk(x, 2, indices_type=torch.int16)
