@@ -15,6 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
+from deepinfer.kernels.batch_invariant.launches import KnownLaunch
 from deepinfer.kernels.batch_invariant.triton_attention import (
     index_scores_kernel,
     sparse_attention_kernel,
@@ -55,6 +56,7 @@ __all__ = [
 _KEY_TILE = 64
 _TILES_A_PROGRAM = 8
 _ATTENTION_ROWS = 32
+_LINEAR = KnownLaunch(linear_kernel)
 _MOST_PARTED = 256  # tokens up to which the parts of a product run side by side
 
 
@@ -84,7 +86,7 @@ def product_tile(
     num_tokens: int, out_channels: int, in_channels: int, dtype: torch.dtype, groups: int = 1
 ) -> ProductTile:
     """The tiles for a weight and a number of tokens."""
-    part_k = _part_k(groups * triton.cdiv(out_channels, 64), in_channels)
+    part_k = _part_k(groups * _ceil(out_channels, 64), in_channels)
     is_cut = part_k < in_channels
     if dtype is torch.float32:
         block_m = 16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64
@@ -111,7 +113,7 @@ def _part_k(num_tiles: int, in_channels: int) -> int:
     parts = min(in_channels // 256, 128 // num_tiles, 16)
     if parts <= 1:
         return in_channels
-    return triton.cdiv(triton.cdiv(in_channels, parts), 128) * 128
+    return _ceil(_ceil(in_channels, parts), 128) * 128
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -133,25 +135,31 @@ def _launch_linear(x: Tensor, weight: Tensor) -> Tensor:
     if not out.numel():
         return out
     tile = product_tile(tokens, out_channels, in_channels, x.dtype, groups)
-    parts = triton.cdiv(in_channels, tile.part_k)
+    parts = _ceil(in_channels, tile.part_k)
     in_turn = parts if tokens > _MOST_PARTED else 1
     to, stride_part = out, 0
     if parts > in_turn:
         to = torch.empty(parts, *out.shape, dtype=torch.float32, device=x.device)
         stride_part = to.stride(0)
-    tiles = triton.cdiv(tokens, tile.block_m) * triton.cdiv(out_channels, tile.block_n)
+    tiles = _ceil(tokens, tile.block_m) * _ceil(out_channels, tile.block_n)
+    even = in_channels % tile.block_k == 0 and tile.part_k % tile.block_k == 0
     with _on(x):
-        linear_kernel[(tiles, groups, parts // in_turn)](
-            x, weight, to, tokens, out_channels, in_channels,
-            x.stride(0), x.stride(1), weight.stride(0), weight.stride(1),
-            out.stride(0), out.stride(1), stride_part, PART_K=tile.part_k, IN_TURN=in_turn,
-            BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
-            EVEN_K=in_channels % tile.block_k == 0 and tile.part_k % tile.block_k == 0,
-            GROUP=8, NUM_STAGES=tile.num_stages,
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
+        _LINEAR(
+            (tiles, groups, parts // in_turn),
+            (x, weight, to),
+            (tokens,),
+            (
+                out_channels, in_channels, x.stride(0), x.stride(1), weight.stride(0), weight.stride(1),
+                out.stride(0), out.stride(1), stride_part,
+            ),
+            (
+                tile.part_k, in_turn, tile.block_m, tile.block_n, tile.block_k, even, 8, tile.num_stages,
+            ),
+            tile.num_warps,
+            tile.num_stages,
         )  # fmt: skip
         if parts > in_turn:
-            blocks = triton.cdiv(out.numel(), 1024)
+            blocks = _ceil(out.numel(), 1024)
             sum_parts_kernel[(blocks,)](to, out, out.numel(), NUM_PARTS=parts, BLOCK=1024)
     return out
 
@@ -166,9 +174,9 @@ def expert_linear(x: Tensor, weight: Tensor, counts: Sequence[int] | Tensor) -> 
     counts = torch.as_tensor(counts, device=x.device, dtype=torch.int32)
     rows = len(x)
     tile = product_tile(max(rows // experts, 1), out_channels, in_channels, x.dtype)
-    most_tiles = min(rows, triton.cdiv(rows, tile.block_m) + experts)
+    most_tiles = min(rows, _ceil(rows, tile.block_m) + experts)
     with _on(x):
-        expert_linear_kernel[(triton.cdiv(out_channels, tile.block_n), most_tiles)](
+        expert_linear_kernel[(_ceil(out_channels, tile.block_n), most_tiles)](
             x, weight, out, counts, experts, out_channels, in_channels,
             x.stride(0), weight.stride(0), weight.stride(1), out.stride(0),
             BLOCK_E=triton.next_power_of_2(experts), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
@@ -190,7 +198,7 @@ def pair_linear(x: Tensor, weight: Tensor, order: ExpertOrder, rows_per_input: i
     block_n = 128 if is_large and is_narrow else 64
     block_k, stages = (64, 4 if is_large else 6) if is_narrow else (32, 3 if is_large else 4)
     with _on(x):
-        pair_linear_kernel[(triton.cdiv(out_channels, block_n), len(order.tile_experts))](
+        pair_linear_kernel[(_ceil(out_channels, block_n), len(order.tile_experts))](
             x, weight, out, order.pairs, order.tile_experts, pairs, out_channels, in_channels,
             x.stride(0), weight.stride(0), weight.stride(1), out.stride(0),
             PER_INPUT=rows_per_input, BLOCK_M=order.tile_rows, BLOCK_N=block_n, BLOCK_K=block_k,
@@ -210,7 +218,7 @@ def sparse_attention(
     kv = kv.to(queries.dtype)
     block_h = 16 if heads <= 16 else 32
     with _on(queries):
-        sparse_attention_kernel[(tokens, triton.cdiv(heads, block_h))](
+        sparse_attention_kernel[(tokens, _ceil(heads, block_h))](
             queries, kv, index.contiguous(), valid.contiguous().view(torch.uint8), sink, out,
             heads, index.shape[1], scale, queries.stride(0), queries.stride(1), kv.stride(0),
             DIM=dim, BLOCK_D=max(triton.next_power_of_2(dim), 16), BLOCK_H=block_h,
@@ -230,7 +238,7 @@ def index_scores(
     keys = keys if keys.stride(-1) == 1 else keys.contiguous()
     block_h = max(triton.next_power_of_2(heads), 16)
     with _on(queries):
-        index_scores_kernel[(tokens, triton.cdiv(rows, _KEY_TILE * _TILES_A_PROGRAM), groups)](
+        index_scores_kernel[(tokens, _ceil(rows, _KEY_TILE * _TILES_A_PROGRAM), groups)](
             queries.contiguous(), weights.contiguous(), keys,
             weights if visible is None else visible.contiguous(), out,
             tokens, rows, heads, keys.stride(0), keys.stride(1),
@@ -294,7 +302,7 @@ def sinkhorn(scores: Tensor, iterations: int, eps: float) -> Tensor:
     out = torch.empty_like(scores)
     if tokens:
         with _on(scores):
-            sinkhorn_kernel[(triton.cdiv(tokens, 32),)](
+            sinkhorn_kernel[(_ceil(tokens, 32),)](
                 scores, out, tokens, iterations, eps, n,
                 BLOCK_N=triton.next_power_of_2(n), BLOCK_T=32, num_warps=4,
             )  # fmt: skip
@@ -329,7 +337,7 @@ def _mix(
     tokens, n, channels = streams.shape
     if tokens:
         with _on(streams):
-            mix_streams_kernel[(tokens, triton.cdiv(channels, 1024))](
+            mix_streams_kernel[(tokens, _ceil(channels, 1024))](
                 streams, output, post, mix, out, channels,
                 NUM_IN=n, NUM_OUT=num_out, ADDS=adds, BLOCK=1024, num_warps=4,
             )  # fmt: skip
@@ -346,6 +354,11 @@ def _plain(weight: Tensor) -> Tensor:
     """A weight with memory of its own that kernels can read; packed ones are unpacked for the call."""
     weight = weight.unpack() if hasattr(weight, "unpack") else weight
     return weight if weight.stride(-1) == 1 else weight.contiguous()
+
+
+def _ceil(count: int, size: int) -> int:
+    """Quotient rounded up; that of Triton costs as much as a launch."""
+    return -(-count // size)
 
 
 def _row_block(width: int) -> int:
