@@ -7,6 +7,7 @@ from typing import Any
 
 from deepinfer.core.errors import GrammarSyntaxError, GrammarTooLarge, UnsupportedKeyword
 from deepinfer.grammar.json_schema import keywords_array, keywords_object, keywords_scalar
+from deepinfer.grammar.json_schema.budget import Budget
 from deepinfer.grammar.json_schema.formula import (
     ANYTHING,
     FALSE,
@@ -47,9 +48,13 @@ class Algebra:
         strings: Answers about strings.
         uses: Where every keyword's fate is noted.
         assert_formats: Whether `format` restricts strings.
+        budget: What the compilation may still take.
     """
 
-    def __init__(self, nodes: Nodes, strings: Strings, uses: Uses, assert_formats: bool) -> None:
+    def __init__(
+        self, nodes: Nodes, strings: Strings, uses: Uses, assert_formats: bool, budget: Budget
+    ) -> None:
+        self.budget = budget
         self.nodes = nodes
         self.strings = strings
         self.uses = uses
@@ -83,6 +88,7 @@ class Algebra:
 
     def _guarded(self, number: int, kind: str) -> Formula:
         key = (number, kind)
+        self.budget.spend(8)
         node = self.nodes[number]
         if key in self._open:
             raise UnsupportedKeyword(
@@ -174,6 +180,7 @@ class Algebra:
         branches = [f for f in (self.of_set(c, kind) for c in children) if f != FALSE]
         options = []
         for index, branch in enumerate(branches):
+            self.budget.spend(len(branches))
             others = [
                 negate(other)
                 for place, other in enumerate(branches)
@@ -241,6 +248,7 @@ class Algebra:
         if kind == "number":
             return NumberIn(frozenset((content,)))
         parts: list[Formula] = []
+        self.budget.spend(8 * len(content or ()))
         if kind == "array":
             parts.append(ItemCount(len(content), len(content)))
             for index, item in enumerate(content):

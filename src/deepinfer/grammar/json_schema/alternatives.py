@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from deepinfer.core.errors import GrammarTooLarge
+from deepinfer.grammar.json_schema.budget import Budget
 from deepinfer.grammar.json_schema.formula import (
     ANYTHING,
     FALSE,
@@ -43,13 +44,16 @@ class Alternatives:
     Args:
         impossible: Whether a value set is certainly empty.
         key_holds: Whether a key is in a language of keys.
+        budget: What the compilation may still take.
     """
 
     def __init__(
         self,
         impossible: Callable[[Conjunction], bool],
         key_holds: Callable[[Formula, str], bool],
+        budget: Budget,
     ) -> None:
+        self._budget = budget
         self._impossible = impossible
         self._key_holds = key_holds
         self._known: dict[Formula, list[Alternative]] = {}
@@ -106,6 +110,7 @@ class Alternatives:
             for left in results:
                 for right in options:
                     self._work += 1
+                    self._budget.spend(1 + len(left[0]) + len(left[1]))
                     both = self.simplify((left[0] | right[0], left[1] | right[1]))
                     if both is not None and self._possible(both):
                         merged[both] = None

@@ -64,6 +64,16 @@ class ArrayForm:
         """Whether only positions and the number of items matter."""
         return not self.counts and self.unique is None
 
+    @property
+    def is_bag(self) -> bool:
+        """Whether the items are alike at all positions and must differ, so that order does not matter."""
+        return (
+            self.unique is True
+            and not self.prefix
+            and all(least <= 1 and most is None for least, most in self.counts)
+            and len(self.counts) <= 1
+        )
+
 
 def array_form(
     alternative: Alternative,

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from deepinfer.core.errors import ConfigError, GrammarSyntaxError, GrammarTooLarge
 from deepinfer.grammar.grammar import Grammar
 from deepinfer.grammar.json_schema.algebra import Algebra
+from deepinfer.grammar.json_schema.budget import Budget
 from deepinfer.grammar.json_schema.dialect import DRAFTS, find_dialect
 from deepinfer.grammar.json_schema.emit import Emitter
 from deepinfer.grammar.json_schema.forms import Forms
@@ -37,6 +38,7 @@ def compile_json_schema(
     escapes: Literal["canonical", "any"] = "canonical",
     draft: str | None = None,
     resources: Mapping[str, Any] | None = None,
+    budget_ms: float | None = 1500.0,
 ) -> Grammar:
     """A grammar of the JSON texts whose value a schema accepts.
 
@@ -65,6 +67,7 @@ def compile_json_schema(
         escapes: Spellings of characters in constrained strings: "canonical" or "any".
         draft: The draft where `$schema` names none: "4", "6", "7", "2019-09" or "2020-12" (None: that one).
         resources: Other schemas that references may lead to, by absolute URI. Nothing is ever fetched.
+        budget_ms: CPU time that the compilation may take, in milliseconds, > 0; None for no bound.
 
     Returns:
         The grammar. Its report has one entry for each keyword that was reached.
@@ -94,16 +97,27 @@ def compile_json_schema(
     registry = Registry(parsed, dialect, resources or {})
     dynamic = _is_dynamic(schema, parsed, resources)
     options = _Options(
-        whitespace, additional == "closed", order == "declared", formats == "assert", escapes == "any"
+        whitespace,
+        additional == "closed",
+        order == "declared",
+        formats == "assert",
+        escapes == "any",
     )
+    if budget_ms is not None and not budget_ms > 0:
+        raise ConfigError(
+            f"budget_ms is {budget_ms!r}; use a number > 0 or None",
+            field="budget_ms",
+            value=budget_ms,
+        )
+    budget = Budget(budget_ms)
     try:
         try:
-            return _compile(registry, dynamic, on_unsupported == "warn", options, by_clauses=True)
+            return _compile(registry, dynamic, on_unsupported == "warn", options, budget, True)
         except GrammarTooLarge as error:
             if error.resource not in OBJECT_RESOURCES:
                 raise
             # Many conditions on one member: telling the cases apart is cheaper.
-            return _compile(registry, dynamic, on_unsupported == "warn", options, by_clauses=False)
+            return _compile(registry, dynamic, on_unsupported == "warn", options, budget, False)
     except RecursionError as error:
         raise GrammarTooLarge(
             "the schema's expressions are nested too deeply; flatten its values and patterns",
@@ -120,12 +134,17 @@ class _Options(NamedTuple):
 
 
 def _compile(
-    registry: Registry, dynamic: bool, warn: bool, options: _Options, *, by_clauses: bool
+    registry: Registry,
+    dynamic: bool,
+    warn: bool,
+    options: _Options,
+    budget: Budget,
+    by_clauses: bool,
 ) -> Grammar:
     nodes = Nodes(registry, dynamic)
     uses = Uses(warn)
     strings = Strings(every_spelling=options.every_spelling)
-    algebra = Algebra(nodes, strings, uses, options.assert_formats)
+    algebra = Algebra(nodes, strings, uses, options.assert_formats, budget)
     algebra.by_clauses = by_clauses
     forms = Forms(algebra, options.closed)
     root = registry.root

@@ -43,6 +43,7 @@ from deepinfer.grammar.json_schema.formula import (
 __all__ = ["Machine", "State", "states_to_expr"]
 
 _MAX_STATES = 20_000
+_MAX_BOUNDS = 64
 _MAX_DIVISOR = 10_000
 
 State = tuple[bool, tuple[tuple[Expr, int], ...]]
@@ -179,6 +180,14 @@ class Machine:
     ) -> None:
         self._formula = formula
         self._bounds = sorted(bounds)
+        if len(self._bounds) > _MAX_BOUNDS:
+            raise GrammarTooLarge(
+                f"one number of the schema has {len(self._bounds)} different bounds, more than {_MAX_BOUNDS}; "
+                "use fewer",
+                resource="bounds",
+                limit=_MAX_BOUNDS,
+                found=len(self._bounds),
+            )
         self._divisors = sorted(divisors)
         self._remainders = [_Divisor(of) for of in self._divisors]
         self._fraction = fraction

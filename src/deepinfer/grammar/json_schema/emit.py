@@ -77,6 +77,7 @@ class Emitter:
         self, algebra: Algebra, forms: Forms, whitespace: Whitespace, ordered: bool
     ) -> None:
         self._strings = algebra.strings
+        self._budget = algebra.budget
         self._forms = forms
         self._whitespace = whitespace
         self._gap = whitespace.gap
@@ -87,6 +88,7 @@ class Emitter:
         self._names: dict[Conjunction, str] = {}
         self._queue: list[Conjunction] = []
         self._inline: dict[Conjunction, Expr] = {}
+        self._members: dict[tuple[str | Formula, Conjunction], Expr] = {}
         self._uses_any = False
         self.plain_integers = False
 
@@ -104,6 +106,7 @@ class Emitter:
         root = seq(outside, self._value(start), outside)
         while self._queue:
             value = self._queue.pop()
+            self._budget.spend(32)
             name = self._names[value]
             self._rules[name] = self._body(self._forms.forms[value], name)
         rules = {"root": root, **self._rules}
@@ -157,6 +160,7 @@ class Emitter:
         return alt(*parts)
 
     def _object(self, shape: ObjectForm) -> Expr:
+        self._budget.spend(4 * len(shape.members))
         places: dict[int, int] = {}
         members: list[Member] = []
         groups: dict[str, int] = {}
@@ -167,11 +171,15 @@ class Emitter:
         for index, member in enumerate(shape.members):
             if not self._forms.possible(member.value):
                 continue
-            if member.key is not None:
-                key = self._strings.literal(member.key)
-            else:
-                key = self._strings.spelled(member.keys)
-            expr = seq(key, self._colon, self._value(member.value), self._gap)
+            place = (member.keys if member.key is None else member.key, member.value)
+            expr = self._members.get(place)
+            if expr is None:
+                if member.key is not None:
+                    key = self._strings.literal(member.key)
+                else:
+                    key = self._strings.spelled(member.keys)
+                expr = seq(key, self._colon, self._value(member.value), self._gap)
+                self._members[place] = expr
             places[index] = len(members)
             if member.key is None:
                 members.append(Member(expr, 0, None))
@@ -197,7 +205,10 @@ class Emitter:
         return seq(literal(b"{"), self._gap, inside, literal(b"}"))
 
     def _array(self, row: ArrayForm, name: str) -> Expr:
-        body = self._plain(row) if row.is_plain else self._word(row, name)
+        if row.is_plain:
+            body = self._plain(row)
+        else:
+            body = self._bag(row) if row.is_bag else self._word(row, name)
         return EMPTY if body is None else seq(literal(b"["), self._gap, body, literal(b"]"))
 
     def _letters(self, letters: tuple[Letter, ...]) -> Expr:
@@ -237,6 +248,17 @@ class Emitter:
             if low <= index:
                 body = optional(body)
         return body
+
+    def _bag(self, row: ArrayForm) -> Expr:
+        """Items that all differ: each of finitely many values once at most."""
+        letters = [letter for letter in row.rest if self._forms.possible(letter.value)]
+        members = [Member(seq(self._value(x.value), self._gap), 0, 1) for x in letters]
+        clauses = [
+            Clause(frozenset(i for i, x in enumerate(letters) if index in x.hits), frozenset())
+            for index, (least, _) in enumerate(row.counts)
+            if least
+        ]
+        return bag(members, self._comma, clauses, row.low, row.high) if members else EPS
 
     def _word(self, row: ArrayForm, name: str) -> Expr | None:
         word = Word(row, self._forms.possible)

@@ -18,16 +18,19 @@ from deepinfer.grammar.json_schema.formula import (
     Compare,
     Conjunction,
     Formula,
+    Properties,
+    StringIn,
     Unique,
     unit_atoms,
 )
 from deepinfer.grammar.json_schema.numbers import finite_numbers
 from deepinfer.grammar.json_schema.objects import ObjectForm, normal, object_form, satisfiable
+from deepinfer.grammar.json_schema.values import JsonValue
 
 __all__ = ["Forms", "ValueForm"]
 
 _MAX_VALUES = 100_000
-_MAX_MEMBERS = 64
+_MAX_MEMBERS = 256
 # How deep a look into required members goes when a case distinction is checked for contradictions.
 _LOOK = 3
 
@@ -62,9 +65,10 @@ class Forms:
     def __init__(self, algebra: Algebra, closed: bool) -> None:
         self._algebra = algebra
         self._closed = closed
-        self._alternatives = Alternatives(self.impossible, algebra.strings.holds)
+        self._alternatives = Alternatives(self.impossible, algebra.strings.holds, algebra.budget)
         self._concrete = Concrete(algebra)
         self._impossible: dict[Conjunction, bool] = {NOTHING: True, ANYTHING: False}
+        self._signatures: dict[Formula, dict[str, frozenset[JsonValue]]] = {}
         self._depth = 0
         self.forms: dict[Conjunction, ValueForm] = {}
         self._possible: dict[Conjunction, bool] = {}
@@ -89,6 +93,7 @@ class Forms:
                     limit=_MAX_VALUES,
                     found=_MAX_VALUES + 1,
                 )
+            self._algebra.budget.spend(32)
             form = self.forms[value] = self._form(value)
             found: list[Conjunction] = []
             for shape in form.objects or ():
@@ -197,9 +202,36 @@ class Forms:
         if kind == "string":
             texts = self._algebra.strings.finite(both)
             return texts is not None and not texts
+        if kind == "object":
+            first, second = self._signature(left), self._signature(right)
+            for key, values in first.items():
+                others = second.get(key)
+                if others is not None and values.isdisjoint(others):
+                    return True
         if kind in ("object", "array"):
             return not self._alternatives.of(both)
         return False
+
+    def _signature(self, formula: Formula) -> dict[str, frozenset[JsonValue]]:
+        """Members that every object of a formula has, with their values, where these are few."""
+        known = self._signatures.get(formula)
+        if known is None:
+            known = self._signatures[formula] = {}
+            values: dict[str, set[int]] = {}
+            required: set[str] = set()
+            for atom in unit_atoms(formula):
+                keys = atom.keys if isinstance(atom, Properties) else None
+                if isinstance(keys, StringIn) and keys.holds and len(keys.values) == 1:
+                    (key,) = keys.values
+                    if atom.every:
+                        values.setdefault(key, set()).update(atom.value)
+                    else:
+                        required.add(key)
+            for key in required & values.keys():
+                members = self._concrete.members(normal(values[key]), _MAX_MEMBERS)
+                if members is not None:
+                    known[key] = frozenset(members)
+        return known
 
     def possible(self, value: Conjunction) -> bool:
         """Whether a value set has members; exact for the forms that were built."""
@@ -222,6 +254,7 @@ class Forms:
         while changed and waiting:
             changed = False
             rest = []
+            self._algebra.budget.spend(len(waiting))
             for value, form in reversed(waiting):
                 if self._has_members(form, known):
                     possible[value] = changed = True
@@ -250,6 +283,12 @@ _ORDER = ("null", "false", "true", "string", "number", "object", "array")
 
 def array_possible(row: ArrayForm, known: Callable[[Conjunction], bool]) -> bool:
     """Whether some array has the form, when only some value sets have members."""
+    if row.is_bag:
+        letters = [letter for letter in row.rest if known(letter.value)]
+        return len(letters) >= row.low and all(
+            sum(index in letter.hits for letter in letters) >= least
+            for index, (least, _) in enumerate(row.counts)
+        )
     if not row.is_plain:
         return not Word(row, known).is_empty
     for position in range(min(row.low, len(row.prefix))):

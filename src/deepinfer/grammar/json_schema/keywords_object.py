@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from deepinfer.core.errors import GrammarTooLarge
 from deepinfer.grammar.json_schema.formula import (
     ANYTHING,
     NOTHING,
@@ -22,6 +23,8 @@ from deepinfer.grammar.json_schema.keywords_scalar import checked_pattern, count
 if TYPE_CHECKING:
     from deepinfer.grammar.json_schema.algebra import Algebra
     from deepinfer.grammar.json_schema.nodes import Node
+
+_MAX_PROPERTIES = 10_000
 
 __all__ = ["declared_keys", "dependent", "has_key", "own"]
 
@@ -67,6 +70,14 @@ def _members(algebra: Algebra, node: Node) -> tuple[Formula, list[Formula]]:
     languages: list[Formula] = []
     if "properties" in schema and algebra.active(node, "properties"):
         members = _mapping(algebra, node, "properties")
+        if len(members) > _MAX_PROPERTIES:
+            raise GrammarTooLarge(
+                f"properties at {node.pointer!r} declares {len(members)} members, more than {_MAX_PROPERTIES}; "
+                "use fewer",
+                resource="members",
+                limit=_MAX_PROPERTIES,
+                found=len(members),
+            )
         for name in members:
             algebra.key_order.setdefault(name, len(algebra.key_order))
             key = StringIn(frozenset((name,)))

@@ -5,6 +5,8 @@ They are answered with Brzozowski derivatives, so intersections, complements and
 
 from __future__ import annotations
 
+from typing import Literal as Literal_
+
 from deepinfer.grammar.ir import (
     ALL_BYTES,
     EMPTY,
@@ -41,6 +43,9 @@ class Derivatives:
         self._nullable: dict[Expr, bool] = {}
         self._after: dict[tuple[Expr, int], Expr] = {}
         self._firsts: dict[Expr, tuple[int, ...]] = {}
+        # One object for equal expressions, so that comparing them stays shallow.
+        self._table: dict[Expr, Expr] = {}
+        self._plain: dict[Expr, bool] = {}
 
     def matches(self, expr: Expr, text: bytes) -> bool:
         """Whether a language holds a string."""
@@ -52,22 +57,34 @@ class Derivatives:
 
     def is_empty(self, expr: Expr, max_states: int) -> bool | None:
         """Whether a language holds no string; None when more than `max_states` derivatives were not enough."""
-        if not any(isinstance(node, And | Not) for node in walk(expr)):
-            return isinstance(expr, Empty)
+        if not isinstance(expr, And | Not):
+            plain = self._plain.get(expr)
+            if plain is None:
+                plain = not any(isinstance(node, And | Not) for node in walk(expr))
+                self._plain[expr] = plain
+            if plain:
+                return isinstance(expr, Empty)
+        found = self.witness(expr, max_states)
+        return None if found is None else found is False
+
+    def witness(self, expr: Expr, max_states: int) -> bytes | Literal_[False] | None:
+        """Some string of a language; False when there is none, None when the search was given up."""
+        expr = self._table.setdefault(expr, expr)
         seen = {expr}
-        stack = [expr]
+        stack = [(expr, b"")]
         while stack:
-            state = stack.pop()
+            state, text = stack.pop()
             if self.nullable(state):
-                return False
-            for byte in self._representatives(state):
+                return text
+            for mask in self._classes(state):
+                byte = (mask & -mask).bit_length() - 1
                 target = self.after(state, byte)
                 if not isinstance(target, Empty) and target not in seen:
                     if len(seen) >= max_states:
                         return None
                     seen.add(target)
-                    stack.append(target)
-        return True
+                    stack.append((target, text + bytes((byte,))))
+        return False
 
     def strings(self, expr: Expr, limit: int, max_states: int) -> list[bytes] | None:
         """All strings of a finite language, or None when there are more than `limit` or the search is too long."""
@@ -117,7 +134,8 @@ class Derivatives:
         key = (expr, byte)
         known = self._after.get(key)
         if known is None:
-            known = self._after[key] = self._derive(expr, byte)
+            known = self._derive(expr, byte)
+            known = self._after[key] = self._table.setdefault(known, known)
         return known
 
     def _derive(self, expr: Expr, byte: int) -> Expr:
@@ -145,9 +163,6 @@ class Derivatives:
         if isinstance(expr, Empty | Eps):
             return EMPTY
         raise TypeError(f"{type(expr).__name__} has no derivative here")
-
-    def _representatives(self, expr: Expr) -> list[int]:
-        return [(mask & -mask).bit_length() - 1 for mask in self._classes(expr)]
 
     def _classes(self, expr: Expr) -> tuple[int, ...]:
         """A partition of all bytes; bytes of one class have the same derivative."""

@@ -4,7 +4,8 @@ A formula over `Compare`, `Multiple` and `NumberIn` becomes a deterministic auto
 bound, how the digits read so far compare with it, and for each divisor the remainder. The spellings are
 
 - plain decimals with any number of trailing zeros: `12`, `-0.50`, `1.0`;
-- scientific notation with one digit before the point and an exponent of one to three digits: `1e2`, `1.5E-07`.
+- scientific notation with one digit before the point and an exponent of one to three digits: `1e2`, `1.5E-07`;
+  not where a set of more than 32 numbers is named, or a divisor is no power of ten but for factors 2 and 5.
 
 An unconstrained number has every spelling of RFC 8259.
 """
@@ -21,6 +22,8 @@ from deepinfer.grammar.ir import (
     Expr,
     alt,
     byte_set,
+    complement,
+    intersect,
     literal,
     optional,
     plus,
@@ -44,12 +47,15 @@ from deepinfer.grammar.json_schema.formula import (
     Multiple,
     NumberIn,
     Or,
+    conjunction,
     evaluate,
     unit_atoms,
 )
 
 __all__ = ["NumberLanguage", "any_number", "number_holds", "number_language"]
 
+# Sets of more numbers than this have no scientific notation.
+_FEW = 32
 _DIGITS = byte_set(b"0123456789")
 
 
@@ -148,7 +154,20 @@ def number_language(
     finite = finite_numbers(formula)
     if finite is not None:
         ordered = sorted(finite)
-        return NumberLanguage(alt(*(_spell(value, scientific, fraction) for value in ordered)))
+        scientific = scientific and len(ordered) <= _FEW
+        return NumberLanguage(_spell_all(ordered, scientific, fraction))
+    excluded = frozenset[Fraction]()
+    rest = []
+    for atom in unit_atoms(formula):
+        if isinstance(atom, NumberIn) and not atom.holds and len(atom.values) > _FEW:
+            excluded |= atom.values
+        else:
+            rest.append(atom)
+    if excluded:
+        base = number_language(conjunction(rest), scientific=False, fraction=fraction)
+        if not base.machines:
+            taken = _spell_all(sorted(excluded), False, fraction)
+            return NumberLanguage(intersect(base.expr, complement(taken)))
     bounds: set[Fraction] = set()
     divisors: set[Fraction] = set()
     stack = [formula]
@@ -176,6 +195,17 @@ def number_language(
         if scientific:
             parts.append(seq(sign, machine.scientific(negative)))
     return NumberLanguage(alt(*parts), tuple(machines))
+
+
+def _spell_all(values: list[Fraction], scientific: bool, fraction: bool) -> Expr:
+    """All spellings of some numbers."""
+    if scientific or not all(value.denominator == 1 for value in values):
+        return alt(*(_spell(value, scientific, fraction) for value in values))
+    texts = [literal(str(value.numerator).encode()) for value in values]
+    if any(value == 0 for value in values):
+        texts.append(literal(b"-0"))
+    tail = optional(seq(literal(b".0"), star(literal(b"0")))) if fraction else EPS
+    return seq(alt(*texts), tail)
 
 
 def _spell(value: Fraction, scientific: bool, fraction: bool) -> Expr:

@@ -113,6 +113,7 @@ def object_form(
     members: list[MemberForm] = []
     split_by: list[frozenset[int]] = []
     for cell in cells:
+        algebra.budget.spend(4 + len(clauses))
         tests = sorted(
             {abs(n) for clause in clauses for a in clause if cell.inside(a) for n in a.value if n}
         )
@@ -224,6 +225,7 @@ def _cells(
                 by_name.setdefault(name, []).append(place)
         else:
             general.append(place)
+    algebra.budget.spend(len(names) * (1 + len(general)))
     for name in sorted(names, key=lambda n: (order.get(n, len(order)), n)):
         covered = frozenset(by_name.get(name, ())) | {
             place for place in general if _key_in(algebra, listed[place].keys, name)
@@ -235,6 +237,7 @@ def _cells(
         raise _too_large("combinations of key patterns", _MAX_CELLS)
     others: list[Formula] = [StringIn(frozenset(names), False)] if names else []
     for signs in itertools.product((False, True), repeat=len(languages)):
+        algebra.budget.spend(64)
         truth = dict(zip(languages, signs, strict=True))
         covered = frozenset(place for place, atom in enumerate(listed) if _signed(atom.keys, truth))
         parts = [

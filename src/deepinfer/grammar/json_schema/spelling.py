@@ -16,7 +16,7 @@ from deepinfer.grammar.codepoints import ALL, CodePoints, difference, intersecti
 from deepinfer.grammar.ir import EMPTY, Expr, alt, byte_set, literal, repeat, seq, star
 from deepinfer.grammar.utf8 import encode_utf8
 
-__all__ = ["Spelling", "free_string", "hex_escape", "spell_class", "spell_text"]
+__all__ = ["Spelling", "free_string", "spell_class", "spell_text"]
 
 _SHORT = {8: b"\\b", 9: b"\\t", 10: b"\\n", 12: b"\\f", 13: b"\\r", 34: b'\\"', 92: b"\\\\"}
 _CONTROLS: CodePoints = ((0, 0x1F),)
@@ -50,23 +50,21 @@ def spell_class(points: CodePoints, spelling: Spelling) -> Expr:
     """
     if spelling is Spelling.TEXT:
         return encode_utf8(points)
-    parts = [encode_utf8(intersection(points, _PLAIN))]
-    escaped = points if spelling is Spelling.ANY else intersection(points, _PAST_ASCII)
-    for code, text in _SHORT.items():
-        if any(first <= code <= last for first, last in points):
-            parts.append(literal(text))
+    short = {code: text for code, text in _SHORT.items() if _holds(points, code)}
     if spelling is Spelling.ANY:
-        if any(first <= 0x2F <= last for first, last in points):
-            parts.append(literal(b"\\/"))
+        if _holds(points, 0x2F):
+            short[0x2F] = b"\\/"
+        coded = points
     else:
-        controls = difference(
-            intersection(points, _CONTROLS), make((code, code) for code in _SHORT)
-        )
-        if controls:
-            parts.append(hex_escape(controls))
-    if escaped:
-        parts.append(hex_escape(escaped))
-    return alt(*parts)
+        rest = difference(_CONTROLS, make((code, code) for code in _SHORT))
+        coded = intersection(points, make((*rest, *_PAST_ASCII)))
+    letters = byte_set(text[1] for text in short.values())
+    escapes = alt(letters, seq(literal(b"u"), _coded(coded)))
+    return alt(encode_utf8(intersection(points, _PLAIN)), seq(literal(b"\\"), escapes))
+
+
+def _holds(points: CodePoints, code: int) -> bool:
+    return any(first <= code <= last for first, last in points)
 
 
 def spell_text(text: str, spelling: Spelling) -> Expr:
@@ -92,7 +90,9 @@ def _is_plain(text: str) -> bool:
 def _character(character: str, spelling: Spelling) -> Expr:
     code = ord(character)
     if 0xD800 <= code <= 0xDFFF:
-        return EMPTY if spelling is Spelling.TEXT else _units(((code, code),))
+        if spelling is Spelling.TEXT:
+            return EMPTY
+        return seq(literal(b"\\u"), _units(((code, code),)))
     return spell_class(((code, code),), spelling)
 
 
@@ -105,15 +105,8 @@ def free_string() -> Expr:
     return seq(literal(b'"'), body, literal(b'"'))
 
 
-def hex_escape(points: CodePoints) -> Expr:
-    """`\\uXXXX` spellings of the characters of a set; a surrogate pair past U+FFFF.
-
-    Args:
-        points: The set of code points.
-
-    Returns:
-        The expression, with hexadecimal digits in either case.
-    """
+def _coded(points: CodePoints) -> Expr:
+    """What follows `\\u` for the characters of a set: four digits, or eight as a surrogate pair past U+FFFF."""
     parts = [_units(intersection(points, ((0, 0xFFFF),)))]
     for first, last in intersection(points, ((0x10000, 0x10FFFF),)):
         for (high_first, high_last), (low_first, low_last) in _pairs(
@@ -122,6 +115,7 @@ def hex_escape(points: CodePoints) -> Expr:
             parts.append(
                 seq(
                     _units(((0xD800 + high_first, 0xD800 + high_last),)),
+                    literal(b"\\u"),
                     _units(((0xDC00 + low_first, 0xDC00 + low_last),)),
                 )
             )
@@ -147,9 +141,8 @@ def _pairs(first: int, last: int) -> list[tuple[tuple[int, int], tuple[int, int]
 
 
 def _units(ranges: CodePoints) -> Expr:
-    """`\\uXXXX` for 16-bit numbers in ranges (surrogates are taken as they are)."""
-    parts = [_hex(first, last, 4) for first, last in ranges]
-    return seq(literal(b"\\u"), alt(*parts)) if parts else EMPTY
+    """16-bit numbers of ranges in four hexadecimal digits (surrogates are taken as they are)."""
+    return alt(*(_hex(first, last, 4) for first, last in ranges))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -25,6 +25,7 @@ from deepinfer.grammar.json_schema.formula import (
     Or,
     Pattern,
     StringIn,
+    conjunction,
     evaluate,
     unit_atoms,
 )
@@ -156,10 +157,23 @@ class Strings:
             elif isinstance(formula, And) and all(_excludes(a) for a in formula.parts):
                 known = False
             else:
-                body = self._body(formula, Spelling.TEXT)
-                known = self._derivatives.is_empty(body, _MAX_STATES) is True
+                known = self._search(formula)
             self._empty[formula] = known
         return known
+
+    def _search(self, formula: Formula) -> bool:
+        """Whether no text satisfies a formula, by searching for one."""
+        find = self._derivatives.witness
+        names = [atom for atom in unit_atoms(formula) if _excludes(atom)]
+        if names:
+            # One text of the rest is found far sooner than one that is checked against all names.
+            rest = conjunction(atom for atom in unit_atoms(formula) if not _excludes(atom))
+            text = find(self._body(rest, Spelling.TEXT), _MAX_STATES)
+            if text is False:
+                return True
+            if text is None or self.holds(formula, text.decode("utf-8", "surrogatepass")):
+                return False
+        return find(self._body(formula, Spelling.TEXT), _MAX_STATES) is False
 
     def finite(self, formula: Formula) -> frozenset[str] | None:
         """The texts that satisfy a formula, when a part of it names a finite set that must hold; else None."""
