@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from deepinfer.grammar.regex import compile_regex as compile_regex
     from deepinfer.grammar.report import Report as Report
     from deepinfer.grammar.report import ReportEntry as ReportEntry
+    from deepinfer.grammar.structural_tag import compile_structural_tag as compile_structural_tag
+    from deepinfer.grammar.tags import Tag as Tag
+    from deepinfer.grammar.tags import any_text as any_text
+    from deepinfer.grammar.tags import reasoning as reasoning
+    from deepinfer.grammar.tags import tagged_text as tagged_text
+    from deepinfer.grammar.tools import tool_calls as tool_calls
     from deepinfer.grammar.vocab import TokenVocab as TokenVocab
 
 _EXPORTS = {
@@ -36,18 +42,24 @@ _EXPORTS = {
     "GrammarMatcher": "deepinfer.grammar.matcher",
     "Report": "deepinfer.grammar.report",
     "ReportEntry": "deepinfer.grammar.report",
+    "Tag": "deepinfer.grammar.tags",
     "TokenVocab": "deepinfer.grammar.vocab",
     "Whitespace": "deepinfer.grammar.json_schema",
     "allocate_bitmask": "deepinfer.grammar.bitmask",
     "any_json": "deepinfer.grammar.choice",
+    "any_text": "deepinfer.grammar.tags",
     "apply_bitmask_": "deepinfer.grammar.apply",
     "choices": "deepinfer.grammar.choice",
     "compile_ebnf": "deepinfer.grammar.ebnf",
     "compile_json_schema": "deepinfer.grammar.json_schema",
     "compile_regex": "deepinfer.grammar.regex",
+    "compile_structural_tag": "deepinfer.grammar.structural_tag",
     "concatenate": "deepinfer.grammar.combine",
     "either": "deepinfer.grammar.combine",
     "fill_batch": "deepinfer.grammar.batch",
+    "reasoning": "deepinfer.grammar.tags",
+    "tagged_text": "deepinfer.grammar.tags",
+    "tool_calls": "deepinfer.grammar.tools",
 }
 
 __all__ = [
@@ -56,18 +68,24 @@ __all__ = [
     "GrammarMatcher",
     "Report",
     "ReportEntry",
+    "Tag",
     "TokenVocab",
     "Whitespace",
     "allocate_bitmask",
     "any_json",
+    "any_text",
     "apply_bitmask_",
     "choices",
     "compile_ebnf",
     "compile_json_schema",
     "compile_regex",
+    "compile_structural_tag",
     "concatenate",
     "either",
     "fill_batch",
+    "reasoning",
+    "tagged_text",
+    "tool_calls",
 ]
 
 __getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)
