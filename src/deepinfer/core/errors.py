@@ -38,6 +38,16 @@ survives pickling between processes. A message says what was found, what the lim
 
 from __future__ import annotations
 
+from deepinfer.core.error_base import DeepInferError
+from deepinfer.core.grammar_errors import (
+    EmptyLanguage,
+    GrammarError,
+    GrammarSyntaxError,
+    GrammarTooLarge,
+    UnsupportedKeyword,
+    VocabularyMismatch,
+)
+
 __all__ = [
     "AnticipationError",
     "BlockCorrupt",
@@ -70,10 +80,6 @@ __all__ = [
     "UnsupportedKeyword",
     "VocabularyMismatch",
 ]
-
-
-class DeepInferError(Exception):
-    """Base of everything that deepinfer raises on purpose."""
 
 
 class ConfigError(DeepInferError, ValueError):
@@ -300,80 +306,6 @@ class RequestAborted(RequestError):
 
 class Unschedulable(RequestError):
     """The request could never run here: it would not fit an empty cache or an empty step."""
-
-
-class GrammarError(DeepInferError):
-    """Base of the errors about regular expressions, schemas and grammars."""
-
-
-class UnsupportedKeyword(GrammarError, ValueError):
-    """A schema uses a keyword that cannot be enforced.
-
-    Attributes:
-        path: JSON pointer to the keyword, or None.
-        keyword: The keyword, or None.
-    """
-
-    def __init__(
-        self, message: str, *, path: str | None = None, keyword: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.path = path
-        self.keyword = keyword
-
-
-class GrammarSyntaxError(GrammarError, ValueError):
-    """A regular expression, schema or grammar text does not parse.
-
-    Attributes:
-        line: Line of the fault, from 1, or None.
-        column: Column of the fault, from 1, in code points, or None.
-        position: Offset of the fault in the text, from 0, in code points, or None.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        line: int | None = None,
-        column: int | None = None,
-        position: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.line = line
-        self.column = column
-        self.position = position
-
-
-class EmptyLanguage(GrammarError, ValueError):
-    """The grammar accepts no string at all."""
-
-
-class GrammarTooLarge(GrammarError, ValueError):
-    """A grammar needs more of some resource than its budget allows.
-
-    Attributes:
-        resource: What ran out, with its unit, such as "states", "bytes", "ms" or "nesting", or None.
-        limit: The budget, in that unit, or None.
-        found: What was needed when the work stopped; the whole need may be larger. Or None.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        resource: str | None = None,
-        limit: float | None = None,
-        found: float | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.resource = resource
-        self.limit = limit
-        self.found = found
-
-
-class VocabularyMismatch(GrammarError, ValueError):
-    """A compiled grammar is used with another vocabulary than it was compiled for."""
 
 
 class CacheError(DeepInferError):
