@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from deepinfer.cache import SlotCacheManager
+from deepinfer.core import _checks as checks
 from deepinfer.core.clock import Clock, MonotonicClock
 from deepinfer.core.config import EngineConfig
 from deepinfer.core.errors import ConfigError
-from deepinfer.core.protocols import CacheManager, ModelInfo, StatsSink
+from deepinfer.core.protocols import CacheManager, ModelInfo, StatsSink, Tokenizer
 from deepinfer.engine.cache_setup import (
     CacheShape,
     device_of,
@@ -26,9 +27,16 @@ from deepinfer.engine.cache_setup import (
 )
 from deepinfer.engine.constraints import GrammarMasks
 from deepinfer.engine.drafter import DRAFTERS
+from deepinfer.engine.guarded_sink import GuardedSink
 from deepinfer.engine.loop import EngineLoop
 from deepinfer.engine.memory import allocating
-from deepinfer.engine.part_checks import Owner, check_callable, check_part, is_factory
+from deepinfer.engine.part_checks import (
+    Owner,
+    check_callable,
+    check_model,
+    check_part,
+    is_factory,
+)
 from deepinfer.engine.parts import (
     EngineDrafter,
     EngineRunner,
@@ -63,6 +71,7 @@ PART_NAMES = (
     "clock",
 )
 _MIN_CHUNK = 16
+_MOST_DRAFTS = 2**20
 _FIRST_CHUNK = 512  # until steps were timed
 _MAX_SCATTER = 0.25  # of step times around their fit: a rough one keeps a target better than none
 
@@ -158,6 +167,15 @@ def assemble(
         )
     if runner is not None:
         check_part("runner", runner, EngineRunner)
+    if model is not None and runner is None:
+        check_model(model)
+    for name, part, protocol in (
+        ("tokenizer", tokenizer, Tokenizer),
+        ("sink", sink, StatsSink),
+        ("clock", clock, Clock),
+    ):
+        if part is not None:
+            check_part(name, part, protocol)
     check_callable("sampler", sampler, "(logits, rows)")
     check_callable("grammar", grammar, "(params)")
     if config.deterministic and not hasattr(model, "set_deterministic"):
@@ -179,7 +197,8 @@ def assemble(
         clock = clock or MonotonicClock()
         cached = _Cached(config, info, model, runner, drafter, cache, scheduler)
         limits = cached.limits
-        model_cache, cache, host_tier, shape = cached.make(sink, clock)
+        guarded = None if sink is None else GuardedSink(sink)
+        model_cache, cache, host_tier, shape = cached.make(guarded, clock)
         scheduler = _make_scheduler(scheduler, config, limits, cache, clock)
         if runner is None:
             runner = ModelRunner(
@@ -367,4 +386,5 @@ def _make_drafter(drafter: Any, model: Any) -> EngineDrafter | None:
     elif is_factory(drafter, "propose"):
         drafter = drafter(model)
     check_part("drafter", drafter, EngineDrafter)
+    checks.check_int("drafter.draft_length", drafter.draft_length, 0, _MOST_DRAFTS, ConfigError)
     return drafter

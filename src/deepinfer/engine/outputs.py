@@ -234,13 +234,18 @@ class OutputBuilder:
         Returns:
             The last delta.
         """
+        text = ""
+        try:
+            text = self._text.finish() if self._text is not None else ""
+        except Exception as failure:  # a request must end, whatever its tokenizer does
+            reason, error = FinishReason.ERROR, error or failure
         if error is not None:
             self.error = as_request_error(error, self.parent_rid)
         self.finish_reason, self.finish_s = reason, now
         return OutputDelta(
             rid=self.parent_rid,
             index=self.request.sample_index,
-            text=self._text.finish() if self._text is not None else "",
+            text=text,
             finish_reason=reason,
             logprobs=() if self._logprobs is not None else None,
             usage=self.usage,

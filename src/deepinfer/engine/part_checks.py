@@ -10,7 +10,7 @@ from typing import Any
 from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
 
-__all__ = ["Owner", "check_callable", "check_part", "is_factory"]
+__all__ = ["Owner", "check_callable", "check_model", "check_part", "is_factory"]
 
 _MARK = "_engine_owner"
 
@@ -104,10 +104,12 @@ def check_part(name: str, part: Any, protocol: Any) -> None:
         ConfigError: It lacks one.
     """
     wanted = sorted(
-        member
-        for base in protocol.__mro__
-        for member in {*vars(base), *getattr(base, "__annotations__", {})}
-        if not member.startswith("_")
+        {
+            member
+            for base in protocol.__mro__
+            for member in {*vars(base), *getattr(base, "__annotations__", {})}
+            if not member.startswith("_")
+        }
     )
     missing = [member for member in wanted if not hasattr(part, member)]
     if missing:
@@ -116,6 +118,31 @@ def check_part(name: str, part: Any, protocol: Any) -> None:
             f"{', '.join(wanted)}.",
             field=name,
             value=part,
+        )
+
+
+def check_model(model: Any) -> None:
+    """Refuses what cannot be a model.
+
+    Args:
+        model: The model.
+
+    Raises:
+        ConfigError: It is a class, or lacks a method or a field of its configuration.
+    """
+    wanted = ("config", "new_cache", "forward", "compute_logits")
+    missing = [name for name in wanted if not hasattr(model, name)]
+    if not missing:
+        config = model.config
+        fields = ("vocab_size", "max_position_embeddings")
+        missing = [f"config.{name}" for name in fields if not hasattr(config, name)]
+    if missing or isinstance(model, type):
+        what = f"lacks {', '.join(missing)}" if missing else "is a class"
+        raise ConfigError(
+            f"model is {checks.show(model)}, which {what}; give what load_model returns, or an object with "
+            f"{', '.join(wanted)}.",
+            field="model",
+            value=model,
         )
 
 

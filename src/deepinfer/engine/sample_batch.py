@@ -48,13 +48,15 @@ def sample_rows(step: RunningStep, *, with_outputs: bool) -> SampleRows:
     """What the sampler needs to know of the rows of logits.
 
     Args:
-        step: The step; the tokens of the step before it are known by now.
+        step: The step, which learns how many columns its logits have; the tokens of the step before it are known by now.
         with_outputs: Give every row its output so far, not only rows with penalties.
 
     Returns:
         The rows.
     """
     lane = step.lane
+    if step.logits is not None:
+        step.vocab_size = step.logits.shape[-1]
     requests: list[Request] = []
     positions: list[int] = []
     indices: list[int] = []

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.core.errors import InvariantBroken
+from deepinfer.core.errors import InvariantBroken, RequestError
 from deepinfer.core.plan import RowResults, RowRole
 from deepinfer.core.protocols import DraftView
 from deepinfer.core.types import TokenLogprob
@@ -130,12 +130,12 @@ def propose_drafts(
         token_ids=tuple(r.state.token_ids for r in wanted),
     )
     proposed = drafter.propose(view, drafter.draft_length)
-    confidences = proposed.confidences or ((),) * len(wanted)
+    confidences = proposed.confidences if len(proposed.confidences) else ((),) * len(wanted)
     for running, tokens, known in zip(wanted, proposed.token_ids, confidences, strict=True):
         bad = (k for k, t in enumerate(tokens) if not 0 <= t < vocab_size or t in never)
         end = next(bad, len(tokens))
-        running.draft = tuple(tokens[: min(end, running.row.num_drafts)])
-        running.confidences = tuple(known[:end])
+        running.draft = tuple(map(int, tokens[: min(end, running.row.num_drafts)]))
+        running.confidences = tuple(map(float, known[:end]))
         running.num_tokens += len(running.draft)
 
 
@@ -297,7 +297,17 @@ def _row_errors(step: RunningStep) -> Sequence[Exception | None]:
     sampled = step.sampled
     if isinstance(sampled, CheckedSampled) and not sampled.row_errors and not step.has_failed:
         return ()
-    return getattr(sampled, "errors", ())
+    errors: Sequence[Exception | None] = getattr(sampled, "errors", ())
+    if not step.has_failed or step.host_tokens is None:
+        return errors
+    chosen = step.host_tokens.tolist()
+    known = list(errors) or [None] * len(chosen)
+    for at, token in enumerate(chosen):
+        if known[at] is None and not 0 <= token < step.vocab_size:
+            known[at] = RequestError(
+                f"the sampler chose the id {token} and reported no error; ids go from 0 to {step.vocab_size - 1}."
+            )
+    return known
 
 
 def settled_features(

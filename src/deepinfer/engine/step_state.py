@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.core.errors import InvariantBroken
+from deepinfer.core.errors import InvariantBroken, ShapeError
 from deepinfer.core.plan import PlanRow, StepPlan
 from deepinfer.core.protocols import Sampled
 from deepinfer.core.types import Request, TokenLogprob
@@ -107,7 +107,8 @@ class RunningStep:
         busy_s: Seconds that the host spent in the calls for this step.
         sampled: What was chosen.
         host_tokens: The chosen tokens on the host, once they are there.
-        has_failed: Whether one of them is negative, which stands for a row that failed.
+        vocab_size: Columns of the logits that were sampled from, or 0 before.
+        has_failed: Whether one of the tokens is no id, which stands for a row that failed.
         started: Event before the step, on CUDA.
         done: Event behind the copies to the host, on CUDA.
         tokens: Chosen tokens of each of the other rows once they were looked at.
@@ -129,6 +130,7 @@ class RunningStep:
     busy_s: float = 0.0
     sampled: Sampled | None = None
     host_tokens: Tensor | None = None
+    vocab_size: int = 0
     has_failed: bool = False
     started: Any = None
     done: Any = None
@@ -141,9 +143,22 @@ class RunningStep:
 
         Args:
             sampled: What was chosen.
+
+        Raises:
+            ShapeError: It is not one int64 a row of logits.
         """
         self.sampled = sampled
-        tokens = sampled.token_ids
+        tokens = getattr(sampled, "token_ids", None)
+        rows = self.lane_count + sum(running.num_logits for running in self.rows)
+        if not isinstance(tokens, Tensor) or tokens.shape != (rows,) or tokens.dtype != torch.int64:
+            found = type(sampled).__name__ if tokens is None else type(tokens).__name__
+            if isinstance(tokens, Tensor):
+                found = f"token_ids of shape {list(tokens.shape)}, {tokens.dtype}"
+            raise ShapeError(
+                f"the sampler returned {found}; it must return an object with token_ids of shape [{rows}], int64.",
+                argument="token_ids",
+                expected=(rows,),
+            )
         if tokens.device.type != "cuda":
             self.host_tokens = tokens
             return
@@ -160,7 +175,7 @@ class RunningStep:
         if self.done is not None:
             self.done.synchronize()
         tokens: list[int] = [] if self.host_tokens is None else self.host_tokens.tolist()
-        self.has_failed = min(tokens, default=0) < 0
+        self.has_failed = bool(tokens) and not 0 <= min(tokens) <= max(tokens) < self.vocab_size
         return tokens
 
     @property

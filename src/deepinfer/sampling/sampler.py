@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError, InvalidLogits, RequestError, ShapeError
 from deepinfer.core.protocols import LogitsProcessor, SampleRows
 from deepinfer.core.protocols import Sampled as BaseSampled
@@ -94,13 +95,20 @@ class Sampler:
         processors: Run in order on the logits of all rows.
         raw_logprobs: Report log probabilities of the model's own logits instead of those after penalties, bias,
             processors and mask.
+
+    Raises:
+        ConfigError: A processor cannot be called.
     """
 
     def __init__(
         self, *, processors: Sequence[LogitsProcessor] = (), raw_logprobs: bool = False
     ) -> None:
-        self.processors = tuple(processors)
-        self.raw_logprobs = raw_logprobs
+        if not isinstance(processors, Iterable) or not all(map(callable, given := [*processors])):
+            checks.fail(
+                "processors", processors, "a sequence of functions of (logits, rows)", ConfigError
+            )
+        self.processors = tuple(given)
+        self.raw_logprobs = checks.check_bool("raw_logprobs", raw_logprobs, ConfigError)
         self._options: BatchOptions | None = None
         self._prompt_ids: OrderedDict[str, tuple[Request, Tensor]] = OrderedDict()
 
