@@ -58,6 +58,7 @@ TESTS = {
     "B42": "tests/kernels/test_batch_invariant.py::test_norm_across_256_rows",
     "B43": PREFIX + "TestRealModel::test_deterministic_engines_are_warm_as_cold",
     "B46": PREFIX + "TestHostTier::test_failed_copies",
+    "B48": "tests/engine/test_engine_misuse.py::test_a_request_that_is_ended_twice_ends_once",
     "B49": PREFIX + "TestHostTier::test_freed_host_blocks_hold_nothing_of_others",
     "B50": PREFIX + "TestHostTier::test_failed_copies",
     "B52": "tests/models/deepseek_v41/test_replay.py::test_b38_stale_rings_reach_nothing",
@@ -65,7 +66,7 @@ TESTS = {
 }
 """Test of each report that can happen to one engine; of B46 and B50, the host tier's part."""
 
-SEVERAL_ENGINES = {"B45", "B48", "B53"}
+SEVERAL_ENGINES = {"B45", "B53"}
 """Reports about hand-offs between engines, which do not exist yet."""
 
 NEVER_GIVEN = {f"B{number}" for number in (5, 13, 16, 20, 31, 34, 40, 44, 47, 51)}
