@@ -40,7 +40,7 @@ def compile_json_schema(
     resources: Mapping[str, Any] | None = None,
     budget_ms: float | None = 1500.0,
 ) -> Grammar:
-    """A grammar of the JSON texts whose value a schema accepts.
+    r"""A grammar of the JSON texts whose value a schema accepts.
 
     Schemas are predicates, so keywords are compiled as such: `allOf`, siblings of `$ref`, `not`, `oneOf`,
     `if`/`then`/`else` and the `dependent*` keywords are worked out by boolean algebra on schemas, and the grammar
@@ -50,7 +50,7 @@ def compile_json_schema(
     Spellings. Numbers under constraints are plain decimals, or have one digit before the point and an exponent of
     up to three digits; other numbers have every spelling. Strings without a constraint, or with lengths only, have
     every spelling; keys by name and strings under patterns, formats or finite sets are spelled as JSON writers do
-    (`escapes="any"` adds the rest, such as `\\u0061` for `a`). A declared key occurs once at most; keys that no
+    (`escapes="any"` adds the rest, such as `\u0061` for `a`). A declared key occurs once at most; keys that no
     part of the schema names one by one are not remembered, so an output may repeat one of those.
 
     Args:

@@ -62,9 +62,29 @@ _VALIDATION += [
 ]
 
 ANNOTATIONS = frozenset(
-    "title description default examples example deprecated readOnly writeOnly $comment contentEncoding "
-    "contentMediaType contentSchema $schema $id id $anchor $dynamicAnchor $recursiveAnchor $defs definitions "
-    "$vocabulary".split()
+    [
+        "title",
+        "description",
+        "default",
+        "examples",
+        "example",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "$comment",
+        "contentEncoding",
+        "contentMediaType",
+        "contentSchema",
+        "$schema",
+        "$id",
+        "id",
+        "$anchor",
+        "$dynamicAnchor",
+        "$recursiveAnchor",
+        "$defs",
+        "definitions",
+        "$vocabulary",
+    ]
 )
 """Keywords that restrict nothing by definition."""
 

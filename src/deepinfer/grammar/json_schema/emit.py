@@ -22,6 +22,7 @@ from deepinfer.grammar.ir import (
 )
 from deepinfer.grammar.json_schema.algebra import Algebra
 from deepinfer.grammar.json_schema.arrays import ArrayForm, Letter, State, Word
+from deepinfer.grammar.json_schema.forms import Forms, ValueForm
 from deepinfer.grammar.json_schema.formula import (
     ANYTHING,
     FALSE,
@@ -30,7 +31,6 @@ from deepinfer.grammar.json_schema.formula import (
     Multiple,
     unit_atoms,
 )
-from deepinfer.grammar.json_schema.forms import Forms, ValueForm
 from deepinfer.grammar.json_schema.numbers import any_number, number_language
 from deepinfer.grammar.json_schema.objects import ObjectForm
 from deepinfer.grammar.json_schema.spelling import free_string

@@ -116,7 +116,7 @@ def _uri(extra: str = "", private: str = "", *, relative: bool = False) -> str:
     char = rf"(?:[:@{plain}]|{percent})"
     user = rf"(?:[:{plain}]|{percent})*@"
     name = rf"(?:[{plain}]|{percent})*"
-    future = rf"[vV][0-9A-Fa-f]+\.[:A-Za-z0-9._~!$&'()*+,;=-]+"
+    future = r"[vV][0-9A-Fa-f]+\.[:A-Za-z0-9._~!$&'()*+,;=-]+"
     host = rf"(?:\[(?:{_ipv6()}|{future})\]|{name})"
     authority = rf"(?:{user})?{host}(?::\d*)?"
     slashed = rf"(?:/{char}*)*"

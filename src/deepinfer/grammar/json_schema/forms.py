@@ -220,7 +220,9 @@ class Forms:
             values: dict[str, set[int]] = {}
             required: set[str] = set()
             for atom in unit_atoms(formula):
-                keys = atom.keys if isinstance(atom, Properties) else None
+                if not isinstance(atom, Properties):
+                    continue
+                keys = atom.keys
                 if isinstance(keys, StringIn) and keys.holds and len(keys.values) == 1:
                     (key,) = keys.values
                     if atom.every:

@@ -70,9 +70,7 @@ class _Nary(Formula):
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
-            type(self) is type(other)
-            and self._hash == other._hash  # type: ignore[attr-defined]
-            and self.parts == other.parts  # type: ignore[attr-defined]
+            type(self) is type(other) and self._hash == other._hash and self.parts == other.parts
         )
 
     def __repr__(self) -> str:
@@ -192,6 +190,7 @@ class Compare(Atom):
     above: bool
 
     def negated(self) -> Formula:
+        """See `Atom.negated`."""
         return Compare(self.bound, not self.strict, not self.above)
 
 
@@ -203,6 +202,7 @@ class Multiple(Atom):
     holds: bool = True
 
     def negated(self) -> Formula:
+        """See `Atom.negated`."""
         return Multiple(self.of, not self.holds)
 
 
@@ -214,6 +214,7 @@ class NumberIn(Atom):
     holds: bool = True
 
     def negated(self) -> Formula:
+        """See `Atom.negated`."""
         return NumberIn(self.values, not self.holds)
 
 
@@ -225,6 +226,7 @@ class StringIn(Atom):
     holds: bool = True
 
     def negated(self) -> Formula:
+        """See `Atom.negated`."""
         return StringIn(self.values, not self.holds)
 
 
@@ -236,6 +238,7 @@ class Pattern(Atom):
     holds: bool = True
 
     def negated(self) -> Formula:
+        """See `Atom.negated`."""
         return Pattern(self.source, not self.holds)
 
 
@@ -247,6 +250,7 @@ class Format(Atom):
     holds: bool = True
 
     def negated(self) -> Formula:
+        """See `Atom.negated`."""
         return Format(self.name, not self.holds)
 
 
@@ -258,6 +262,7 @@ class Length(Atom):
     high: int | None
 
     def negated(self) -> Formula:
+        """See `Atom.negated`."""
         parts: list[Formula] = [Length(0, self.low - 1)] if self.low > 0 else []
         if self.high is not None:
             parts.append(Length(self.high + 1, None))
@@ -279,6 +284,7 @@ class Properties(Atom):
     every: bool
 
     def negated(self) -> Formula:
+        """See `Atom.negated`."""
         return Properties(self.keys, negated_value(self.value), not self.every)
 
 
@@ -305,6 +311,7 @@ class PropertyCount(Atom):
     high: int | None
 
     def negated(self) -> Formula:
+        """See `Atom.negated`."""
         parts: list[Formula] = [PropertyCount(0, self.low - 1)] if self.low > 0 else []
         if self.high is not None:
             parts.append(PropertyCount(self.high + 1, None))
@@ -321,6 +328,7 @@ class Items(Atom):
     every: bool
 
     def negated(self) -> Formula:
+        """See `Atom.negated`."""
         return Items(self.start, self.stop, negated_value(self.value), not self.every)
 
 
@@ -332,6 +340,7 @@ class ItemCount(Atom):
     high: int | None
 
     def negated(self) -> Formula:
+        """See `Atom.negated`."""
         parts: list[Formula] = [ItemCount(0, self.low - 1)] if self.low > 0 else []
         if self.high is not None:
             parts.append(ItemCount(self.high + 1, None))
@@ -347,6 +356,7 @@ class Contains(Atom):
     high: int | None
 
     def negated(self) -> Formula:
+        """See `Atom.negated`."""
         parts: list[Formula] = [Contains(self.value, 0, self.low - 1)] if self.low > 0 else []
         if self.high is not None:
             parts.append(Contains(self.value, self.high + 1, None))
@@ -366,4 +376,5 @@ class Unique(Atom):
     holds: bool = True
 
     def negated(self) -> Formula:
+        """See `Atom.negated`."""
         return Unique(self.node, not self.holds)

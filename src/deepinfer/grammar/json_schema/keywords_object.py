@@ -17,6 +17,7 @@ from deepinfer.grammar.json_schema.formula import (
     conjunction,
     disjunction,
     negate,
+    unit_atoms,
 )
 from deepinfer.grammar.json_schema.keywords_scalar import checked_pattern, count
 
@@ -112,8 +113,7 @@ def _dependent_required(algebra: Algebra, node: Node) -> list[Formula]:
             else:
                 raise algebra.malformed(node, keyword, "lists of names")
             absent = has_key(name).negated()
-            pieces = wants.parts if type(wants).__name__ == "And" else (wants,)
-            parts += [disjunction([absent, piece]) for piece in pieces]
+            parts += [disjunction([absent, piece]) for piece in unit_atoms(wants)]
     return parts
 
 

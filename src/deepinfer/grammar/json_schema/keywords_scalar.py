@@ -15,8 +15,8 @@ from deepinfer.grammar.json_schema.formula import (
     Multiple,
     Pattern,
 )
-from deepinfer.grammar.json_schema.spelling import Spelling
 from deepinfer.grammar.json_schema.pattern import pattern_expr
+from deepinfer.grammar.json_schema.spelling import Spelling
 from deepinfer.grammar.json_schema.values import to_fraction
 
 if TYPE_CHECKING:

@@ -28,11 +28,11 @@ from deepinfer.grammar.ir import (
     optional,
     plus,
     ref,
-    repeat,
     seq,
     star,
 )
-from deepinfer.grammar.json_schema.decimal_machine import Machine, State, states_to_expr
+from deepinfer.grammar.json_schema.decimal_machine import Machine
+from deepinfer.grammar.json_schema.decimal_states import State, states_to_expr
 from deepinfer.grammar.json_schema.decimal_text import (
     MAX_EXPONENT,
     decimal_digits,

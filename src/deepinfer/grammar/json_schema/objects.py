@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ from deepinfer.grammar.json_schema.formula import (
     evaluate,
 )
 
-__all__ = ["MemberForm", "ObjectForm", "object_form", "satisfiable"]
+__all__ = ["OBJECT_RESOURCES", "MemberForm", "ObjectForm", "normal", "object_form", "satisfiable"]
 
 OBJECT_RESOURCES = frozenset(
     ("alternatives", "kinds of members", "kinds of values of one member", "conditions")
@@ -101,8 +102,7 @@ def object_form(
                 every.append(atom)
             else:
                 clauses.append([atom])
-    for clause in clause_atoms:
-        clauses.append([atom for atom in clause if isinstance(atom, Properties)])
+    clauses += [[a for a in atoms if isinstance(a, Properties)] for atoms in clause_atoms]
     if high is not None and high < low:
         return None
     cells = list(
@@ -111,52 +111,57 @@ def object_form(
     if closed and any(cell.key is not None for cell in cells):
         cells = [cell for cell in cells if cell.key is not None or cell.spoken]
     members: list[MemberForm] = []
-    split_by: list[frozenset[int]] = []
+    inside: dict[Properties, list[int]] = {}
     for cell in cells:
         algebra.budget.spend(4 + len(clauses))
         tests = sorted(
-            {abs(n) for clause in clauses for a in clause if cell.inside(a) for n in a.value if n}
+            {
+                abs(n)
+                for clause in clauses
+                for a in clause
+                if a in cell.covered
+                for n in a.value
+                if n
+            }
         )
         tests = [n for n in tests if n not in cell.value and -n not in cell.value]
         for value in _variants(cell.value, tests, impossible):
+            for atom in cell.covered:
+                inside.setdefault(atom, []).append(len(members))
             members.append(MemberForm(cell.key, cell.keys, value))
-            split_by.append(cell.covered)
             if len(members) > _MAX_MEMBERS:
                 raise _too_large("kinds of members", _MAX_MEMBERS)
-    index = {
-        atom: place
-        for place, atom in enumerate(_atoms([*every, *itertools.chain.from_iterable(clauses)]))
-    }
-    conditions: dict[tuple[frozenset[int], frozenset[int]], None] = {}
+    conditions: dict[Condition, None] = {}
     for clause in clauses:
-        positive: set[int] = set()
-        violators: list[list[int]] = []
-        for atom in clause:
-            inside = [i for i, covered in enumerate(split_by) if index[atom] in covered]
-            if atom.every:
-                bad = [
-                    i
-                    for i in inside
-                    if not atom.value or not _implied(members[i].value, atom.value)
-                ]
-                bad = bad if atom.value else []
-                violators.append(bad)
-            else:
-                positive.update(
-                    i for i in inside if not atom.value or _implied(members[i].value, atom.value)
-                )
-        if any(not bad for bad in violators):
-            continue  # nothing can violate it
-        for choice in itertools.product(*violators):
-            conditions[frozenset(positive), frozenset(choice)] = None
-            if len(conditions) > _MAX_CLAUSES:
-                raise _too_large("conditions", _MAX_CLAUSES)
+        conditions.update(dict.fromkeys(_conditions(clause, members, inside)))
+        if len(conditions) > _MAX_CLAUSES:
+            raise _too_large("conditions", _MAX_CLAUSES)
     form = ObjectForm(tuple(members), tuple(conditions), low, high)
     return form if all(p or n for p, n in conditions) else None
 
 
-def _implied(value: Conjunction, wanted: Conjunction) -> bool:
-    return wanted <= value
+Condition = tuple[frozenset[int], frozenset[int]]
+
+
+def _conditions(
+    clause: list[Properties], members: list[MemberForm], inside: dict[Properties, list[int]]
+) -> Iterator[Condition]:
+    """A clause over members: for each way to choose violators of its universal atoms, one condition."""
+    positive: set[int] = set()
+    violators: list[list[int]] = []
+    for atom in clause:
+        covered = inside.get(atom, ())
+        if atom.every:
+            bad = [i for i in covered if not atom.value <= members[i].value]
+            if not bad:
+                return  # nothing can violate it
+            violators.append(bad)
+        else:
+            positive.update(i for i in covered if atom.value <= members[i].value)
+    if math.prod(map(len, violators)) > _MAX_CLAUSES:
+        raise _too_large("conditions", _MAX_CLAUSES)
+    for choice in itertools.product(*violators):
+        yield frozenset(positive), frozenset(choice)
 
 
 def _atoms(atoms: list[Properties]) -> dict[Properties, None]:
@@ -179,12 +184,8 @@ class _Cell:
     key: str | None
     keys: Formula
     value: Conjunction
-    covered: frozenset[int]
+    covered: frozenset[Properties]
     spoken: bool
-    _inside: Callable[[Properties], bool]
-
-    def inside(self, atom: Properties) -> bool:
-        return self._inside(atom)
 
 
 def _cells(
@@ -262,8 +263,7 @@ def _cell(
     value: set[int] = set()
     for place in covered & mandatory:
         value |= listed[place].value
-    inside = {listed[place] for place in covered}
-    return _Cell(key, keys, normal(value), covered, spoken, inside.__contains__)
+    return _Cell(key, keys, normal(value), frozenset(listed[place] for place in covered), spoken)
 
 
 def normal(value: set[int] | frozenset[int]) -> Conjunction:

@@ -11,7 +11,7 @@ from deepinfer.grammar.json_schema.dialect import Dialect, dialect_of, with_voca
 
 __all__ = ["Place", "Registry", "Resource", "escape"]
 
-_ONE = (
+_ONE: tuple[str, ...] = (
     "not",
     "if",
     "then",
@@ -22,8 +22,8 @@ _ONE = (
     "additionalItems",
 )
 _ONE += ("additionalProperties", "unevaluatedProperties", "unevaluatedItems", "items")
-_LIST = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-_MAP = (
+_LIST: tuple[str, ...] = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_MAP: tuple[str, ...] = (
     "properties",
     "patternProperties",
     "$defs",
@@ -281,7 +281,7 @@ def _standard(uri: str) -> Any:
     if "json-schema.org/" not in uri:
         return None
     try:
-        from jsonschema_specifications import REGISTRY
+        from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
     except ImportError:
         return None
     for candidate in (uri, uri + "#"):

@@ -1,8 +1,8 @@
-"""How decoded text is spelled inside JSON quotes, as expressions over bytes.
+r"""How decoded text is spelled inside JSON quotes, as expressions over bytes.
 
-A character has up to three spellings: itself, a short escape such as `\\n`, and `\\uXXXX` (a pair of them past
-U+FFFF). `Spelling.CANONICAL` keeps those that JSON writers emit: itself where that is allowed, `\\"`, `\\\\`, the
-short escapes of control characters, `\\uXXXX` for other control characters, and both spellings of a character
+A character has up to three spellings: itself, a short escape such as `\n`, and `\uXXXX` (a pair of them past
+U+FFFF). `Spelling.CANONICAL` keeps those that JSON writers emit: itself where that is allowed, `\"`, `\\`, the
+short escapes of control characters, `\uXXXX` for other control characters, and both spellings of a character
 past ASCII. `Spelling.ANY` has all of them. Both are fixed sets of spellings for each character, so unions,
 intersections and complements of decoded languages carry over to their spellings.
 """
@@ -106,7 +106,7 @@ def free_string() -> Expr:
 
 
 def _coded(points: CodePoints) -> Expr:
-    """What follows `\\u` for the characters of a set: four digits, or eight as a surrogate pair past U+FFFF."""
+    r"""What follows `\u` for the characters of a set: four digits, or eight as a surrogate pair past U+FFFF."""
     parts = [_units(intersection(points, ((0, 0xFFFF),)))]
     for first, last in intersection(points, ((0x10000, 0x10FFFF),)):
         for (high_first, high_last), (low_first, low_last) in _pairs(

@@ -13,11 +13,52 @@ if TYPE_CHECKING:
 __all__ = ["Uses"]
 
 _KNOWN = frozenset(
-    "$ref $dynamicRef $recursiveRef type enum const minimum maximum exclusiveMinimum exclusiveMaximum multipleOf "
-    "minLength maxLength pattern format properties patternProperties additionalProperties propertyNames required "
-    "minProperties maxProperties dependentRequired dependentSchemas dependencies prefixItems items additionalItems "
-    "minItems maxItems contains minContains maxContains uniqueItems unevaluatedProperties unevaluatedItems allOf "
-    "anyOf oneOf not if then else format".split()
+    [
+        "$ref",
+        "$dynamicRef",
+        "$recursiveRef",
+        "type",
+        "enum",
+        "const",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "format",
+        "properties",
+        "patternProperties",
+        "additionalProperties",
+        "propertyNames",
+        "required",
+        "minProperties",
+        "maxProperties",
+        "dependentRequired",
+        "dependentSchemas",
+        "dependencies",
+        "prefixItems",
+        "items",
+        "additionalItems",
+        "minItems",
+        "maxItems",
+        "contains",
+        "minContains",
+        "maxContains",
+        "uniqueItems",
+        "unevaluatedProperties",
+        "unevaluatedItems",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "then",
+        "else",
+        "format",
+    ]
 )
 
 

@@ -12,9 +12,9 @@ __all__ = ["Whitespace"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whitespace:
-    """White space between the tokens of JSON.
+    r"""White space between the tokens of JSON.
 
-    One gap is at most `max_newlines` line ends (`\\n` or `\\r\\n`) followed by at most `max_blanks` blanks (spaces
+    One gap is at most `max_newlines` line ends (`\n` or `\r\n`) followed by at most `max_blanks` blanks (spaces
     and tabs). The default takes whatever JSON writers produce down to a depth of 16 levels of two blanks, and
     bounds what a model can emit: without a bound, white space is a loop that some models never leave.
 
