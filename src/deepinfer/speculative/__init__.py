@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     from deepinfer.speculative.laws import standard_acceptance as standard_acceptance
     from deepinfer.speculative.loss import LossTerms as LossTerms
     from deepinfer.speculative.loss import dspark_loss as dspark_loss
+    from deepinfer.speculative.ngram import NgramDrafter as NgramDrafter
     from deepinfer.speculative.noise import CounterNoise as CounterNoise
     from deepinfer.speculative.noise import DrawStream as DrawStream
     from deepinfer.speculative.noise import NoiseSource as NoiseSource
+    from deepinfer.speculative.policy import ScheduledLengths as ScheduledLengths
     from deepinfer.speculative.rejection import RejectionSampler as RejectionSampler
     from deepinfer.speculative.rejection import VerifyResult as VerifyResult
     from deepinfer.speculative.scheduler import BudgetDecision as BudgetDecision
@@ -54,10 +56,12 @@ _EXPORTS = {
     "LossTerms": "deepinfer.speculative.loss",
     "MarginEstimator": "deepinfer.speculative.calibration.margin",
     "MarkovHead": "deepinfer.speculative.heads",
+    "NgramDrafter": "deepinfer.speculative.ngram",
     "NoiseSource": "deepinfer.speculative.noise",
     "OnlineTemperatureScaling": "deepinfer.speculative.calibration.online",
     "RejectionSampler": "deepinfer.speculative.rejection",
     "RnnHead": "deepinfer.speculative.heads",
+    "ScheduledLengths": "deepinfer.speculative.policy",
     "SequentialHead": "deepinfer.speculative.heads",
     "SequentialTemperatureScaling": "deepinfer.speculative.calibration.sequential",
     "SlotOrder": "deepinfer.speculative.survival",
@@ -85,10 +89,12 @@ __all__ = [
     "LossTerms",
     "MarginEstimator",
     "MarkovHead",
+    "NgramDrafter",
     "NoiseSource",
     "OnlineTemperatureScaling",
     "RejectionSampler",
     "RnnHead",
+    "ScheduledLengths",
     "SequentialHead",
     "SequentialTemperatureScaling",
     "SlotOrder",

@@ -1,0 +1,93 @@
+"""The verification scheduler as the policy that an engine's scheduler asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from deepinfer.core import _checks as checks
+from deepinfer.core.errors import ConfigError
+from deepinfer.speculative.scheduler import VerificationScheduler
+from deepinfer.speculative.survival import prefix_survival
+
+__all__ = ["ScheduledLengths"]
+
+
+class ScheduledLengths:
+    """Plans lengths from the confidences that came with the drafts.
+
+    For engines whose tokens do not depend on how many drafts are verified, greedy or coupled ones: there any schedule
+    keeps the output law, so the live confidences may choose the budget too. The engine of this library is one.
+
+    Drafting is switched off where the whole round does not pay: `off_gain` is what the plan must promise over
+    verifying nothing. It comes back on when the promise is `off_gain + hysteresis`, so that noise does not toggle it.
+    A row without drafts gets no new confidences either, so every `probe_every` choices each row verifies at least one:
+    what was hard text some time ago need not be now.
+
+    Args:
+        scheduler: Chooses budget and lengths.
+        off_gain: Share of tokens a second that verifying must be expected to add.
+        hysteresis: Share more that is needed to begin again.
+        probe_every: Choices from one probe to the next.
+
+    Attributes:
+        is_on: Whether drafts are verified at all, as of the last choice.
+
+    Raises:
+        ConfigError: A number is out of range.
+
+    Examples:
+        >>> from deepinfer.speculative import StepCostModel
+        >>> policy = ScheduledLengths(VerificationScheduler(StepCostModel.additive(1e-3, 1e-3)))
+        >>> list(policy.choose([[0.9, 0.9], [0.2, 0.1], []], num_running=3))
+        [2, 0, 0]
+    """
+
+    def __init__(
+        self,
+        scheduler: VerificationScheduler,
+        *,
+        off_gain: float = 0.0,
+        hysteresis: float = 0.05,
+        probe_every: int = 32,
+    ) -> None:
+        self.scheduler = scheduler
+        self.off_gain = checks.check_float("off_gain", off_gain, -1.0, 10.0, ConfigError)
+        self.hysteresis = checks.check_float("hysteresis", hysteresis, 0.0, 10.0, ConfigError)
+        self.probe_every = checks.check_int("probe_every", probe_every, 1, 2**31, ConfigError)
+        self.is_on = True
+        self._num_choices = 0
+
+    def choose(self, confidences: Sequence[Sequence[float]], num_running: int) -> Sequence[int]:
+        """Drafts to verify.
+
+        Args:
+            confidences: Of each row, those of the block proposed for it: one probability a draft that it is accepted
+                if all before it are.
+            num_running: Requests that run; rows without drafts cost time as well.
+
+        Returns:
+            One number a row.
+        """
+        counts = np.fromiter(map(len, confidences), np.int64, len(confidences))
+        width = int(counts.max(initial=0))
+        if not width:
+            return [0] * len(confidences)
+        values = np.zeros((len(confidences), width), np.float32)
+        for row, known in enumerate(confidences):
+            values[row, : len(known)] = known
+        others = max(0, num_running - len(confidences))
+        if others:
+            values = np.concatenate([values, np.zeros((others, width), np.float32)])
+        plan = self.scheduler.plan(prefix_survival(values), invariant=np.ones(len(values), bool))
+        off = len(values) / float(self.scheduler.cost.table(len(values) + 1)[len(values)])
+        promised = plan.theta / off - 1.0
+        needed = self.off_gain if self.is_on else self.off_gain + self.hysteresis
+        self.is_on = promised >= needed
+        lengths = plan.lengths[: len(confidences)] if self.is_on else np.zeros_like(counts)
+        self._num_choices += 1
+        if self._num_choices % self.probe_every == 0:
+            lengths = np.maximum(lengths, 1)
+        chosen: list[int] = np.minimum(lengths, counts).tolist()
+        return chosen
