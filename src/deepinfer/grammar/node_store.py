@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _PIECE = 32
-_JOINED_FRAMES = 4
+_JOINED_FRAMES = 64
 
 
 class NodeStore:
@@ -377,17 +377,23 @@ class NodeStore:
             else:
                 rest.append(self.cons(self.alt([part.a for part in same]), same[0].b))
         heads: dict[int, list[Node]] = {}
-        out = []
         for part in rest:
             if part.kind == CONS:
                 heads.setdefault(part.a.uid, []).append(part)
-            else:
-                out.append(part)
+        out = []
+        for part in rest:
+            if part.kind != CONS:
+                same = heads.get(part.uid)
+                if same is None:
+                    out.append(part)
+                else:
+                    same.append(part)
         for same in heads.values():
             if len(same) == 1:
                 out.append(same[0])
             else:
-                out.append(self.cons(same[0].a, self._union([part.b for part in same])))
+                rests = [part.b if part.kind == CONS else self.eps for part in same]
+                out.append(self.cons(same[0].a, self._union(rests)))
         return out
 
     def _union(self, nodes: list[Node]) -> Node:
