@@ -7,7 +7,22 @@ from dataclasses import dataclass
 
 from deepinfer.grammar.automaton import Automaton
 from deepinfer.grammar.bag_nodes import _after, _close, bag_body
-from deepinfer.grammar.nodes import AFTER, ALT, CONS, EMPTY, EPS, UNKNOWN, BagNode, Node
+from deepinfer.grammar.nodes import (
+    AFTER,
+    ALT,
+    AND,
+    CONS,
+    EMPTY,
+    EPS,
+    LIT,
+    NOT,
+    REP,
+    SET,
+    TRIE,
+    UNKNOWN,
+    BagNode,
+    Node,
+)
 from deepinfer.grammar.truncation import saturate
 
 __all__ = ["BagHead", "FrameNodes"]
@@ -15,7 +30,10 @@ __all__ = ["BagHead", "FrameNodes"]
 MAX_STACKS = 3
 """Stacks side by side that are walked one by one; more are walked together, as whole states."""
 
-MAX_JOINED = 4
+MAX_FINITE = 2000
+"""Nodes that are looked at to see that a set of strings is finite."""
+
+MAX_JOINED = 8
 """Frames that are walked as one because the upper ones may be left anywhere."""
 
 
@@ -84,20 +102,21 @@ class FrameNodes:
         """
         store = self._store
         frames: list[Node] = []
+        stack, any_wide = node, False
         while True:
             frame, node = self.split(node)
-            frames.append(saturate(store, frame))
-            result = store.unknown
-            for part in reversed(frames):
-                result = store.cons(part, result)
-            state = self.state(result)
-            if (
-                not result.exposed
-                or node.kind in (EPS, ALT)
-                or len(frames) == MAX_JOINED
-                or not wide(state)
-            ):
-                return state, node
+            frame = saturate(store, frame)
+            frames.append(frame)
+            alone = self.state(store.cons(frame, store.unknown))
+            any_wide = any_wide or wide(alone)
+            if node.kind == EPS or not any_wide or not (wide(alone) or frame.nullable):
+                break
+            if node.kind == ALT or len(frames) == MAX_JOINED:
+                return self.state(stack), store.eps
+        result = store.unknown
+        for part in reversed(frames):
+            result = store.cons(part, result)
+        return self.state(result), node
 
     def left(self, state: int) -> bool:
         """Whether the frames of a walk may be left in a state without another byte."""
@@ -124,6 +143,44 @@ class FrameNodes:
     def open_bag(self, frame: Node) -> BagNode | None:
         """The frame as a bag whose next member is not chosen yet, or None."""
         return frame if isinstance(frame, BagNode) and frame.place != AFTER else None
+
+    def endless_members(self, pick: Node, loops: Callable[[int], bool]) -> int:
+        """Members of a bag of which any text may be the beginning, however it goes on.
+
+        Those are members whose frame is a loop, perhaps without some finite set of strings, such as the keys that are declared:
+        whatever was read, longer strings remain.
+
+        Args:
+            pick: What is left of the members.
+            loops: Whether a state is led back to itself by every character of the text.
+
+        Returns:
+            Such members as bits, any of which may be the one; 0 when there are none.
+        """
+        for part in pick.parts if pick.kind == ALT else (pick,):
+            frame, _ = self.split(part)
+            if frame.kind != AND:
+                continue
+            others = [p for p in frame.parts if not (p.kind == NOT and self._is_finite(p.a))]
+            if len(others) == 1 and others[0].kind == REP and loops(self.state(others[0])):
+                return part.tags
+        return 0
+
+    @staticmethod
+    def _is_finite(node: Node) -> bool:
+        """Whether a node is seen at once to hold strings of bounded length only."""
+        stack = [node]
+        for _ in range(MAX_FINITE):
+            if not stack:
+                return True
+            node = stack.pop()
+            if node.kind in (ALT, AND):
+                stack += node.parts
+            elif node.kind == CONS:
+                stack += (node.a, node.b)
+            elif node.kind not in (EMPTY, EPS, SET, LIT, TRIE):
+                return False
+        return not stack
 
     def behind_member(self, bag: BagNode, member: int, node: Node, rest: Node) -> Node | None:
         """What follows when a member of a bag was told from the others.

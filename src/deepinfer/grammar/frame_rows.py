@@ -19,6 +19,7 @@ from deepinfer.grammar.frame_entries import Entry, EntryStore, Keep, Places, Wal
 from deepinfer.grammar.frame_nodes import FrameNodes
 from deepinfer.grammar.frame_walk import Found, FrameWalk
 from deepinfer.grammar.mask_slices import SliceTests
+from deepinfer.grammar.mask_splits import MIN_STRINGS
 from deepinfer.grammar.mask_states import StateRows
 from deepinfer.grammar.nodes import BagNode, Node
 from deepinfer.grammar.slices import CharacterSet, Slice
@@ -31,7 +32,7 @@ Int32Array = NDArray[np.int32]
 MAX_TASKS = 400
 """Frames that one row may run through."""
 
-MAX_BAG_NODES = 1500
+MAX_BAG_NODES = 6000
 """Nodes at which the members of a bag may still be several; with more the bag is walked as one frame."""
 
 DENSE_IDS = 1500
@@ -290,15 +291,8 @@ class FrameRows:
 
     def _follow_loops(self, found: Found, words: list[Int32Array]) -> None:
         """Takes the subtrees in which string text leads states back to themselves from those states' own tokens."""
-        trie = self._main.trie
         for state, keep, nodes in found.loops.values():
-            at = np.array(nodes, dtype=np.int32)
-            step = np.zeros(len(self._vocab.strings) + 1, dtype=np.int32)
-            np.add.at(step, trie.rank_low[at], 1)
-            np.add.at(step, trie.rank_high[at], -1)
-            below = Keep(np.cumsum(step[:-1]) > 0, self._vocab)
-            if keep is not None:
-                below = self._entries.both(below, keep)
+            below = self._below(nodes, keep)
             base = self._unit(state, self._root)
             whole = self._empty.copy()
             base.tokens.add_to(whole)
@@ -343,13 +337,28 @@ class FrameRows:
         state = self._nodes.state(pick)
         groups: dict[int, Found] = {}
         known: dict[tuple[int, int], tuple[int, Node, Places]] = {}
+        text, tests = self._tests[0]
         for space, nodes, keep in entry.segments:
+            if space.is_main and nodes == (0,) and text.outside is not None:
+                # String text may fit whatever it is, so that only tokens that hold something else need a look.
+                reached = self._nodes.head(state)
+                if tests.may_hold(state) and tests.loops(state) and not reached.ends:
+                    members, rests = reached.tags, text.rests
+                else:
+                    rests = text.outside
+                    members = self._nodes.endless_members(
+                        pick, lambda at: tests.may_hold(at) and tests.loops(at)
+                    )
+                if members:
+                    group = groups.setdefault(members, Found())
+                    group.words.append(self._slice_words(text, keep))
+                    space = self._main.inner(rests)
             if not self._walk_bag(space, keep, [(node, state) for node in nodes], groups, known):
                 self._bags[key] = None
                 return None
         unit = BagUnit()
         for tags, found in groups.items():
-            unit.groups.append((tags, self._tokens(found, [])))
+            unit.groups.append((tags, self._tokens(found, found.words)))
         for member, node, places in known.values():
             where = self._entries.of(places)
             if where is not None:
@@ -370,6 +379,8 @@ class FrameRows:
         children, labels, ranks = trie.children, trie.labels, trie.ranks
         classes, head = self._states.classes, self._nodes.head
         found: dict[int, list[int]] = {}
+        loops: dict[int, list[int]] = {}
+        wide_entry = space.is_main
         visited = 0
         while frontier:
             out = []
@@ -391,6 +402,11 @@ class FrameRows:
                         found.setdefault(tags, []).append(ranks[child])
                     if children[child] == children[child + 1]:
                         continue
+                    if tags & (tags - 1) and wide_entry:
+                        settled = self._settled(labels[child], node, child, after)
+                        if settled:
+                            loops.setdefault(settled, []).append(child)
+                            continue
                     ends = tags if not tags & (tags - 1) else reached.ends
                     while ends:
                         member = ends & -ends
@@ -410,7 +426,41 @@ class FrameRows:
             groups.setdefault(tags, Found()).tokens.append(
                 (space, keep, np.array(some, dtype=np.int32))
             )
+        # Below these nodes the members stay as many as they are until something else than string text comes.
+        text = self._tests[0][0]
+        for state, nodes in loops.items():
+            below = self._below(nodes, keep)
+            group = groups.setdefault(head(state).tags, Found())
+            group.words.append(self._slice_words(text, below))
+            rests = self._main.inner(text.rests)
+            if not self._walk_bag(rests, below, [(0, state)], groups, known):
+                return False
         return True
+
+    def _settled(self, byte: int, above: int, node: int, state: int) -> int:
+        """A state that string text leads back to itself and whose tokens are those below a node; 0 if there is none.
+
+        The way to the node is whole characters, or whole ones and the first byte of another.
+        """
+        trie, whole = self._main.trie, self._vocab.whole_text
+        if trie.rank_highs[node] - trie.rank_lows[node] < MIN_STRINGS or not whole[above]:
+            return 0
+        tests = self._tests[0][1]
+        target = state if whole[node] else tests.settles(byte, state)
+        if not target or not tests.may_hold(target) or not tests.loops(target):
+            return 0
+        reached = self._nodes.head(target)
+        return 0 if reached.ends or reached.tags != self._nodes.head(state).tags else target
+
+    def _below(self, nodes: list[int], keep: Keep | None) -> Keep:
+        """The vocabulary's strings below some nodes of its trie, those that also are in `keep`."""
+        trie = self._main.trie
+        at = np.array(nodes, dtype=np.int32)
+        step = np.zeros(len(self._vocab.strings) + 1, dtype=np.int32)
+        np.add.at(step, trie.rank_low[at], 1)
+        np.add.at(step, trie.rank_high[at], -1)
+        below = Keep(np.cumsum(step[:-1]) > 0, self._vocab)
+        return below if keep is None else self._entries.both(below, keep)
 
     def forget(self) -> None:
         """Drops everything remembered; it is computed again when needed."""

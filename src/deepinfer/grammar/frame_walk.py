@@ -31,12 +31,14 @@ class Found:
         exits: Where the frame may be left.
         loops: By state that string text leads back to itself: nodes of the vocabulary's trie, reached by whole characters,
             whose subtrees were not walked.
+        words: Ready masks of more strings that fit, each shape [words].
         new_splits: Splits made.
     """
 
     tokens: list[tuple[WalkSpace, Keep | None, Int32Array]] = field(default_factory=list)
     exits: Places = field(default_factory=Places)
     loops: dict[tuple[int, int], tuple[int, Keep | None, list[int]]] = field(default_factory=dict)
+    words: list[Int32Array] = field(default_factory=list)
     new_splits: int = 0
 
 

@@ -40,6 +40,8 @@ class SliceTests:
         ]
         self.first_classes = states.classes_of(characters.first_bytes)
         self.first_bytes = frozenset(characters.first_bytes)
+        self._table = table
+        self._settled: dict[tuple[int, int], int] = {}
         self._loops: dict[int, bool] = {}
         self._contains: dict[int, bool] = {}
 
@@ -82,6 +84,43 @@ class SliceTests:
         if known is None:
             known = self._contains[state] = self._closure(state, only_itself=False)
         return known
+
+    def settles(self, byte: int, state: int) -> int:
+        """Where every character that begins with a byte leads, when that is one state.
+
+        Args:
+            byte: First byte of a character of the set.
+            state: The state behind that byte.
+
+        Returns:
+            The state behind the character, or 0: characters lead to several states, or one dies.
+        """
+        inside = int(self._table[BOUNDARY][byte])
+        key = (inside, state)
+        known = self._settled.get(key)
+        if known is None:
+            known = self._settled[key] = self._settle(inside, state)
+        return known
+
+    def _settle(self, inside: int, state: int) -> int:
+        if inside in (DEAD, BOUNDARY):
+            return state if inside == BOUNDARY else 0
+        target = 0
+        seen = {(inside, state)}
+        stack = [(inside, state)]
+        while stack:
+            inner, at = stack.pop()
+            row = self._moves(at)[0]
+            for index, after in self._edges[inner]:
+                reached = row[index]
+                if not reached or (after == BOUNDARY and target and target != reached):
+                    return 0
+                if after == BOUNDARY:
+                    target = reached
+                elif (after, reached) not in seen:
+                    seen.add((after, reached))
+                    stack.append((after, reached))
+        return target
 
     def _closure(self, state: int, *, only_itself: bool) -> bool:
         moves = self._moves
