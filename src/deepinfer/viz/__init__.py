@@ -11,6 +11,8 @@ from deepinfer.viz.attention import plot_attention_mass as plot_attention_mass
 from deepinfer.viz.attention import plot_selected_rows as plot_selected_rows
 from deepinfer.viz.distance import plot_error_by_distance as plot_error_by_distance
 from deepinfer.viz.experts import plot_expert_load as plot_expert_load
+from deepinfer.viz.fleet import plot_engine_load as plot_engine_load
+from deepinfer.viz.fleet import plot_latency as plot_latency
 from deepinfer.viz.gantt import TimedStep as TimedStep
 from deepinfer.viz.gantt import plot_gantt as plot_gantt
 from deepinfer.viz.matrix import plot_matrix as plot_matrix
@@ -26,9 +28,11 @@ __all__ = [
     "TimedStep",
     "plot_acceptance",
     "plot_attention_mass",
+    "plot_engine_load",
     "plot_error_by_distance",
     "plot_expert_load",
     "plot_gantt",
+    "plot_latency",
     "plot_matrix",
     "plot_plans",
     "plot_selected_rows",
