@@ -41,9 +41,10 @@ Pair = tuple[Tensor, Tensor]
 _FP8 = torch.float8_e4m3fn
 _OUT = (torch.bfloat16, torch.float32)
 
-DENSE = Operation("gemm_nt")
-CONTIGUOUS = Operation("m_grouped_gemm_nt_contiguous")
-MASKED = Operation("m_grouped_gemm_nt_masked")
+_OPERANDS = "Tensor a, Tensor? a_scale, Tensor b, Tensor? b_scale, Tensor(x!) d"
+DENSE = Operation("gemm_nt", _OPERANDS)
+CONTIGUOUS = Operation("m_grouped_gemm_nt_contiguous", f"{_OPERANDS}, Tensor layout")
+MASKED = Operation("m_grouped_gemm_nt_masked", f"{_OPERANDS}, Tensor counts, int? expected_m")
 OPERATIONS = (DENSE, CONTIGUOUS, MASKED)
 
 

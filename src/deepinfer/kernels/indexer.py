@@ -12,8 +12,9 @@ from deepinfer.kernels.registry import Operation
 
 __all__ = ["fp8_fp4_mqa_logits", "fp8_mqa_logits"]
 
-FP8 = Operation("fp8_mqa_logits")
-FP4 = Operation("fp8_fp4_mqa_logits")
+_ARGUMENTS = "Tensor q, Tensor keys, Tensor scale, Tensor weights, Tensor starts, Tensor ends, Tensor(x!) out"
+FP8 = Operation("fp8_mqa_logits", _ARGUMENTS)
+FP4 = Operation("fp8_fp4_mqa_logits", _ARGUMENTS)
 OPERATIONS = (FP8, FP4)
 
 _FP8 = torch.float8_e4m3fn

@@ -18,10 +18,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from deepinfer.core.errors import ConfigError, UnsupportedHardware
 
 __all__ = ["Choice", "Implementation", "Operation", "explain", "operation", "use_backend"]
 
+# The namespace of the operations in torch, which torch.compile calls: held here, because it lives as long as this name.
+_library = torch.library.Library("deepinfer", "FRAGMENT")
 _wish: ContextVar[str | None] = ContextVar("deepinfer_kernel_backend", default=None)
 
 
@@ -72,13 +76,23 @@ class Choice:
 class Operation:
     """A kernel by name, with its implementations.
 
+    What it writes is an argument, marked in the schema. Called by code that torch.compile traces, it is the operation
+    `deepinfer::name` of torch; otherwise the implementation is called directly.
+
     Attributes:
         name: Public name.
+        schema: Arguments as torch.library writes them.
         implementations: In the order of their priority, highest first.
     """
 
     name: str
+    schema: str
     implementations: list[Implementation] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        _library.define(f"{self.name}(str? backend, {self.schema}) -> ()")
+        _library.impl(self.name, self._run, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"deepinfer::{self.name}", _nothing, lib=_library)
 
     def register(
         self,
@@ -179,9 +193,19 @@ class Operation:
                 refusals[found.name] = f"{chosen!r} comes first"
         return Choice(self.name, chosen, refusals, wish)
 
-    def __call__(self, backend: str | None, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, backend: str | None, *args: Any) -> None:
         """Calls the implementation that `choose` finds."""
-        return self.choose(backend, *args, **kwargs).function(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            getattr(torch.ops.deepinfer, self.name)(backend, *args)
+        else:
+            self._run(backend, *args)
+
+    def _run(self, backend: str | None, *args: Any) -> None:
+        self.choose(backend, *args).function(*args)
+
+
+def _nothing(*args: Any) -> None:
+    """What an operation returns: it writes one of its arguments."""
 
 
 @contextmanager

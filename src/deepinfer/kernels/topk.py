@@ -17,7 +17,7 @@ from deepinfer.kernels.registry import Operation
 
 __all__ = ["topk"]
 
-TOPK = Operation("topk")
+TOPK = Operation("topk", "Tensor x, int k, Tensor? lengths, Tensor(x!) out, int fill")
 OPERATIONS = (TOPK,)
 
 _MOST = 4096
@@ -60,7 +60,7 @@ def topk(
     contract.check_dtype("input", input, torch.bfloat16, torch.float32)
     contract.check_shape("input", input, (None, None), "rows, n")
     contract.check_last_stride("input", input)
-    rows, n = input.shape
+    rows = input.shape[0]
     if not 1 <= topk <= _MOST:
         raise ShapeError(
             f"topk is {topk}; it must lie in [1, {_MOST}]. Use torch.topk for more.",

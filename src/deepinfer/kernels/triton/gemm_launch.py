@@ -13,7 +13,14 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from deepinfer.kernels.triton.gemm_tall import gemm_tall_kernel
 from deepinfer.kernels.triton.grouped_swapped import grouped_swapped_kernel
 
-__all__ = ["SwappedTuning", "TallTuning", "gemm_tall", "grouped_swapped", "num_sms"]
+__all__ = [
+    "SwappedTuning",
+    "TallTuning",
+    "gemm_tall",
+    "grouped_swapped",
+    "num_sms",
+    "register_shares",
+]
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,18 @@ def _matrix(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, columns], layout)
 
 
+def register_shares(tuning: SwappedTuning) -> tuple[dict[str, int], int]:
+    """How the registers of a multiprocessor are dealt out.
+
+    Returns:
+        Options of the launch, and the registers of a thread that multiplies; the warp that copies has 24.
+    """
+    threads = 128 * (tuning.parts + 1)
+    registers = min(65536 // tuning.per_sm // threads // 8 * 8, 255)
+    share = (registers * threads // 128 - 24) // tuning.parts // 8 * 8
+    return {} if tuning.per_sm == 1 else {"maxnreg": registers}, min(share, 240)
+
+
 def grouped_swapped(
     x: Tensor,
     x_scale: Tensor,
@@ -101,11 +120,7 @@ def grouped_swapped(
     x_desc = _matrix(x.view(groups * max_m, k), tuning.block_m, 128)
     tiles = groups * -(-max_m // tuning.block_m) * -(-n // rows)
     grid = min(tiles, num_sms(x.device.index) * tuning.per_sm)
-    # The registers of a program, less those of the warp that copies, are dealt out to the warpgroups that multiply.
-    threads = 128 * (tuning.parts + 1)
-    registers = min(65536 // tuning.per_sm // threads // 8 * 8, 255)
-    share = (registers * threads // 128 - 24) // tuning.parts // 8 * 8
-    options = {} if tuning.per_sm == 1 else {"maxnreg": registers}
+    options, registers = register_shares(tuning)
     grouped_swapped_kernel[(grid,)](
         w_desc,
         x_desc,
@@ -130,7 +145,7 @@ def grouped_swapped(
         PARTS=tuning.parts,
         BLOCK_M=tuning.block_m,
         DEPTH=tuning.depth,
-        REGISTERS=min(share, 240),
+        REGISTERS=registers,
         num_warps=4,
         **options,
     )

@@ -1,0 +1,110 @@
+"""Machine code of the kernels without a GPU: compiled for a chip, with its registers, spills and instructions.
+
+Every kernel and every entry of the tables is compiled for the chips that it is meant for, so that a change that spills,
+outgrows a chip's shared memory or loses its tensor core instruction is seen where no GPU is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["SHARED_BYTES", "CodeReport", "compile_for"]
+
+SHARED_BYTES: Mapping[int, int] = {
+    80: 166_912,
+    89: 101_376,
+    90: 232_448,
+    100: 232_448,
+    120: 101_376,
+}
+"""Shared memory that a program may have, in bytes, by compute capability times 10."""
+
+
+@dataclass(frozen=True)
+class CodeReport:
+    """What became of a kernel.
+
+    Attributes:
+        capability: Compute capability times 10.
+        registers: Registers a thread at launch.
+        stack_bytes: Stack a thread: where spilled registers go.
+        shared_bytes: Shared memory a program.
+        opcodes: How often each instruction occurs.
+    """
+
+    capability: int
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+    opcodes: Mapping[str, int]
+
+    def count(self, *prefixes: str) -> int:
+        """How many instructions begin with one of these names."""
+        return sum(n for name, n in self.opcodes.items() if name.startswith(prefixes))
+
+
+def compile_for(
+    kernel: Any,
+    signature: Mapping[str, str],
+    constants: Mapping[str, Any],
+    capability: int,
+    *,
+    aligned: tuple[str, ...] = (),
+    **options: Any,
+) -> CodeReport:
+    """Compiles a kernel.
+
+    Args:
+        kernel: A function of Triton's, or of Gluon's.
+        signature: Types of the arguments by name, as Triton writes them.
+        constants: Values of the constants by name.
+        capability: Compute capability times 10.
+        aligned: Arguments that are multiples of 16.
+        options: Options of the launch (num_warps, maxnreg, ...).
+
+    Returns:
+        What the assembler says, and the instructions.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    names = kernel.arg_names
+    source = GluonASTSource if getattr(kernel, "is_gluon", lambda: False)() else ASTSource
+    compiled = triton.compile(
+        source(
+            fn=kernel,
+            signature={**signature, **dict.fromkeys(constants, "constexpr")},
+            constexprs={(names.index(name),): value for name, value in constants.items()},
+            attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+        ),
+        target=GPUTarget("cuda", capability, 32),
+        options=options,
+    )
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    handle, name = tempfile.mkstemp(suffix=".cubin")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(compiled.asm["cubin"])
+        usage = _run(tools / "cuobjdump", "-res-usage", name)
+        listing = _run(tools / "nvdisasm", "-c", name)
+    finally:
+        os.unlink(name)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    registers, stack = (int(found[1]), int(found[2])) if found else (0, 0)
+    opcodes: dict[str, int] = {}
+    for opcode in re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9_]+)", listing):
+        opcodes[opcode] = opcodes.get(opcode, 0) + 1
+    return CodeReport(capability, registers, stack, compiled.metadata.shared, opcodes)
+
+
+def _run(*command: Any) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
