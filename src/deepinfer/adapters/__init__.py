@@ -1,7 +1,8 @@
 """Bridges to other software. Each needs what it bridges to only when it is used.
 
 `render_metrics` writes the numbers of an engine as Prometheus text; `EngineCollector` gives them to
-`prometheus_client`.
+`prometheus_client`. `GrammarLogitsProcessor` keeps `transformers` in a grammar, `VllmGrammarBackend` vLLM, and
+`SglangGrammarBackend` SGLang.
 """
 
 from __future__ import annotations
@@ -11,13 +12,31 @@ from typing import TYPE_CHECKING
 from deepinfer.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from deepinfer.adapters.grammar_library import GrammarLibrary as GrammarLibrary
+    from deepinfer.adapters.grammar_library import compile_kind as compile_kind
     from deepinfer.adapters.prometheus import EngineCollector as EngineCollector
     from deepinfer.adapters.prometheus import metric_families as metric_families
     from deepinfer.adapters.prometheus import render_metrics as render_metrics
+    from deepinfer.adapters.sglang_grammar import SglangGrammar as SglangGrammar
+    from deepinfer.adapters.sglang_grammar import SglangGrammarBackend as SglangGrammarBackend
+    from deepinfer.adapters.sglang_grammar import register_with_sglang as register_with_sglang
+    from deepinfer.adapters.transformers_grammar import (
+        GrammarLogitsProcessor as GrammarLogitsProcessor,
+    )
+    from deepinfer.adapters.vllm_grammar import VllmGrammar as VllmGrammar
+    from deepinfer.adapters.vllm_grammar import VllmGrammarBackend as VllmGrammarBackend
 
 _EXPORTS = {
     "EngineCollector": "deepinfer.adapters.prometheus",
+    "GrammarLibrary": "deepinfer.adapters.grammar_library",
+    "GrammarLogitsProcessor": "deepinfer.adapters.transformers_grammar",
+    "SglangGrammar": "deepinfer.adapters.sglang_grammar",
+    "SglangGrammarBackend": "deepinfer.adapters.sglang_grammar",
+    "VllmGrammar": "deepinfer.adapters.vllm_grammar",
+    "VllmGrammarBackend": "deepinfer.adapters.vllm_grammar",
+    "compile_kind": "deepinfer.adapters.grammar_library",
     "metric_families": "deepinfer.adapters.prometheus",
+    "register_with_sglang": "deepinfer.adapters.sglang_grammar",
     "render_metrics": "deepinfer.adapters.prometheus",
 }
 

@@ -1,0 +1,122 @@
+"""Grammars of requests by kind and text, compiled once and shared."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from deepinfer.core.errors import ConfigError
+from deepinfer.grammar import (
+    CompiledGrammar,
+    Grammar,
+    TokenVocab,
+    choices,
+    compile_ebnf,
+    compile_json_schema,
+    compile_regex,
+    compile_structural_tag,
+)
+
+__all__ = ["KINDS", "GrammarLibrary", "compile_kind"]
+
+KINDS: dict[str, Callable[[Any], Grammar]] = {
+    "json": lambda spec: compile_json_schema(spec),
+    "json_object": lambda spec: compile_json_schema({"type": "object"}),
+    "regex": lambda spec: compile_regex(spec),
+    "grammar": lambda spec: compile_ebnf(spec),
+    "choice": lambda spec: choices(json.loads(spec) if isinstance(spec, str) else spec),
+    "structural_tag": lambda spec: compile_structural_tag(spec),
+}
+"""Compilers by the names that serving engines have for the kinds of structured output."""
+
+
+def compile_kind(kind: str, spec: Any) -> Grammar:
+    """A grammar from a kind and its text.
+
+    Args:
+        kind: "json" (a JSON Schema), "json_object", "regex", "grammar" (EBNF), "choice" (a JSON list of texts) or
+            "structural_tag".
+        spec: The text, or the parsed value where there is one.
+
+    Returns:
+        The grammar.
+
+    Raises:
+        ConfigError: The kind is not known.
+        GrammarError: The text is malformed, or cannot be enforced.
+    """
+    if kind not in KINDS:
+        raise ConfigError(
+            f"structured output of kind {kind!r} is not known; use one of {', '.join(KINDS)}",
+            field="kind",
+            value=kind,
+        )
+    return KINDS[kind](spec)
+
+
+class GrammarLibrary:
+    """Bound grammars of one vocabulary, the least recently used one dropped first. Thread-safe.
+
+    Args:
+        vocab: The vocabulary.
+        max_grammars: Grammars that are kept.
+        text_ids: Control tokens that grammars may spell, as for `Grammar.bind`.
+
+    Raises:
+        ConfigError: `max_grammars` is not positive.
+    """
+
+    def __init__(
+        self, vocab: TokenVocab, *, max_grammars: int = 256, text_ids: Iterable[int] = ()
+    ) -> None:
+        if max_grammars < 1:
+            raise ConfigError(
+                f"max_grammars is {max_grammars}; keep one at least",
+                field="max_grammars",
+                value=max_grammars,
+            )
+        self.vocab = vocab
+        self._text_ids = tuple(text_ids)
+        self._max = max_grammars
+        self._kept: OrderedDict[tuple[str, str], CompiledGrammar] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, kind: str, spec: str) -> CompiledGrammar:
+        """The bound grammar of a kind and its text, compiled if it is not kept.
+
+        Args:
+            kind: As in `compile_kind`.
+            spec: The text.
+
+        Returns:
+            The bound grammar, shared.
+
+        Raises:
+            ConfigError: The kind is not known.
+            GrammarError: The text is malformed, or cannot be enforced.
+        """
+        key = (kind, spec)
+        with self._lock:
+            found = self._kept.get(key)
+            if found is not None:
+                self._kept.move_to_end(key)
+                return found
+        # Compiled without the lock: two threads may both do it, and the first one's stays.
+        compiled = compile_kind(kind, spec).bind(self.vocab, text_ids=self._text_ids)
+        with self._lock:
+            compiled = self._kept.setdefault(key, compiled)
+            self._kept.move_to_end(key)
+            while len(self._kept) > self._max:
+                self._kept.popitem(last=False)
+        return compiled
+
+    def clear(self) -> None:
+        """Forgets all grammars; matchers that run keep theirs."""
+        with self._lock:
+            self._kept.clear()
+
+    def __len__(self) -> int:
+        return len(self._kept)
