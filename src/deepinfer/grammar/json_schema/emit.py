@@ -32,7 +32,7 @@ from deepinfer.grammar.json_schema.formula import (
     unit_atoms,
 )
 from deepinfer.grammar.json_schema.numbers import any_number, number_language
-from deepinfer.grammar.json_schema.objects import ObjectForm
+from deepinfer.grammar.json_schema.objects import MemberForm, ObjectForm
 from deepinfer.grammar.json_schema.spelling import free_string
 from deepinfer.grammar.json_schema.whitespace import Whitespace
 
@@ -161,26 +161,22 @@ class Emitter:
 
     def _object(self, shape: ObjectForm) -> Expr:
         self._budget.spend(4 * len(shape.members))
+        left = self._usable(shape)
+        if left is None:
+            return EMPTY
+        usable, conditions = left
+        sizes: dict[str, int] = {}
+        for index in usable:
+            key = shape.members[index].key
+            if key is not None:
+                sizes[key] = sizes.get(key, 0) + 1
         places: dict[int, int] = {}
         members: list[Member] = []
         groups: dict[str, int] = {}
-        sizes: dict[str, int] = {}
-        for member in shape.members:
-            if member.key is not None:
-                sizes[member.key] = sizes.get(member.key, 0) + 1
-        for index, member in enumerate(shape.members):
-            if not self._forms.possible(member.value):
-                continue
-            place = (member.keys if member.key is None else member.key, member.value)
-            expr = self._members.get(place)
-            if expr is None:
-                if member.key is not None:
-                    key = self._strings.literal(member.key)
-                else:
-                    key = self._strings.spelled(member.keys)
-                expr = seq(key, self._colon, self._value(member.value), self._gap)
-                self._members[place] = expr
+        for index in usable:
+            member = shape.members[index]
             places[index] = len(members)
+            expr = self._member(member)
             if member.key is None:
                 members.append(Member(expr, 0, None))
             elif sizes[member.key] == 1:
@@ -188,21 +184,55 @@ class Emitter:
             else:
                 group = groups.setdefault(member.key, len(groups))
                 members.append(Member(expr, 0, 1, group))
-        clauses = []
-        for positive, negative in shape.clauses:
-            if any(index not in places for index in negative):
-                continue
-            present = frozenset(places[index] for index in positive if index in places)
-            absent = frozenset(places[index] for index in negative)
-            if not present and not absent:
-                return EMPTY
-            clauses.append(Clause(present, absent))
+        clauses = [
+            Clause(frozenset(places[i] for i in present), frozenset(places[i] for i in absent))
+            for present, absent in conditions
+        ]
         if not members and shape.low:
             return EMPTY
         inside = bag(members, self._comma, clauses, shape.low, shape.high, self._ordered)
         if not members:
             inside = EPS
         return seq(literal(b"{"), self._gap, inside, literal(b"}"))
+
+    def _usable(
+        self, shape: ObjectForm
+    ) -> tuple[list[int], list[tuple[frozenset[int], frozenset[int]]]] | None:
+        """Members that may occur, and the conditions left over them; None when some condition cannot hold."""
+        possible = self._forms.possible
+        usable = {i: None for i, member in enumerate(shape.members) if possible(member.value)}
+        conditions = list(shape.clauses)
+        while True:
+            left = []
+            forbidden: set[int] = set()
+            for positive, negative in conditions:
+                if any(index not in usable for index in negative):
+                    continue
+                present = frozenset(index for index in positive if index in usable)
+                if not present and not negative:
+                    return None
+                if not present and len(negative) == 1:
+                    forbidden |= negative
+                else:
+                    left.append((present, negative))
+            conditions = left
+            if not forbidden:
+                return list(usable), conditions
+            for index in forbidden:
+                del usable[index]
+
+    def _member(self, member: MemberForm) -> Expr:
+        """One member, with the white space behind it."""
+        place = (member.keys if member.key is None else member.key, member.value)
+        expr = self._members.get(place)
+        if expr is None:
+            if member.key is not None:
+                key = self._strings.literal(member.key)
+            else:
+                key = self._strings.spelled(member.keys)
+            expr = seq(key, self._colon, self._value(member.value), self._gap)
+            self._members[place] = expr
+        return expr
 
     def _array(self, row: ArrayForm, name: str) -> Expr:
         if row.is_plain:
