@@ -62,6 +62,11 @@ class LazyAutomaton:
             self.expand(state)
         return int(self.table[state, self.byte_class[byte]])
 
+    def run(self, state: int, data: bytes) -> int:
+        for byte in data:
+            state = self.step(state, byte)
+        return state
+
     def accepting(self, state: int) -> bool:
         return state != 0 and self._accepting(self._values[state])
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 from deepinfer.core.errors import ConfigError, EmptyLanguage, InvariantBroken
 from deepinfer.grammar.automaton import Automaton
 from deepinfer.grammar.bitmask import MaskRow
-from deepinfer.grammar.frame_rows import FrameRows, Tokens, TooManyFrames
+from deepinfer.grammar.frame_rows import FrameRows, TooManyFrames
+from deepinfer.grammar.frame_units import Tokens
 from deepinfer.grammar.mask_build import MaskBuilder
 from deepinfer.grammar.mask_states import ByteAutomaton, NeedsDepth
 from deepinfer.grammar.row_cache import RowCache
@@ -79,6 +80,8 @@ class CompiledGrammar:
         self.by_frames = by_frames
         self._builder: MaskBuilder | None = None
         self._frames: FrameRows | None = None
+        self._generation = 0
+        self._num_named = 0
         self._parts: dict[tuple[int, ...], tuple[int, list[Tokens]]] = {}
         self._max_cache_bytes = max_cache_bytes
         self._lock = threading.RLock()
@@ -146,12 +149,7 @@ class CompiledGrammar:
         Raises:
             GrammarTooLarge: The automaton ran out of its budget.
         """
-        step = self.automaton.step
-        for byte in data:
-            state = step(state, byte)
-            if not state:
-                break
-        return state
+        return int(self.automaton.run(state, data))
 
     def accepting(self, state: int) -> bool:
         """Whether an output may end in a live state."""
@@ -250,8 +248,15 @@ class CompiledGrammar:
             parts = frames.parts(state)
         except TooManyFrames:
             return None
+        if frames.generation != self._generation:  # the objects that name the rows were let go
+            self._generation = frames.generation
+            self._parts.clear()
         # States with the same parts share a row, under a key that no state has.
-        place = self._parts.setdefault(tuple(map(id, parts)), (-1 - len(self._parts), parts))
+        name = tuple(map(id, parts))
+        place = self._parts.get(name)
+        if place is None:
+            self._num_named += 1
+            place = self._parts[name] = (-self._num_named, parts)
         key = self._keys[state] = place[0]
         row = self.rows.get(key)
         if row is None:

@@ -140,9 +140,10 @@ class FrameNodes:
             return self._store.push(bag_body(self._store, frame), rest)
         return None
 
-    def open_bag(self, frame: Node) -> BagNode | None:
-        """The frame as a bag whose next member is not chosen yet, or None."""
-        return frame if isinstance(frame, BagNode) and frame.place != AFTER else None
+    @staticmethod
+    def is_bag(frame: Node) -> bool:
+        """Whether a frame is a bag between two members, or before one that is not chosen yet."""
+        return isinstance(frame, BagNode)
 
     def endless_members(self, pick: Node, loops: Callable[[int], bool]) -> int:
         """Members of a bag of which any text may be the beginning, however it goes on.

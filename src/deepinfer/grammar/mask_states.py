@@ -29,6 +29,10 @@ class ByteAutomaton(Protocol):
         """The state behind a byte."""
         ...
 
+    def run(self, state: int, data: bytes) -> int:
+        """The state behind some bytes."""
+        ...
+
     def accepting(self, state: int) -> bool:
         """Whether an output may end here."""
         ...
