@@ -19,9 +19,9 @@ from deepinfer.engine.cache_setup import CacheShape
 from deepinfer.engine.decode_lane import DecodeLanes
 from deepinfer.engine.future_tokens import FutureTokens
 from deepinfer.engine.graph_runs import run_recorded
-from deepinfer.engine.graphs import DecodeGraphs
 from deepinfer.engine.host_tier import HostTier
 from deepinfer.engine.parts import EngineDrafter
+from deepinfer.engine.runner_graphs import RecordsSteps
 from deepinfer.engine.sample_batch import mask_rows, sample_rows
 from deepinfer.engine.step_batch import (
     build_batch,
@@ -43,7 +43,7 @@ __all__ = ["ModelRunner"]
 _VERIFY = ROLES.index(RowRole.VERIFY)
 
 
-class ModelRunner:
+class ModelRunner(RecordsSteps):
     """Runs plans on one device, in order.
 
     `forward` of a step may be called before `collect` of the step before it, but after its `sample`: the token that
@@ -122,7 +122,6 @@ class ModelRunner:
             num_slots, info.vocab_size, device=self._device, check=self._check_ids
         )
         self._last: RunningStep | None = None
-        self._graphs: DecodeGraphs | None = None
         self._switched_on = False
         self._deterministic = deterministic
         if drafter is not None and hasattr(drafter, "bind"):
@@ -131,32 +130,6 @@ class ModelRunner:
             record = self._device.type == "cuda"
         if record and isinstance(model, DeepseekV41):
             self.make_graphs(on_demand=True)
-
-    def make_graphs(self, *, on_demand: bool = False) -> DecodeGraphs:
-        """Recordings for this runner, which it uses from now on; `warmup` records shapes before they are needed.
-
-        Args:
-            on_demand: Record other shapes when they first come; else such steps run eagerly.
-
-        Returns:
-            The recordings, empty so far.
-        """
-        if self._graphs is not None:
-            self._graphs.close()
-        future = self._future.tokens
-        self._graphs = DecodeGraphs(self._model, self.cache, future=future, on_demand=on_demand)
-        return self._graphs
-
-    def drop_graphs(self) -> None:
-        """Gives the recordings up; every step runs as it is from now on."""
-        if self._graphs is not None:
-            self._graphs.close()
-        self._graphs = None
-
-    @property
-    def graph_steps(self) -> int:
-        """Steps whose decode rows came from a recording."""
-        return 0 if self._graphs is None else self._graphs.stats.hits.total()
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan, requests: Mapping[str, Request]) -> RunningStep:

@@ -82,7 +82,9 @@ class PoolWriter:
             self._keep_tail(source, projected)
         if done.phases is None:
             return
-        pair = (second, None) if first is None else (first, second)
+        pair: tuple[Tensor, Tensor | None] = (second, None)
+        if first is not None:
+            pair = (first, second)
         if self._kernels is None:
             latents = compressor.latents(*pair, y.dtype)
             keys = indexer.keys(latents, done.phases)

@@ -301,6 +301,7 @@ class _Rows:
         is_full = int(widths.min()) == width
         self.window_bias: Tensor | None = None
         self.windows: Tensor | None = None
+        self.few: FewRows | None = None
         if device.type != "cpu":  # as many rows as a prompt has are too many for the host
             first = at - width + 1 if is_full else to_device(lowest, device)
             self.windows, valid = _windows(at, to_device(slots, device), first, width, ring)
@@ -309,7 +310,6 @@ class _Rows:
                 self.window_bias = bias_of(valid)
                 own = self.ring_index.unsqueeze(1)
                 self.window_index = torch.where(valid, self.windows, own)
-            self.few = None
             return
         wanted = positions[:, None] - np.arange(width - 1, -1, -1)
         if not is_full:
@@ -318,7 +318,6 @@ class _Rows:
             self.window_bias = bias_of(torch.from_numpy(valid))
         index = slots[:, None] * ring + wanted % ring
         self.window_index = torch.from_numpy(index)
-        self.few: FewRows | None = None
         table = cache.rows
         if isinstance(table, PlainRows) and not deterministic and FewRows.fits(table, len(slots)):
             self.few = FewRows(table, written, index)

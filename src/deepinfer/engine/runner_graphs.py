@@ -1,0 +1,45 @@
+"""The recordings of a runner: made, counted, dropped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deepinfer.engine.future_tokens import FutureTokens
+from deepinfer.engine.graphs import DecodeGraphs
+
+__all__ = ["RecordsSteps"]
+
+
+class RecordsSteps:
+    """What a runner with a model, a cache and future tokens can do about recordings of its decode steps."""
+
+    cache: Any
+    _model: Any
+    _future: FutureTokens
+    _graphs: DecodeGraphs | None = None
+
+    def make_graphs(self, *, on_demand: bool = False) -> DecodeGraphs:
+        """Recordings for this runner, which it uses from now on; `warmup` records shapes before they are needed.
+
+        Args:
+            on_demand: Record other shapes when they first come; else such steps run eagerly.
+
+        Returns:
+            The recordings, empty so far.
+        """
+        if self._graphs is not None:
+            self._graphs.close()
+        future = self._future.tokens
+        self._graphs = DecodeGraphs(self._model, self.cache, future=future, on_demand=on_demand)
+        return self._graphs
+
+    def drop_graphs(self) -> None:
+        """Gives the recordings up; every step runs as it is from now on."""
+        if self._graphs is not None:
+            self._graphs.close()
+        self._graphs = None
+
+    @property
+    def graph_steps(self) -> int:
+        """Steps whose decode rows came from a recording."""
+        return 0 if self._graphs is None else self._graphs.stats.hits.total()
