@@ -13,10 +13,8 @@ import pytest
 import torch
 
 from deepinfer.adapters import (
-    GrammarLibrary,
     SglangGrammarBackend,
     VllmGrammarBackend,
-    compile_kind,
     register_with_sglang,
     sglang_grammar,
     vllm_grammar,
@@ -42,40 +40,6 @@ def vocab() -> TokenVocab:
 def ids_of(row: torch.Tensor) -> set[int]:
     words = [int(word) & 0xFFFFFFFF for word in row]
     return {32 * at + bit for at, word in enumerate(words) for bit in range(32) if word >> bit & 1}
-
-
-@pytest.mark.parametrize(
-    ("kind", "spec", "yes", "no"),
-    [
-        ("json", '{"type": "integer"}', "12", "x"),
-        ("json_object", "", '{"a": 1}', "[]"),
-        ("regex", "a+", "aa", "b"),
-        ("grammar", 'root ::= "x" root | "y"', "xy", "x"),
-        ("choice", '["yes", "no"]', "no", "n"),
-        ("structural_tag", '{"format": {"type": "const_string", "value": "z"}}', "z", "y"),
-    ],
-)
-def test_kinds(kind: str, spec: str, yes: str, no: str) -> None:
-    grammar = compile_kind(kind, spec)
-    assert grammar.matches(yes)
-    assert not grammar.matches(no)
-    with pytest.raises(ConfigError, match="use one of json, json_object"):
-        compile_kind("xml", spec)
-
-
-def test_library_keeps_the_latest(vocab: TokenVocab) -> None:
-    library = GrammarLibrary(vocab, max_grammars=2)
-    first = library.get("regex", "a")
-    assert library.get("regex", "a") is first
-    library.get("regex", "b")
-    library.get("regex", "a")
-    library.get("regex", "c")
-    assert len(library) == 2
-    assert library.get("regex", "a") is first
-    library.clear()
-    assert library.get("regex", "a") is not first
-    with pytest.raises(ConfigError, match="keep one at least"):
-        GrammarLibrary(vocab, max_grammars=0)
 
 
 class Options(enum.Enum):

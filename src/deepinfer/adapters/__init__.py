@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 from deepinfer.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from deepinfer.adapters.grammar_library import GrammarLibrary as GrammarLibrary
-    from deepinfer.adapters.grammar_library import compile_kind as compile_kind
     from deepinfer.adapters.prometheus import EngineCollector as EngineCollector
     from deepinfer.adapters.prometheus import metric_families as metric_families
     from deepinfer.adapters.prometheus import render_metrics as render_metrics
@@ -28,13 +26,11 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "EngineCollector": "deepinfer.adapters.prometheus",
-    "GrammarLibrary": "deepinfer.adapters.grammar_library",
     "GrammarLogitsProcessor": "deepinfer.adapters.transformers_grammar",
     "SglangGrammar": "deepinfer.adapters.sglang_grammar",
     "SglangGrammarBackend": "deepinfer.adapters.sglang_grammar",
     "VllmGrammar": "deepinfer.adapters.vllm_grammar",
     "VllmGrammarBackend": "deepinfer.adapters.vllm_grammar",
-    "compile_kind": "deepinfer.adapters.grammar_library",
     "metric_families": "deepinfer.adapters.prometheus",
     "register_with_sglang": "deepinfer.adapters.sglang_grammar",
     "render_metrics": "deepinfer.adapters.prometheus",

@@ -11,11 +11,16 @@ from typing import Any
 
 from torch import Tensor
 
-from deepinfer.adapters.grammar_library import GrammarLibrary
 from deepinfer.adapters.host_base import base_class
 from deepinfer.core.errors import GrammarError, InvalidRequest
 from deepinfer.core.lazy import optional_import
-from deepinfer.grammar import GrammarMatcher, TokenVocab, allocate_bitmask, apply_bitmask_
+from deepinfer.grammar import (
+    GrammarLibrary,
+    GrammarMatcher,
+    TokenVocab,
+    allocate_bitmask,
+    apply_bitmask_,
+)
 
 __all__ = ["SglangGrammar", "SglangGrammarBackend", "register_with_sglang"]
 

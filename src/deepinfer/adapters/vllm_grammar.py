@@ -10,10 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from deepinfer.adapters.grammar_library import GrammarLibrary
 from deepinfer.adapters.host_base import base_class
 from deepinfer.core.errors import ConfigError
-from deepinfer.grammar import GrammarMatcher, TokenVocab, allocate_bitmask
+from deepinfer.grammar import GrammarLibrary, GrammarMatcher, TokenVocab, allocate_bitmask
 
 __all__ = ["VllmGrammar", "VllmGrammarBackend"]
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from deepinfer.grammar.grammar import Grammar as Grammar
     from deepinfer.grammar.json_schema import Whitespace as Whitespace
     from deepinfer.grammar.json_schema import compile_json_schema as compile_json_schema
+    from deepinfer.grammar.library import GrammarLibrary as GrammarLibrary
+    from deepinfer.grammar.library import compile_kind as compile_kind
     from deepinfer.grammar.matcher import GrammarMatcher as GrammarMatcher
     from deepinfer.grammar.regex import compile_regex as compile_regex
     from deepinfer.grammar.report import Report as Report
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "CompiledGrammar": "deepinfer.grammar.compiled",
     "Grammar": "deepinfer.grammar.grammar",
+    "GrammarLibrary": "deepinfer.grammar.library",
     "GrammarMatcher": "deepinfer.grammar.matcher",
     "Report": "deepinfer.grammar.report",
     "ReportEntry": "deepinfer.grammar.report",
@@ -52,6 +55,7 @@ _EXPORTS = {
     "choices": "deepinfer.grammar.choice",
     "compile_ebnf": "deepinfer.grammar.ebnf",
     "compile_json_schema": "deepinfer.grammar.json_schema",
+    "compile_kind": "deepinfer.grammar.library",
     "compile_regex": "deepinfer.grammar.regex",
     "compile_structural_tag": "deepinfer.grammar.structural_tag",
     "concatenate": "deepinfer.grammar.combine",
@@ -65,6 +69,7 @@ _EXPORTS = {
 __all__ = [
     "CompiledGrammar",
     "Grammar",
+    "GrammarLibrary",
     "GrammarMatcher",
     "Report",
     "ReportEntry",
@@ -78,6 +83,7 @@ __all__ = [
     "choices",
     "compile_ebnf",
     "compile_json_schema",
+    "compile_kind",
     "compile_regex",
     "compile_structural_tag",
     "concatenate",

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from deepinfer.core.errors import ConfigError
-from deepinfer.grammar import (
-    CompiledGrammar,
-    Grammar,
-    TokenVocab,
-    choices,
-    compile_ebnf,
-    compile_json_schema,
-    compile_regex,
-    compile_structural_tag,
-)
+from deepinfer.core.params import SamplingParams
+from deepinfer.grammar.choice import choices
+from deepinfer.grammar.compiled import CompiledGrammar
+from deepinfer.grammar.ebnf import compile_ebnf
+from deepinfer.grammar.grammar import Grammar
+from deepinfer.grammar.json_schema import compile_json_schema
+from deepinfer.grammar.regex import compile_regex
+from deepinfer.grammar.structural_tag import compile_structural_tag
+from deepinfer.grammar.vocab import TokenVocab
 
 __all__ = ["KINDS", "GrammarLibrary", "compile_kind"]
 
@@ -59,6 +58,8 @@ def compile_kind(kind: str, spec: Any) -> Grammar:
 
 class GrammarLibrary:
     """Bound grammars of one vocabulary, the least recently used one dropped first. Thread-safe.
+
+    An engine takes it as its grammar part: `Engine.from_pretrained("nano", grammar=library)`.
 
     Args:
         vocab: The vocabulary.
@@ -113,6 +114,30 @@ class GrammarLibrary:
                 self._kept.popitem(last=False)
         return compiled
 
+    def __call__(self, params: SamplingParams) -> CompiledGrammar:
+        """The bound grammar of a request's `regex`, `json_schema` or `ebnf`.
+
+        Args:
+            params: Parameters that have one of the three.
+
+        Returns:
+            The bound grammar, shared.
+
+        Raises:
+            ConfigError: They have none.
+            GrammarError: The text is malformed, or cannot be enforced.
+        """
+        if params.regex is not None:
+            return self.get("regex", params.regex)
+        if params.ebnf is not None:
+            return self.get("grammar", params.ebnf)
+        if params.json_schema is None:
+            raise ConfigError("the parameters have no regex, json_schema or ebnf", field="params")
+        schema = params.json_schema
+        return self.get(
+            "json", schema if isinstance(schema, str) else json.dumps(schema, default=_plain)
+        )
+
     def clear(self) -> None:
         """Forgets all grammars; matchers that run keep theirs."""
         with self._lock:
@@ -120,3 +145,10 @@ class GrammarLibrary:
 
     def __len__(self) -> int:
         return len(self._kept)
+
+
+def _plain(value: Any) -> Any:
+    """What `json` knows in place of read-only mappings."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"a schema holds a {type(value).__name__}, which is no JSON value")
