@@ -195,7 +195,7 @@ class NodeStore:
         """
         kind = head.kind
         if kind == CONS:
-            return self.cons(head.a, self.cons(head.b, tail))
+            return self.cons(head.a, self.append(head.b, tail))
         if kind == EPS and tail.kind == ALT:
             return self.alt(tail.parts)
         if kind == ALT and head.recursive:
@@ -206,6 +206,26 @@ class NodeStore:
             return self.alt(parts)
         return self.cons(head, tail)
 
+    def append(self, upper: Node, tail: Node) -> Node:
+        """Frames and then `tail`, as a tail.
+
+        Frames with recursive rules become frames of the result, each on its own: were they kept together as one
+        frame, stacks with the same frames would differ. Others stay together, which is less work.
+        """
+        if not upper.recursive:
+            return self.cons(upper, tail)
+        frames = []
+        while upper.kind == CONS:
+            frames.append(upper.a)
+            upper = upper.b
+        if upper.kind == ALT and upper.recursive:
+            result = self._union([self.append(part, tail) for part in upper.parts])
+        else:
+            result = self.cons(upper, tail)
+        for frame in reversed(frames):
+            result = self.cons(frame, result)
+        return result
+
     def push_all(self, heads: tuple[Node, ...], tail: Node) -> tuple[Node, ...]:
         """`push` of several heads on one tail."""
         if tail.kind == EPS:
@@ -215,7 +235,11 @@ class NodeStore:
         for head in heads:
             kind = head.kind
             if kind == CONS:
-                rest = known.get(head.b.uid << 40 | below) or cons(head.b, tail)
+                rest = head.b
+                if rest.recursive:
+                    rest = self.append(rest, tail)
+                else:
+                    rest = known.get(rest.uid << 40 | below) or cons(rest, tail)
                 out.append(known.get(head.a.uid << 40 | rest.uid) or cons(head.a, rest))
             elif kind in (EPS, ALT):
                 out.append(self.push(head, tail))
@@ -364,36 +388,33 @@ class NodeStore:
         return rest
 
     def _merge_stacks(self, parts: list[Node]) -> list[Node]:
-        tails: dict[int, list[Node]] = {}
-        rest = []
-        for part in parts:
-            if part.kind == CONS and not part.a.recursive:
-                tails.setdefault(part.b.uid, []).append(part)
-            else:
-                rest.append(part)
-        for same in tails.values():
-            if len(same) == 1:
-                rest.append(same[0])
-            else:
-                rest.append(self.cons(self.alt([part.a for part in same]), same[0].b))
+        # Tops first: it keeps the number of different tops small, which bounds the work of ambiguous grammars.
         heads: dict[int, list[Node]] = {}
-        for part in rest:
+        for part in parts:
             if part.kind == CONS:
                 heads.setdefault(part.a.uid, []).append(part)
         out = []
-        for part in rest:
+        for part in parts:
             if part.kind != CONS:
                 same = heads.get(part.uid)
                 if same is None:
                     out.append(part)
                 else:
                     same.append(part)
+        tails: dict[int, list[Node]] = {}
         for same in heads.values():
+            if len(same) > 1:
+                rests = [part.b if part.kind == CONS else self.eps for part in same]
+                out.append(self.cons(same[0].a, self._union(rests)))
+            elif same[0].a.recursive:
+                out.append(same[0])
+            else:
+                tails.setdefault(same[0].b.uid, []).append(same[0])
+        for same in tails.values():
             if len(same) == 1:
                 out.append(same[0])
             else:
-                rests = [part.b if part.kind == CONS else self.eps for part in same]
-                out.append(self.cons(same[0].a, self._union(rests)))
+                out.append(self.cons(self.alt([part.a for part in same]), same[0].b))
         return out
 
     def _union(self, nodes: list[Node]) -> Node:
