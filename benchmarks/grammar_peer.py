@@ -6,6 +6,7 @@ harness `grammar_peer:DeepInfer` with this folder and `src` on the path.
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,9 @@ class DeepInfer:
         self.version = deepinfer.__version__
         self.vocab = TokenVocab.from_tokenizer(tokenizer, eos_ids=[EOS])
         self.vocab.prepare()
+        # As a server does after it has started: what lives for ever is not looked through at every collection.
+        gc.collect()
+        gc.freeze()
         self.row: NDArray[np.int32] = np.zeros(self.vocab.num_words, dtype=np.int32)
 
     def compile(self, kind: str, text: str) -> CompiledGrammar:

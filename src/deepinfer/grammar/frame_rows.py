@@ -84,7 +84,7 @@ class FrameRows:
         for words in dense[1:]:
             np.bitwise_or(out, words, out=out)
         for part in parts:
-            if part.index is not None:
+            if part.index is not None and part.values is not None:
                 out[part.index] |= part.values
         if dense:
             return MaskRow(out, owns_base=True)

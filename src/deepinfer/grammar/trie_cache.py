@@ -51,7 +51,7 @@ def load_or_build(folder: Path | None, fingerprint: str, build: Callable[[], Par
 
 
 def _read(path: Path) -> Parts:
-    with np.load(path, allow_pickle=False) as file:
+    with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     trie = TokenTrie.from_arrays(
         {name.removeprefix("trie/"): value for name, value in arrays.items() if name[:5] == "trie/"}
