@@ -223,7 +223,7 @@ def scores(t: int, s: int, h: int, tuning: tuple, small: bool):
 
 
 def topk(dtype: str, rows: int, n: int, k: int, tuning: tuple, small: bool):
-    from deepinfer.kernels.triton.topk_launch import TopkTuning, topk_select
+    from deepinfer.kernels.triton import topk_launch as launch
 
     dt = torch.bfloat16 if dtype == "bf16" else torch.float32
     if small:
@@ -242,8 +242,12 @@ def topk(dtype: str, rows: int, n: int, k: int, tuning: tuple, small: bool):
         lengths[:7] = n
         lengths[7], lengths[8], lengths[9] = 0, k, k + 1
     out = torch.full((rows, k), -7, device="cuda", dtype=torch.int32)
-    conf = TopkTuning(*tuning)
-    run = lambda: topk_select(x, k, lengths, out, -1, conf)  # noqa: E731
+    if len(tuning) == 3:
+        wide = launch.WideTuning(*tuning)
+        run = lambda: launch.topk_wide(x, k, lengths, out, -1, wide)  # noqa: E731
+    else:
+        conf = launch.TopkTuning(*tuning)
+        run = lambda: launch.topk_select(x, k, lengths, out, -1, conf)  # noqa: E731
 
     def check() -> dict:
         for r in range(rows if small else 0):
@@ -256,6 +260,59 @@ def topk(dtype: str, rows: int, n: int, k: int, tuning: tuple, small: bool):
         return {"diff": 0.0}
 
     return run, check, 0, rows * n * x.itemsize + rows * k * 4
+
+
+def peer(name: str, build, args: tuple):
+    """The published DeepGEMM, or torch, on the same shape with fresh data."""
+    kind = name.split()[0]
+    if kind == "dense_bf16":
+        _, m, n, k = args
+        x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+        w = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+        out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+        return lambda: torch.mm(x, w.T, out=out)
+    if kind.startswith("topk"):
+        _, rows, n, k = args
+        x = torch.randn(rows, n, device="cuda").to(
+            torch.bfloat16 if "bf16" in kind else torch.float32
+        )
+        return lambda: torch.topk(x, k, sorted=False)
+    import deep_gemm as dg
+
+    def pick(*names):
+        return next(getattr(dg, n) for n in names if hasattr(dg, n))
+
+    if kind == "dense_fp8":
+        _, m, n, k = args
+        a, (w, ws) = quantised(m, k), block_weights(1, n, k)
+        out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+        f = pick("fp8_fp4_gemm_nt", "fp8_gemm_nt")
+        return lambda: f(a, (w[0], ws[0]), out)
+    if kind == "masked_fp8":
+        _, g, m, n, k = args
+        a, b = quantised(64, k, g), block_weights(g, n, k)
+        out = torch.empty(g, 64, n, device="cuda", dtype=torch.bfloat16)
+        counts = torch.full((g,), m, device="cuda", dtype=torch.int32)
+        f = pick("m_grouped_fp8_fp4_gemm_nt_masked", "m_grouped_fp8_gemm_nt_masked")
+        return lambda: f(a, b, out, counts, m)
+    if kind == "contiguous_fp8":
+        g, m, n, k = args
+        a, b = quantised(g * m, k), block_weights(g, n, k)
+        out = torch.empty(g * m, n, device="cuda", dtype=torch.bfloat16)
+        layout = torch.arange(g, device="cuda", dtype=torch.int32).repeat_interleave(m)
+        f = pick("m_grouped_fp8_fp4_gemm_nt_contiguous", "m_grouped_fp8_gemm_nt_contiguous")
+        return lambda: f(a, b, out, layout)
+    if kind == "scores_fp8":
+        t, s, h = args
+        q = torch.randn(t, h, 128, device="cuda").to(FP8)
+        kv = (torch.randn(s, 128, device="cuda").to(FP8), torch.rand(s, device="cuda"))
+        w = torch.randn(t, h, device="cuda")
+        starts = torch.zeros(t, device="cuda", dtype=torch.int32)
+        ends = torch.full((t,), s, device="cuda", dtype=torch.int32)
+        if hasattr(dg, "fp8_mqa_logits"):
+            return lambda: dg.fp8_mqa_logits(q, kv, w, starts, ends)
+        return lambda: dg.fp8_fp4_mqa_logits((q, None), kv, w, starts, ends, 0)
+    return None
 
 
 def cases(rounds: str) -> list[tuple]:
@@ -287,7 +344,12 @@ def cases(rounds: str) -> list[tuple]:
     for m, n, k in ((2048, 4096, 7168), (4096, 4096, 7168), (8192, 8192, 8192)):
         out.append((f"dense_fp8 {m}x{n}x{k}", dense, ("fp8", m, n, k), tall))
     out.append(
-        ("contiguous_fp8 48x256x4608x5120", contiguous, (48, 256, 4608, 5120), [*tall, (2, 128, 4, 4)])
+        (
+            "contiguous_fp8 48x256x4608x5120",
+            contiguous,
+            (48, 256, 4608, 5120),
+            [*tall, (2, 128, 4, 4)],
+        )
     )
     out.append(("contiguous_fp8 8x2048x4096x7168", contiguous, (8, 2048, 4096, 7168), tall))
     tall16 = [(1, 256, 4, 8), (1, 128, 6, 8), (1, 256, 4, 16)]
@@ -295,13 +357,31 @@ def cases(rounds: str) -> list[tuple]:
         out.append((f"dense_bf16 {m}x{n}x{k}", dense, ("bf16", m, n, k), tall16))
     out.append(("scores_fp8 4096x16384x32", scores, (4096, 16384, 32), [(4,), (8,), (4, 8, 16384)]))
     out.append(("scores_fp8 2048x32768x64", scores, (2048, 32768, 64), [(2,), (4,)]))
-    big = [(8192, 2048, 2048, 32), (8192, 1024, 1024, 32), (8192, 2048, 2048, 16), (16384, 2048, 2048, 32)]
-    mid = [(8192, 2048, 2048, 32), (4096, 2048, 2048, 16), (4096, 1024, 1024, 16), (4096, 1024, 1024, 8)]
-    low = [(4096, 1024, 1024, 16), (4096, 1024, 1024, 8), (2048, 1024, 1024, 8), (2048, 1024, 1024, 4)]
+    big = [
+        (8192, 2048, 2048, 32),
+        (16384, 2048, 2048, 32),
+        (2048, 2048, 32),
+        (1024, 2048, 32),
+        (2048, 2048, 16),
+    ]
+    mid = [
+        (4096, 1024, 1024, 16),
+        (4096, 1024, 1024, 8),
+        (1024, 2048, 16),
+        (1024, 1024, 16),
+        (1024, 1024, 8),
+    ]
+    low = [
+        (4096, 1024, 1024, 8),
+        (2048, 1024, 1024, 4),
+        (1024, 1024, 8),
+        (1024, 1024, 4),
+        (1024, 1024, 16),
+    ]
     out.append(("topk_bf16 64x131072 k512", topk, ("bf16", 64, 131072, 512), big))
     out.append(("topk_bf16 1024x32768 k512", topk, ("bf16", 1024, 32768, 512), mid))
     out.append(("topk_bf16 4096x8192 k512", topk, ("bf16", 4096, 8192, 512), low))
-    out.append(("topk_fp32 64x129280 k512", topk, ("fp32", 64, 129280, 512), big[:3]))
+    out.append(("topk_fp32 64x129280 k512", topk, ("fp32", 64, 129280, 512), [big[0], *big[2:]]))
     return out
 
 
@@ -309,13 +389,18 @@ def worker(rounds: str, index: int, count: int) -> None:
     """Compiles and checks every count-th variant; one JSON line each."""
     torch.backends.cuda.matmul.allow_tf32 = False
     jobs = [(n, b, a, v) for n, b, a, vs in cases(rounds) for v in vs]
+    if rounds != "variants":
+        jobs += [(n, b, a, ("peer",)) for n, b, a, _ in cases(rounds) if "mxfp4" not in n]
     for i, (name, build, args, variant) in enumerate(jobs):
         if i % count != index:
             continue
         torch.manual_seed(1000 + i + int(time.time()))
         row = {"name": name, "variant": variant}
         try:
-            run, check, _, _ = build(*args, variant, True)
+            if variant == ("peer",):
+                run, check = peer(name, build, args), lambda: {"diff": 0.0}
+            else:
+                run, check, _, _ = build(*args, variant, True)
             run()
             torch.cuda.synchronize()
             row |= check()
@@ -351,7 +436,14 @@ def main() -> int:
         worker(options.rounds, options.worker, options.workers)
         return 0
     begin = time.time()
-    command = [sys.executable, __file__, "--rounds", options.rounds, "--workers", str(options.workers)]
+    command = [
+        sys.executable,
+        __file__,
+        "--rounds",
+        options.rounds,
+        "--workers",
+        str(options.workers),
+    ]
     processes = [
         subprocess.Popen([*command, "--worker", str(i)], stdout=subprocess.PIPE, text=True)
         for i in range(options.workers)
@@ -374,7 +466,13 @@ def main() -> int:
         for v in variants:
             row = checked.get((name, tuple(v)), {"ok": False, "error": "no answer"})
             if not row["ok"]:
-                print("BAD", name, v, {k: x for k, x in row.items() if k not in ("name", "variant")}, flush=True)
+                print(
+                    "BAD",
+                    name,
+                    v,
+                    {k: x for k, x in row.items() if k not in ("name", "variant")},
+                    flush=True,
+                )
                 continue
             try:
                 run, _, flops, size = build(*args, v, False)
@@ -392,6 +490,13 @@ def main() -> int:
                 file.flush()
             print(f"{name:36} {v!s:22} {ms:8.4f} ms {line['tb_s']:6.2f} TB/s {line['tflop_s']:7.0f} TF {line.get('speed_of_anchor', '')} d{row['diff']:.0e}", flush=True)  # fmt: skip
         torch.cuda.empty_cache()
+        if checked.get((name, ("peer",)), {"ok": False})["ok"]:
+            ms = measure(peer(name, build, args))
+            line = {"op": name, "variant": ["peer"], "ms": round(ms, 5)}
+            if file:
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+            print(f"{name:36} {'peer':22} {ms:8.4f} ms", flush=True)
     print(f"total {time.time() - begin:.0f} s", best)
     return 0
 

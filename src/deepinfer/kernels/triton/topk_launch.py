@@ -11,7 +11,7 @@ from torch import Tensor
 
 from deepinfer.kernels.triton.topk_select import topk_select_kernel
 
-__all__ = ["TopkTuning", "topk_select"]
+__all__ = ["TopkTuning", "WideTuning", "topk_select", "topk_wide"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,57 @@ class TopkTuning:
     groups: int
     capacity: int
     num_warps: int
+
+
+@dataclass(frozen=True)
+class WideTuning:
+    """How rows are searched by `topk_wide`.
+
+    Attributes:
+        groups: Disjoint groups whose maxima bound the k-th largest value: 32, 64, 128 or 256 a warp, and k at least.
+        capacity: Elements gathered for the exact search, a power of two; more than k.
+        num_warps: Warps a row.
+    """
+
+    groups: int
+    capacity: int
+    num_warps: int
+
+
+def topk_wide(
+    x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: int, tuning: WideTuning
+) -> None:
+    """As `topk_select`, for NVIDIA GPUs; rows must begin at multiples of 16 bytes to be read fast.
+
+    Args:
+        x: Shape [rows, n], bf16 or fp32, last stride 1.
+        k: How many to select.
+        lengths: Elements of each row that count, shape [rows], int32, or None for all.
+        out: Shape [rows, k], integers, last stride 1.
+        fill: Written behind the last index of a row with fewer than k elements.
+        tuning: Sizes.
+    """
+    from deepinfer.kernels.triton.topk_wide import topk_wide_kernel
+
+    rows, n = x.shape
+    bits = 8 * x.itemsize
+    scratch = torch.empty((rows, tuning.capacity), dtype=torch.int32, device=x.device)
+    topk_wide_kernel[(rows,)](
+        x.view(torch.int16 if bits == 16 else torch.int32),
+        lengths if lengths is not None else out,
+        out,
+        scratch,
+        n,
+        k,
+        fill,
+        x.stride(0),
+        out.stride(0),
+        HAS_LENGTHS=lengths is not None,
+        BITS=bits,
+        GROUPS=tuning.groups,
+        CAPACITY=tuning.capacity,
+        num_warps=tuning.num_warps,
+    )
 
 
 def topk_select(
