@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,9 @@ from torch import Tensor
 from deepinfer.core.errors import ConfigError
 from deepinfer.core.protocols import DraftBatch, DraftView
 from deepinfer.core.registry import Registry
+from deepinfer.engine.draft_graphs import DraftGraphs
 from deepinfer.engine.parts import EngineDrafter
+from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.speculative.ngram import NgramDrafter
 
 __all__ = ["DRAFTERS", "DSparkDrafter"]
@@ -35,8 +38,9 @@ class DSparkDrafter:
                 field="drafter",
                 value="dspark",
             )
-        self._draft = draft
+        self._model, self._draft = model, draft
         self._cache: Any = None
+        self._graphs: DraftGraphs | None = None
         self._draft_length = int(model.config.dspark_block_size)
 
     @property
@@ -51,6 +55,20 @@ class DSparkDrafter:
             cache: The runner's cache.
         """
         self._cache = cache
+        self.drop_graphs()
+        if isinstance(cache, SlotCache) and cache.device.type == "cuda":
+            self.record()
+
+    def record(self) -> None:
+        """Proposes from recordings from now on, where the draft can; done for caches on a CUDA device."""
+        with contextlib.suppress(ConfigError):
+            self._graphs = DraftGraphs(self._model, self._cache)
+
+    def drop_graphs(self) -> None:
+        """Gives the recordings up; blocks run as they are from now on."""
+        if self._graphs is not None:
+            self._graphs.close()
+        self._graphs = None
 
     def unbind(self, cache: Any) -> None:
         """Lets go of a cache.
@@ -60,6 +78,7 @@ class DSparkDrafter:
         """
         if self._cache is cache:
             self._cache = None
+            self.drop_graphs()
 
     def observe(self, features: Tensor, positions: Sequence[int], slots: Sequence[int]) -> None:
         """Extends the draft's context.
@@ -81,9 +100,9 @@ class DSparkDrafter:
         Returns:
             One block a row, cut to `max_drafts`, and its confidences.
         """
-        tokens, confidences = self._draft.draft_greedy(
-            view.anchor_ids, view.positions, view.slots, self._cache
-        )
+        rows = view.anchor_ids, view.positions, view.slots
+        found = None if self._graphs is None else self._graphs.draft_greedy(*rows)
+        tokens, confidences = found or self._draft.draft_greedy(*rows, self._cache)
         return DraftBatch(
             token_ids=tuple(tuple(row) for row in tokens[:, :max_drafts].tolist()),
             confidences=tuple(tuple(row) for row in confidences[:, :max_drafts].tolist()),

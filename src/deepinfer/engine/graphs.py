@@ -24,6 +24,7 @@ from deepinfer.engine.graph_buckets import WarmupReport as WarmupReport
 from deepinfer.engine.graph_buckets import bucket_for
 from deepinfer.engine.graph_buckets import context_buckets as context_buckets
 from deepinfer.engine.graph_buckets import row_buckets as row_buckets
+from deepinfer.engine.recording import record_call
 from deepinfer.models.deepseek_v41.batch import Segment
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.decode_books import DecodeRows, begin_decode, commit_decode
@@ -327,21 +328,7 @@ class DecodeGraphs:
 
         if self._device.type != "cuda":
             return _Recording(inputs, run, self._model.deterministic)
-        current = torch.cuda.current_stream(self._device)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads of the process may use the device meanwhile.
-        recording = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
-        # Kernels are compiled and workspaces allocated before, on the stream that torch records every graph on: the
-        # library of matrix products keeps a workspace a stream for ever.
-        side = recording.capture_stream
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                run()
-        current.wait_stream(side)
-        torch.cuda.synchronize(self._device)
-        with recording:
-            output = run()
+        graph, output = record_call(run, self._device, self._pool)
         if self._pool is None:
             self._pool = graph.pool()
         return _Recording(inputs, run, self._model.deterministic, graph, output)

@@ -130,6 +130,8 @@ class ModelRunner(RecordsSteps):
             record = self._device.type == "cuda"
         if record and isinstance(model, DeepseekV41):
             self.make_graphs(on_demand=True)
+        if not record and drafter is not None and hasattr(drafter, "drop_graphs"):
+            drafter.drop_graphs()
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan, requests: Mapping[str, Request]) -> RunningStep:
