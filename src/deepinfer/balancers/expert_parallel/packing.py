@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -78,20 +80,13 @@ def swap_down(
         turned = (np.arange(heavy) + turn * (1 + half // 5)) % half
         first, second = order[:, :heavy], order[:, gpus - 1 - turned]
         at = rows[:, None]
-        expert_a, expert_b = expert[at, first], expert[at, second]
-        same = expert_a[:, :, :, None] == expert_b[:, :, None, :]
-        # An expert that the other GPU has too may not go there.
-        size_a = size[at, first] + _FAR * same.any(3)
-        size_b = size[at, second] - _FAR * same.any(2)
         gap = (np.take_along_axis(some, first, 1) - np.take_along_axis(some, second, 1)) / 2
-        off = size_a[:, :, :, None] - size_b[:, :, None, :]
-        off -= gap[:, :, None, None]
+        sides: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = [
+            (array[at, first], array[at, second]) for array in (expert, size)
+        ]
         if kind is not None:
-            kind_a, kind_b = kind[at, first], kind[at, second]
-            off += _FAR * (kind_a[:, :, :, None] != kind_b[:, :, None, :])
-        off = np.abs(off, out=off).reshape(*gap.shape, slots * slots)
-        best = off.argmin(2)
-        found = np.take_along_axis(off, best[:, :, None], 2)[:, :, 0]
+            sides.append((kind[at, first], kind[at, second]))
+        best, found = _best_swaps(gap, *sides)
         # The better of the pair's new loads must be below the old one by more than rounding.
         row, pair = np.nonzero((found < gap * (1 - 1e-9)) & (first != second))
         if not row.size:
@@ -106,6 +101,40 @@ def swap_down(
             array[real, b, slot_b] = moved
         load[real, a] = size[real, a].sum(1)
         load[real, b] = size[real, b].sum(1)
+
+
+def _best_swaps(
+    gap: FloatArray, *sides: tuple[npt.NDArray[Any], npt.NDArray[Any]]
+) -> tuple[IntArray, FloatArray]:
+    """For pairs of GPUs the swap whose change is nearest to half the gap of their loads.
+
+    Args:
+        gap: Half of the differences, shape [rows, pairs].
+        sides: Experts, sizes, and possibly kinds in the slots of both GPUs, each of shape [rows, pairs, slots].
+
+    Returns:
+        Slot of the first times slots plus slot of the second, and how far off the best swap is, both [rows, pairs].
+    """
+    # Slots come first: short last axes are slow to reduce.
+    (expert_a, expert_b), (size_a, size_b), *kinds = (
+        tuple(np.ascontiguousarray(side.transpose(2, 0, 1)) for side in pair) for pair in sides
+    )
+    slots = len(expert_a)
+    same = expert_a[:, None] == expert_b[None]
+    # An expert that the other GPU has too may not go there.
+    size_a = size_a - gap + _FAR * same.any(1)
+    size_b = size_b - _FAR * same.any(0)
+    off = size_a[:, None] - size_b[None]
+    for kind_a, kind_b in kinds:
+        off += _FAR * (kind_a[:, None] != kind_b[None])
+    off = np.abs(off, out=off).reshape(slots * slots, *gap.shape)
+    # The index goes into the lowest bits, so that one minimum finds it too; positive floats sort as integers do.
+    bits = np.int64((1 << int(slots * slots - 1).bit_length()) - 1)
+    keyed = off.view(np.int64)
+    keyed &= ~bits
+    keyed |= np.arange(slots * slots)[:, None, None]
+    least = np.ascontiguousarray(off.min(0)).view(np.int64)
+    return least & bits, (least & ~bits).view(np.float64)
 
 
 def double_swap(expert: IntArray, size: FloatArray) -> bool:

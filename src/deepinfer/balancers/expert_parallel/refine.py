@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from deepinfer.balancers.expert_parallel._arrays import FloatArray, IntArray
 from deepinfer.balancers.expert_parallel.greedy import (
@@ -21,12 +20,12 @@ from deepinfer.balancers.expert_parallel.packing import (
 __all__ = ["in_order", "refined_placement", "spread_placement"]
 
 # Shares of the further slots that hot experts do not get, in the order in which they are tried.
-_HELD_BACK = (0.25, 0.3125, 0.1875, 0.375, 0.125, 0.5)
+_HELD_BACK = (0.3125, 0.25, 0.1875, 0.375, 0.125, 0.5)
 _STEPS = (0.03, 0.015)
 # Copies that are held back go to experts whose share a copy is below this part of the largest.
 _MIDDLING = 0.3
 # Balance that is good enough: a part over even, or more where few slots a GPU leave little choice.
-_GOOD, _GOOD_SLOT = 0.001, 0.01
+_GOOD, _GOOD_SLOT = 0.001, 0.015
 _NEAR = 1.01
 _ROUNDS = 24
 _DOUBLE_SWAPS = 4
@@ -39,8 +38,9 @@ def refined_placement(weight: FloatArray, num_slots: int, num_gpus: int) -> IntA
 
     The greedy copies and their greedy packing are the first candidate. Greedy gives each further slot to the largest
     share, which leaves many shares of nearly one size that fill GPUs badly. So for layers that are not balanced within
-    0.1 to 0.3 % by then, candidates follow that hold some of the slots back and spend them on middling experts, whose halves
-    fill the gaps. Each is improved by swaps, and the best one is kept, the earlier of equals.
+    0.1 % by then (more with few slots a GPU), candidates follow that hold some of the slots back and spend them on
+    middling experts, whose halves fill the gaps. Each is improved by swaps, and the best one is kept, the earlier of
+    equals.
 
     Args:
         weight: Load of each expert, shape [layers, experts], float64.
@@ -142,13 +142,12 @@ class _Search:
         expert, size = expert[rows], size[rows]
         swap_down(expert, size, self.level[rows], _ROUNDS)
         self._keep(rows, expert, size)
-        for share in _HELD_BACK:
-            self._try(np.full(len(self.weight), share))
+        self._try(_HELD_BACK[:1], hopeful=True)
+        self._try(_HELD_BACK[1:], hopeful=True)
+        self._try(_HELD_BACK)
         # How much is best to hold back is a sharp optimum: look on both sides of the best so far.
         for step in _STEPS:
-            centre = self.best_share.copy()
-            for side in (-step, step):
-                self._try(centre + side)
+            self._try((-step, step), around_best=True)
         self._finish()
         return self.best
 
@@ -237,25 +236,48 @@ class _Search:
         )
         self.counts[rows], self.order[rows] = counts, order
 
-    def _try(self, share: FloatArray) -> None:
-        """Holds back a share of the further slots, one for each layer, in the layers that are not good enough yet."""
-        rows = self._left()
-        held = np.rint(share[rows] * self.spare).astype(np.int64)
-        rows, held = (
-            rows[(held > 0) & (held <= self.spare)],
-            held[(held > 0) & (held <= self.spare)],
-        )
-        if rows.size:
-            expert, size = pack_rounds(*self._items(rows, self._held_back(rows, held)), self.gpus)
-            part_twins(expert, size)
-            swap_down(expert, size, self.level[rows], _ROUNDS)
-            better = rows[self._keep(rows, expert, size)]
-            self.best_share[better] = share[better]
+    def _try(
+        self, shares: tuple[float, ...], *, hopeful: bool = False, around_best: bool = False
+    ) -> None:
+        """Holds back shares of the further slots, each of them in the layers that are not good enough yet.
 
-    def _keep(self, rows: IntArray, expert: IntArray, size: FloatArray) -> npt.NDArray[np.bool_]:
-        """Keeps candidates that are better than what is kept; says which, shape [rows]."""
+        With `hopeful`, only where no single copy is too large for a good balance; with `around_best`, the shares are
+        added to the best one of the layer so far.
+        """
+        rows = np.repeat(self._left(), len(shares))
+        share = np.resize(np.array(shares), len(rows))
+        if around_best:
+            share = share + self.best_share[rows]
+        held = np.rint(share * self.spare).astype(np.int64)
+        usable = (held > 0) & (held <= self.spare)
+        rows, held, share = rows[usable], held[usable], share[usable]
+        if not rows.size:
+            return
+        items, sizes = self._items(rows, self._held_back(rows, held))
+        if hopeful:
+            kept = sizes.max(1) <= self.level[rows]
+            rows, share, items, sizes = rows[kept], share[kept], items[kept], sizes[kept]
+        expert, size = pack_rounds(items, sizes, self.gpus)
+        part_twins(expert, size)
+        swap_down(expert, size, self.level[rows], _ROUNDS // 2 if hopeful else _ROUNDS)
+        better = self._keep(rows, expert, size)
+        self.best_share[rows[better]] = share[better]
+
+    def _keep(self, rows: IntArray, expert: IntArray, size: FloatArray) -> IntArray:
+        """Keeps the best candidate of each layer if it is better than what is kept; says which candidates are.
+
+        Args:
+            rows: Layer of each candidate.
+            expert: Their experts, shape [candidates, gpus, slots].
+            size: Their loads, of the same shape.
+
+        Returns:
+            Indices of the candidates that are kept now.
+        """
         worst = size.sum(2).max(1)
-        better: npt.NDArray[np.bool_] = worst < self.worst_load[rows]
+        order = np.lexsort((np.arange(len(rows)), worst, rows))
+        first = order[np.flatnonzero(np.diff(rows[order], prepend=-1))]
+        better: IntArray = first[worst[first] < self.worst_load[rows[first]]]
         self.worst_load[rows[better]] = worst[better]
         self.best[rows[better]] = expert[better]
         return better
