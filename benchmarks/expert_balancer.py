@@ -203,13 +203,18 @@ def moves() -> Iterator[dict[str, Any]]:
         }
 
 
+def prefill_steps(chunks: np.ndarray, ranks: int) -> np.ndarray:
+    """Steps in which each rank runs 512 tokens of a sequence of its own, shape [steps, layers, experts]."""
+    return chunks.reshape(-1, ranks, *chunks.shape[1:]).sum(1).reshape(-1, *chunks.shape[2:])
+
+
 def recorded(path: Path) -> Iterator[dict[str, Any]]:
     """Counts of nano's router: plans from the first half of the steps, the second half after them."""
     counts = np.load(path)
     chunks = counts["prefill"].astype(np.int64)  # [sequences, chunks, layers, experts]
     cases = [
-        ("prefill, EP4/DP4", chunks.reshape(-1, 4, *chunks.shape[1:]).sum((1, 2)), 4, 1.074),
-        ("prefill, EP2/DP2", chunks.reshape(-1, 2, *chunks.shape[1:]).sum((1, 2)), 2, 1.045),
+        ("prefill, EP4/DP4", prefill_steps(chunks, 4), 4, 1.074),
+        ("prefill, EP2/DP2", prefill_steps(chunks, 2), 2, 1.045),
         ("decode, EP8", counts["decode"].astype(np.int64), 8, 1.090),
     ]
     for name, steps, gpus, published in cases:
