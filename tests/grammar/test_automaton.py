@@ -223,6 +223,22 @@ class TestTable:
         assert automaton.table.shape[0] >= automaton.num_states
         assert automaton.size_bytes > automaton.table.nbytes
 
+    @given(st.one_of(full().map(Rules.of), recursive_rules()), st.text("ab,", max_size=6))
+    @settings(max_examples=100, deadline=None)
+    def test_single_steps_agree_with_rows(self, rules: Rules, text: str) -> None:
+        try:
+            automaton = Automaton(rules)
+        except EmptyLanguage:
+            return
+        state = automaton.start
+        for byte in text.encode():
+            column = automaton.byte_class[byte]
+            stepped = automaton.step(state, byte)
+            assert automaton.table[state, column] == stepped
+            automaton.expand(state)
+            assert automaton.table[state, column] == stepped
+            state = stepped
+
     def test_equal_rests_are_one_state(self) -> None:
         string = seq(lit('"'), star(byte_set([(0x61, 0x7A)])), lit('"'))
         rules = Rules.of(alt(seq(lit("x"), string), seq(lit("y"), string)))

@@ -13,9 +13,10 @@ from deepinfer.grammar._ir_nodes import Expr
 from deepinfer.grammar._ir_rules import Rules
 from deepinfer.grammar.budget import Budget, GrammarLimits
 from deepinfer.grammar.byte_classes import ByteClasses
+from deepinfer.grammar.cuts import Cut
 from deepinfer.grammar.liveness import is_live, prune
 from deepinfer.grammar.lowering import Lowering
-from deepinfer.grammar.moves import compute_moves
+from deepinfer.grammar.moves import compute_moves, target_of
 from deepinfer.grammar.node_store import NodeStore
 from deepinfer.grammar.nodes import ALT, Node
 from deepinfer.grammar.normalise import normalise
@@ -131,15 +132,29 @@ class Automaton:
         cut = node.cut or compute_moves(store, node)
         numbers = [DEAD]
         for target in node.targets:
-            if target.live is not True or target.kind == ALT:
-                target = prune(store, target, self.limits.search_states)
-            number = target.state
-            numbers.append(number if number >= 0 else self._state_of(target))
+            numbers.append(self._number(target))
+        self.table[state] = np.array(numbers, np.int32)[self._places(cut)]
+        self._expanded[state] = 1
+
+    def _number(self, target: Node) -> int:
+        if target.live is not True or target.kind == ALT:
+            target = prune(self._store, target, self.limits.search_states)
+        number = target.state
+        return number if number >= 0 else self._state_of(target)
+
+    def _places(self, cut: Cut) -> NDArray[np.intp]:
         index = cut.index
         if index is None:
             index = cut.index = self._classes.index(cut.masks)
-        self.table[state] = np.array(numbers, np.int32)[index]
-        self._expanded[state] = 1
+        return index
+
+    def _advance(self, state: int, column: int) -> int:
+        """Fill one entry of the table: what one step needs, which is a fraction of a row."""
+        with self._lock, self._budget:
+            target = target_of(self._store, self._nodes[state], column, self._places)
+            number = self._number(target)
+            self.table[state, column] = number
+        return number
 
     def expand_many(self, states: Iterable[int] | NDArray[np.integer]) -> None:
         """Fill the rows of several states; those that are there cost next to nothing.
@@ -175,10 +190,7 @@ class Automaton:
         """
         column = self._class_of[byte]
         found = self.table.item(state, column)
-        if found >= 0:
-            return found
-        self.expand(state)
-        return self.table.item(state, column)
+        return found if found >= 0 else self._advance(state, column)
 
     def run(self, state: int, data: bytes) -> int:
         """The state after several bytes; `DEAD` as soon as one cannot come."""
@@ -186,10 +198,7 @@ class Automaton:
         for byte in data:
             column = classes[byte]
             found = self.table.item(state, column)
-            if found < 0:
-                self.expand(state)
-                found = self.table.item(state, column)
-            state = found
+            state = found if found >= 0 else self._advance(state, column)
             if state == DEAD:
                 break
         return state

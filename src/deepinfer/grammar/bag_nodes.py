@@ -63,6 +63,11 @@ def bag_moves(store: NodeStore, node: BagNode) -> tuple[Cut, tuple[Node, ...]]:
     return store.cuts.grouped(body.cut, targets, store.empty)
 
 
+def bag_target(store: NodeStore, node: BagNode, pick: Node) -> Node:
+    """Where one move of what is left of a bag's members leads."""
+    return _pick(store, node.spec, node.bag, pick)
+
+
 def _pick(store: NodeStore, spec: BagSpec, bag: BagState, pick: Node) -> Node:
     """A member that has begun: the members that `pick` still allows, each followed by the rest of the bag."""
     allowed = pick.tags & spec.allowed(bag)

@@ -6,13 +6,23 @@ limit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from deepinfer.core.errors import InvariantBroken
-from deepinfer.grammar.bag_nodes import bag_body, bag_moves
+from deepinfer.grammar.bag_nodes import bag_body, bag_moves, bag_target
 from deepinfer.grammar.cuts import Cut
 from deepinfer.grammar.node_store import NodeStore
 from deepinfer.grammar.nodes import ALT, AND, BAG, CONS, LIT, NOT, REF, REP, BagNode, Node, TrieNode
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_MAX_NESTING = 50
+
 Moves = tuple[Cut, tuple[Node, ...]]
+Places = Callable[[Cut], "NDArray[np.intp]"]
 
 
 def compute_moves(store: NodeStore, node: Node) -> Cut:
@@ -153,3 +163,64 @@ def _union(store: NodeStore, cuts: list[Cut], lists: list[tuple[Node, ...]]) -> 
     if not joined:
         return cut, tuple(targets)
     return store.cuts.grouped(cut, targets, store.empty)
+
+
+def target_of(store: NodeStore, node: Node, column: int, places: Places, nesting: int = 0) -> Node:
+    """Where one class of bytes leads, without the moves of the other classes where that is possible.
+
+    Args:
+        store: Store of the node.
+        node: The node.
+        column: Class of the byte.
+        places: Gives, for a cut, the place of each class's set in it plus 1, or 0.
+        nesting: Calls of this function within one another so far.
+
+    Returns:
+        The same node as the moves of `node` hold for that class.
+    """
+    found = []
+    while node.cut is None and node.kind == CONS:
+        head, tail = node.a, node.b
+        if head.cut is not None:
+            place = places(head.cut).item(column)
+            first = head.targets[place - 1] if place else store.empty
+        else:
+            first = _head_target(store, head, column, places, nesting)
+        if first is not store.empty:
+            found.append(store.push(first, tail))
+        if not head.nullable:
+            break
+        node = tail
+    else:
+        first = _head_target(store, node, column, places, nesting)
+        if first is not store.empty:
+            found.append(first)
+    if len(found) == 1:
+        return found[0]
+    return store.alt(found)
+
+
+def _head_target(store: NodeStore, node: Node, column: int, places: Places, nesting: int) -> Node:
+    if node.cut is None:
+        if node.kind == REP:
+            return _copy_target(store, node, column, places)
+        if isinstance(node, BagNode) and nesting < _MAX_NESTING:
+            body = bag_body(store, node)
+            if body is not node.pick:
+                return target_of(store, body, column, places, nesting + 1)
+            place = places(body.cut or compute_moves(store, body)).item(column)
+            if not place:
+                return store.empty
+            return bag_target(store, node, body.targets[place - 1])
+    place = places(node.cut or compute_moves(store, node)).item(column)
+    return node.targets[place - 1] if place else store.empty
+
+
+def _copy_target(store: NodeStore, node: Node, column: int, places: Places) -> Node:
+    body = node.a
+    cut = body.cut or compute_moves(store, body)
+    place = places(cut).item(column)
+    if not place:
+        return store.empty
+    rest = store.rep(body, node.low - 1 if node.low else 0, node.high - 1 if node.high > 0 else -1)
+    return store.push(body.targets[place - 1], rest)
