@@ -22,7 +22,8 @@ _SHORT = {8: b"\\b", 9: b"\\t", 10: b"\\n", 12: b"\\f", 13: b"\\r", 34: b'\\"', 
 _CONTROLS: CodePoints = ((0, 0x1F),)
 _MUST_ESCAPE = make([(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)])
 _PLAIN = difference(ALL, _MUST_ESCAPE)
-_PAST_ASCII: CodePoints = difference(ALL, ((0, 0x7F),))
+# U+007F too: some writers escape it.
+_PAST_ASCII: CodePoints = difference(ALL, ((0, 0x7E),))
 
 
 class Spelling(enum.Enum):
