@@ -47,6 +47,7 @@ from deepinfer.engine.parts import (
 from deepinfer.engine.prompts import PromptEncoder
 from deepinfer.engine.runner import ModelRunner
 from deepinfer.engine.stats import StatsRecorder
+from deepinfer.engine.structured import StructuredOutput
 from deepinfer.sampling import Sampler
 from deepinfer.scheduling import (
     Scheduler,
@@ -149,7 +150,8 @@ def assemble(
         sampler: A sampler, or None for `Sampler`.
         drafter: A drafter, its registered name such as "dspark", something called with (model) that returns one,
             or None to decode without drafts.
-        grammar: Called with the `SamplingParams` of a constrained request, or None.
+        grammar: Called with the `SamplingParams` of a constrained request, or None for `StructuredOutput` with a
+            tokenizer that tells its vocabulary, and for none without.
         sink: Takes events, or None.
         clock: Time of events, or None for the monotonic clock.
 
@@ -221,6 +223,8 @@ def assemble(
     except BaseException:
         owner.give_back()
         raise
+    if grammar is None and hasattr(tokenizer, "vocabulary"):
+        grammar = StructuredOutput(tokenizer, info.vocab_size, tuple(info.eos_token_ids))
     masks = GrammarMasks(info.vocab_size, info.eos_token_ids)
     recorder = StatsRecorder(sink)
     return Parts(

@@ -1,0 +1,77 @@
+"""Structured output with the embedded model: what comes out parses and fits."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from deepinfer import Engine, SamplingParams
+from deepinfer.core.errors import EmptyLanguage, GrammarSyntaxError
+
+jsonschema = pytest.importorskip("jsonschema")
+
+SCHEMAS = [
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "age": {"type": "integer", "minimum": 0, "maximum": 200},
+        },
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    },
+    {"type": "array", "items": {"enum": ["red", "green", 3]}, "minItems": 2, "maxItems": 4},
+    {"anyOf": [{"type": "boolean"}, {"type": "string", "format": "date"}]},
+]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Engine.from_pretrained("nano") as made:
+        yield made
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_outputs_fit_their_schema(engine, schema, temperature):
+    params = SamplingParams(max_tokens=120, temperature=temperature, seed=3, json_schema=schema)
+    for out in engine.generate(["The record: ", "x = "], params):
+        assert out.finish_reason.value == "stop", out.text
+        jsonschema.validate(json.loads(out.text), schema)
+
+
+def test_outputs_fit_their_pattern_and_neighbours_are_free(engine):
+    pattern = r"[A-Z][a-z]{2,6} [0-9]{3}\."
+    bound = SamplingParams(max_tokens=40, temperature=1.0, seed=5, regex=pattern)
+    free = SamplingParams(max_tokens=8, temperature=0)
+    alone = engine.generate(["def f(x):"], free)[0].token_ids
+    outs = engine.generate(["A line: ", "def f(x):"], [bound, free])
+    assert re.fullmatch(pattern, outs[0].text)
+    assert outs[1].token_ids == alone
+
+
+def test_grammar_texts(engine):
+    text = 'root ::= "(" root ")" | "x"\n'
+    out = engine.generate(["f"], SamplingParams(max_tokens=60, temperature=1.0, seed=1, ebnf=text))[
+        0
+    ]
+    if out.finish_reason.value == "stop":
+        assert re.fullmatch(r"\(*x\)*", out.text)
+        assert out.text.count("(") == out.text.count(")")
+
+
+def test_bad_grammars_are_refused_and_the_engine_goes_on(engine):
+    with pytest.raises(GrammarSyntaxError):
+        engine.generate(["a"], SamplingParams(regex="(a"))
+    with pytest.raises(EmptyLanguage):
+        engine.generate(["a"], SamplingParams(json_schema={"enum": []}))
+    assert engine.generate(["a"], SamplingParams(max_tokens=2))[0].token_ids
+
+
+def test_grammars_are_shared_between_requests(engine):
+    params = SamplingParams(max_tokens=6, temperature=0, regex="[a-z]+ [a-z]+")
+    first = engine.generate(["one", "one"], params)
+    assert first[0].token_ids == first[1].token_ids
+    assert engine.generate(["one"], params)[0].token_ids == first[0].token_ids
