@@ -135,11 +135,14 @@ class Nodes:
         return frozenset((number,))
 
     def extend(self, scope: tuple[Resource, ...], resource: Resource) -> tuple[Resource, ...]:
-        """The scope after entering a resource."""
+        """The scope after entering a resource; it grows by one that is the first with some dynamic anchor."""
         if resource in scope:
             return scope
         self.registry.index(resource)
-        return (*scope, resource) if resource.dynamic else scope
+        names = resource.dynamic
+        if names and any(all(name not in r.dynamic for r in scope) for name in names):
+            return (*scope, resource)
+        return scope
 
     def value(self, value: Any, resource: Resource, pointer: str) -> Conjunction:
         """The set of one JSON value."""
