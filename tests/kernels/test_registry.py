@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from deepinfer.core.errors import ConfigError, UnsupportedHardware
-from deepinfer.kernels import gemm, indexer, topk
+from deepinfer.kernels import gemm, indexer
 from deepinfer.kernels.reference.cast import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deepinfer.kernels.registry import explain, operation, use_backend
+from deepinfer.kernels.topk import topk
 
 
 def operands():
@@ -42,7 +43,7 @@ def test_a_whole_graph_holds_the_kernels() -> None:
 
     def step(a, xs, b, ws):
         y = gemm.fp8_gemm_nt((a, xs), (b, ws))
-        return topk.topk(y.float(), 5, return_value=False)[1], y * 2
+        return topk(y.float(), 5, return_value=False)[1], y * 2
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     for found, wanted in zip(compiled(a, xs, b, ws), step(a, xs, b, ws), strict=True):
@@ -82,10 +83,10 @@ def test_own_implementations() -> None:
         op.register("mine", supports=lambda *args: "no" if args[1] > 3 else None, priority=99)(
             lambda *args: seen.append(args[1])
         )
-        topk.topk(torch.randn(2, 9), 2, return_value=False)
-        topk.topk(torch.randn(2, 9), 4, return_value=False)
+        topk(torch.randn(2, 9), 2, return_value=False)
+        topk(torch.randn(2, 9), 4, return_value=False)
         assert seen == [2]
         with pytest.raises(UnsupportedHardware, match="'mine' of topk cannot serve this call: no"):
-            topk.topk(torch.randn(2, 9), 4, backend="mine")
+            topk(torch.randn(2, 9), 4, backend="mine")
     finally:
         op.implementations[:] = before

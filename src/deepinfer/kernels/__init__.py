@@ -1,7 +1,27 @@
-"""Kernels of DeepSeek-V4.1 by name; today the casts and roundings of its number formats."""
+"""Kernels of DeepSeek-V4.1 by name: casts and roundings, matrix products, index scores, selection."""
 
 from __future__ import annotations
 
+from deepinfer.kernels.gemm import CONTIGUOUS_ALIGNMENT as CONTIGUOUS_ALIGNMENT
+from deepinfer.kernels.gemm import bf16_gemm_nt as bf16_gemm_nt
+from deepinfer.kernels.gemm import fp8_fp4_gemm_nt as fp8_fp4_gemm_nt
+from deepinfer.kernels.gemm import fp8_gemm_nt as fp8_gemm_nt
+from deepinfer.kernels.gemm import (
+    m_grouped_bf16_gemm_nt_contiguous as m_grouped_bf16_gemm_nt_contiguous,
+)
+from deepinfer.kernels.gemm import m_grouped_bf16_gemm_nt_masked as m_grouped_bf16_gemm_nt_masked
+from deepinfer.kernels.gemm import (
+    m_grouped_fp8_fp4_gemm_nt_contiguous as m_grouped_fp8_fp4_gemm_nt_contiguous,
+)
+from deepinfer.kernels.gemm import (
+    m_grouped_fp8_fp4_gemm_nt_masked as m_grouped_fp8_fp4_gemm_nt_masked,
+)
+from deepinfer.kernels.gemm import (
+    m_grouped_fp8_gemm_nt_contiguous as m_grouped_fp8_gemm_nt_contiguous,
+)
+from deepinfer.kernels.gemm import m_grouped_fp8_gemm_nt_masked as m_grouped_fp8_gemm_nt_masked
+from deepinfer.kernels.indexer import fp8_fp4_mqa_logits as fp8_fp4_mqa_logits
+from deepinfer.kernels.indexer import fp8_mqa_logits as fp8_mqa_logits
 from deepinfer.kernels.reference.cast import cast_back as cast_back
 from deepinfer.kernels.reference.cast import decode_ue8m0 as decode_ue8m0
 from deepinfer.kernels.reference.cast import encode_ue8m0 as encode_ue8m0
@@ -12,16 +32,34 @@ from deepinfer.kernels.reference.quant import ceil_to_ue8m0 as ceil_to_ue8m0
 from deepinfer.kernels.reference.quant import round_fp8 as round_fp8
 from deepinfer.kernels.reference.quant import round_mxfp4 as round_mxfp4
 from deepinfer.kernels.reference.quant import round_nvfp4 as round_nvfp4
+from deepinfer.kernels.registry import explain as explain
+from deepinfer.kernels.registry import use_backend as use_backend
+from deepinfer.kernels.topk import topk as topk
 
 __all__ = [
+    "CONTIGUOUS_ALIGNMENT",
+    "bf16_gemm_nt",
     "cast_back",
     "ceil_to_ue8m0",
     "decode_ue8m0",
     "encode_ue8m0",
+    "explain",
+    "fp8_fp4_gemm_nt",
+    "fp8_fp4_mqa_logits",
+    "fp8_gemm_nt",
+    "fp8_mqa_logits",
+    "m_grouped_bf16_gemm_nt_contiguous",
+    "m_grouped_bf16_gemm_nt_masked",
+    "m_grouped_fp8_fp4_gemm_nt_contiguous",
+    "m_grouped_fp8_fp4_gemm_nt_masked",
+    "m_grouped_fp8_gemm_nt_contiguous",
+    "m_grouped_fp8_gemm_nt_masked",
     "per_block_cast_to_fp8",
     "per_token_cast_to_fp4",
     "per_token_cast_to_fp8",
     "round_fp8",
     "round_mxfp4",
     "round_nvfp4",
+    "topk",
+    "use_backend",
 ]

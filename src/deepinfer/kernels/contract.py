@@ -19,7 +19,7 @@ def check_shape(name: str, x: Tensor, expected: tuple[int | None, ...], axes: st
 
     Args:
         name: Name of the argument.
-        x: The argument.
+        x: The argument, any shape.
         expected: Sizes, None for any.
         axes: Names of the axes, for the message.
 

@@ -255,9 +255,11 @@ def operation(name: str) -> Operation:
     Raises:
         ConfigError: There is none of this name.
     """
-    from deepinfer.kernels import gemm, indexer, topk
+    from deepinfer.kernels.gemm import OPERATIONS as PRODUCTS
+    from deepinfer.kernels.indexer import OPERATIONS as SCORES
+    from deepinfer.kernels.topk import OPERATIONS as SELECTIONS
 
-    known = {o.name: o for module in (gemm, indexer, topk) for o in module.OPERATIONS}
+    known = {o.name: o for o in (*PRODUCTS, *SCORES, *SELECTIONS)}
     if name not in known:
         raise ConfigError(
             f"there is no kernel {name!r}; there are {', '.join(sorted(known))}.",

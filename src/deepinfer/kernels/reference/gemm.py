@@ -50,9 +50,9 @@ def dense(
 
     Args:
         a: Shape [M, K].
-        a_scale: Its scales, or None.
+        a_scale: Its scales, a shape as `dequantise` takes it, or None.
         b: Shape [N, K].
-        b_scale: Its scales, or None.
+        b_scale: Its scales, a shape as `dequantise` takes it, or None.
         out: Shape [M, N].
     """
     out.copy_(dequantise("a", a, a_scale) @ dequantise("b", b, b_scale).T)
@@ -70,9 +70,9 @@ def contiguous(
 
     Args:
         a: Shape [M, K].
-        a_scale: Its scales, or None.
+        a_scale: Its scales, a shape as `dequantise` takes it, or None.
         b: Shape [groups, N, K].
-        b_scale: Its scales, or None.
+        b_scale: Its scales, a shape as `dequantise` takes it, or None.
         out: Shape [M, N].
         layout: Group of each row, shape [M], integers.
     """
@@ -96,9 +96,9 @@ def masked(
 
     Args:
         a: Shape [groups, max_m, K].
-        a_scale: Its scales, or None.
+        a_scale: Its scales, a shape as `dequantise` takes it, or None.
         b: Shape [groups, N, K].
-        b_scale: Its scales, or None.
+        b_scale: Its scales, a shape as `dequantise` takes it, or None.
         out: Shape [groups, max_m, N].
         counts: Rows of each group, shape [groups], integers.
     """

@@ -33,7 +33,7 @@ def gemm_portable(
         out: Shape [places, M, N], last stride 1.
         mode: 0: one place, one group. 1: one place, `rows_of` is the group of each row. 2: a place for each group,
             `rows_of` is its number of rows.
-        rows_of: See `mode`; any tensor for mode 0.
+        rows_of: Shape [M] or [places], int32, see `mode`; any tensor for mode 0.
         sizes: Tokens and rows of weights of a tile, warps, stages.
     """
     places, m, k_x = x.shape
