@@ -19,9 +19,9 @@ class GuardedSink:
         sink: Takes the events.
 
     Examples:
-        >>> from deepinfer.core.events import CacheCleared, MemorySink
+        >>> from deepinfer.core.events import MemorySink, RequestAdded
         >>> sink = MemorySink()
-        >>> GuardedSink(sink).record(CacheCleared(time_s=0.0))
+        >>> GuardedSink(sink).record(RequestAdded(time_s=0.0, rid="a", prompt_tokens=1))
         >>> len(sink)
         1
     """
