@@ -454,6 +454,81 @@ def _timeline(
         picture.text(left + begin + width / 2, top + 89, name)
 
 
+def grammar(built: set[str]) -> Picture:
+    """From the text of a grammar, and from a tokenizer, to the mask of one output."""
+    picture = Picture(
+        "Front ends give rules over bytes, rules an automaton; with the trie of a vocabulary it gives rows, which matchers fill in",
+        250,
+    )
+    for row, name in enumerate(("regular expression", "JSON Schema", "EBNF", "text with tags")):
+        top = 14 + row * 36
+        picture.box(MARGIN, top, 132, 28, "light")
+        picture.text(MARGIN + 66, top + 18, name)
+        picture.arrow((142, top + 14), (156, top + 14), (156, 82), (170, 82))
+    boxes = (
+        (172, 54, 136, "Rules", "languages of bytes"),
+        (338, 54, 136, "Automaton", "knows no tokens"),
+        (338, 174, 136, "TokenVocab", "a trie of byte strings"),
+        (504, 110, 160, "CompiledGrammar", "one row a state"),
+        (694, 20, 156, "GrammarMatcher", "one output"),
+        (694, 110, 156, "GrammarMatcher", "another output"),
+    )
+    for left, top, width, name, what in boxes:
+        picture.box(left, top, width, 56, "sky" if name == "CompiledGrammar" else "")
+        picture.text(left + width / 2, top + 24, name, "name")
+        picture.text(left + width / 2, top + 44, what)
+    picture.arrow((308, 82), (336, 82))
+    picture.arrow((474, 82), (488, 82), (488, 130), (502, 130))
+    picture.arrow((474, 202), (488, 202), (488, 146), (502, 146))
+    picture.arrow((664, 130), (678, 130), (678, 48), (692, 48))
+    picture.arrow((664, 138), (692, 138))
+    picture.box(694, 200, 156, 34, "green")
+    picture.text(772, 222, "a row of the bitmask")
+    picture.arrow((772, 166), (772, 198))
+    return picture
+
+
+def mask(built: set[str]) -> Picture:
+    """The walk of a trie from a state that takes digits, a comma, or the end of an array."""
+    picture = Picture(
+        "Tokens as paths of a trie: paths along which the automaton lives are allowed, others are cut at their first wrong byte",
+        330,
+    )
+    places = {
+        "": (60, 165),
+        "1": (210, 66),
+        "1,": (360, 24),
+        "12": (360, 66),
+        "1a": (360, 108),
+        ",": (210, 171),
+        ', "': (360, 150),
+        ",,": (360, 192),
+        "a": (210, 265),
+        "an": (360, 240),
+        "and": (510, 240),
+        "at": (360, 290),
+    }
+    allowed = {"", "1", "1,", "12", ",", ', "'}
+    hidden = {"an", "and", "at"}
+    for token, (x, y) in places.items():
+        if token:
+            parent = next(begin for begin in (token[:-1], token[:-2]) if begin in places)
+            picture.arrow((places[parent][0] + 44, places[parent][1]), (x - 46, y), tip=False)
+    for token, (x, y) in places.items():
+        look = "green" if token in allowed else "none" if token in hidden else "orange"
+        picture.box(x - 44, y - 17, 88, 34, look)
+        picture.text(x, y + 5, token or "state", "what" if token else "name")
+    legend = (
+        ("green", "the automaton lives: if a token ends here, its bit is 1"),
+        ("orange", "the automaton dies: nothing below is looked at"),
+        ("none", "never visited"),
+    )
+    for row, (look, text) in enumerate(legend):
+        picture.box(470, 50 + row * 34, 26, 22, look)
+        picture.text(506, 66 + row * 34, text, anchor="start")
+    return picture
+
+
 PICTURES: dict[str, Callable[[set[str]], Picture]] = {
     "structure": structure,
     "layer_plan": layer_plan,
@@ -462,6 +537,8 @@ PICTURES: dict[str, Callable[[set[str]], Picture]] = {
     "draft": draft,
     "step": step,
     "life": life,
+    "grammar": grammar,
+    "mask": mask,
 }
 
 

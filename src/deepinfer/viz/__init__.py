@@ -15,6 +15,7 @@ from deepinfer.viz.fleet import plot_engine_load as plot_engine_load
 from deepinfer.viz.fleet import plot_latency as plot_latency
 from deepinfer.viz.gantt import TimedStep as TimedStep
 from deepinfer.viz.gantt import plot_gantt as plot_gantt
+from deepinfer.viz.mask import plot_mask_sizes as plot_mask_sizes
 from deepinfer.viz.matrix import plot_matrix as plot_matrix
 from deepinfer.viz.plans import plot_plans as plot_plans
 from deepinfer.viz.spans import Span as Span
@@ -33,6 +34,7 @@ __all__ = [
     "plot_expert_load",
     "plot_gantt",
     "plot_latency",
+    "plot_mask_sizes",
     "plot_matrix",
     "plot_plans",
     "plot_selected_rows",
