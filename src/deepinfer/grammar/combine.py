@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deepinfer.core.errors import EmptyLanguage
 from deepinfer.grammar import ir
-from deepinfer.grammar._ir_nodes import rebuild
+from deepinfer.grammar._ir_walk import rebuild
 from deepinfer.grammar.grammar import Grammar
 from deepinfer.grammar.report import Report
 
