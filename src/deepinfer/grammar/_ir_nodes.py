@@ -7,7 +7,6 @@ without recursion, so expressions may be nested as deeply as memory allows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 ALL_BYTES = (1 << 256) - 1
@@ -52,7 +51,9 @@ class Expr:
         return _equal(self, other)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unflatten, (flatten(self),)
+        from deepinfer.grammar._ir_walk import flatten, restore
+
+        return restore, (flatten(self),)
 
     def __repr__(self) -> str:
         from deepinfer.grammar._ir_text import to_text
@@ -366,98 +367,6 @@ class Bag(Expr):
     def data(self) -> tuple[Any, ...]:
         kinds = tuple((m.low, m.high, m.group) for m in self.members)
         return (kinds, self.clauses, self.low, self.high, self.ordered)
-
-
-KINDS: tuple[type[Expr], ...] = (
-    Empty,
-    Eps,
-    Bytes,
-    Literal,
-    Seq,
-    Alt,
-    And,
-    Not,
-    Repeat,
-    Ref,
-    Bag,
-)
-_KIND_INDEX = {kind: index for index, kind in enumerate(KINDS)}
-
-
-def walk(*roots: Expr) -> Iterator[Expr]:
-    """Every distinct node object below `roots`, children before parents, each once.
-
-    Yields:
-        Nodes in post-order. Two equal nodes that are different objects are both yielded.
-    """
-    seen: set[int] = set()
-    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
-    while stack:
-        node, done = stack.pop()
-        if done:
-            yield node
-            continue
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        children = node.children()
-        if not children:
-            yield node
-            continue
-        stack.append((node, True))
-        stack.extend((child, False) for child in reversed(children) if id(child) not in seen)
-
-
-def rebuild(kind: type[Expr], data: tuple[Any, ...], children: tuple[Expr, ...]) -> Expr:
-    """The node of a kind with these fields and children, taken as they are (no normalisation)."""
-    if kind is Bytes or kind is Literal or kind is Ref:
-        return kind(*data)
-    if kind is Seq or kind is Alt or kind is And:
-        return kind(children)  # type: ignore[call-arg]
-    if kind is Not:
-        return Not(children[0])
-    if kind is Repeat:
-        return Repeat(children[0], *data)
-    if kind is Bag:
-        kinds, clauses, low, high, ordered = data
-        members = tuple(Member(e, *k) for e, k in zip(children[1:], kinds, strict=True))
-        return Bag(members, children[0], clauses, low, high, ordered)
-    return kind()
-
-
-def flatten(*roots: Expr) -> tuple[tuple[Any, ...], ...]:
-    """Nodes as a flat list of plain values: (kind, data, indices of the children), children first.
-
-    Equal sub-expressions share one entry; the roots are the last entries in order, repeated where needed.
-    """
-    index: dict[int, int] = {}
-    entries: dict[tuple[Any, ...], int] = {}
-    flat: list[tuple[Any, ...]] = []
-    for node in walk(*roots):
-        entry = (
-            _KIND_INDEX[type(node)],
-            node.data(),
-            tuple(index[id(child)] for child in node.children()),
-        )
-        place = entries.get(entry)
-        if place is None:
-            place = entries[entry] = len(flat)
-            flat.append(entry)
-        index[id(node)] = place
-    flat.append(tuple(index[id(root)] for root in roots))
-    return tuple(flat)
-
-
-def unflatten(flat: tuple[tuple[Any, ...], ...]) -> tuple[Expr, ...]:
-    """The roots that `flatten` was given."""
-    nodes: list[Expr] = []
-    for kind, data, children in flat[:-1]:
-        nodes.append(rebuild(KINDS[kind], data, tuple(nodes[c] for c in children)))
-    return tuple(nodes[root] for root in flat[-1])
-
-
-def _unflatten(flat: tuple[tuple[Any, ...], ...]) -> Expr:
-    return unflatten(flat)[0]
 
 
 def _equal(left: Expr, right: Expr) -> bool:

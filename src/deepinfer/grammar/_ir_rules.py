@@ -8,8 +8,9 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from deepinfer.core.errors import GrammarSyntaxError
-from deepinfer.grammar._ir_nodes import Clause, Expr, Ref, flatten, unflatten, walk
+from deepinfer.grammar._ir_nodes import Clause, Expr, Ref
 from deepinfer.grammar._ir_text import to_text
+from deepinfer.grammar._ir_walk import flatten, unflatten, walk
 
 
 class Rules:

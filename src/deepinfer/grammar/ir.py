@@ -35,10 +35,10 @@ from deepinfer.grammar._ir_nodes import (
     Ref,
     Repeat,
     Seq,
-    walk,
 )
 from deepinfer.grammar._ir_rules import Rules
 from deepinfer.grammar._ir_text import bytes_to_text, to_text
+from deepinfer.grammar._ir_walk import walk
 
 __all__ = [
     "ALL_BYTES",

@@ -3,106 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from deepinfer.grammar.cuts import CutStore
+from deepinfer.grammar.joins import join, join_tails
+from deepinfer.grammar.leaf_store import LeafStore
 from deepinfer.grammar.nodes import (
     ALT,
     AND,
-    BAG,
     CONS,
     EMPTY,
     EPS,
     LIT,
     NOT,
-    REF,
     REP,
-    SET,
-    TAG,
     TRIE,
-    UNKNOWN,
-    BagNode,
     Node,
     TrieNode,
 )
 
-if TYPE_CHECKING:
-    from deepinfer.grammar.bag_state import BagSpec, BagState
-    from deepinfer.grammar.budget import Budget
-
-
 _PIECE = 32
-_JOINED_FRAMES = 64
 
 
-class NodeStore:
-    """Makes nodes in normal form and keeps each once.
-
-    Args:
-        budget: Bounds on the number of nodes and the time; None for none.
-        counter_limit: Counters above it saturate in `truncate`.
-    """
-
-    def __init__(self, budget: Budget | None = None, counter_limit: int = 128) -> None:
-        self.counter_limit = counter_limit
-        self._sets: dict[int, Node] = {}
-        self._literals: dict[bytes, Node] = {}
-        self._tries: dict[tuple[int, int, int, int], Node] = {}
-        self._kept: list[list[bytes]] = []
-        self._cons: dict[int, Node] = {}
-        self._alts: dict[tuple[int, ...], Node] = {}
-        self._unions: dict[tuple[int, ...], Node] = {}
-        self._ands: dict[tuple[int, ...], Node] = {}
-        self._nots: dict[int, Node] = {}
-        self._reps: dict[tuple[int, int, int], Node] = {}
-        self._bags: dict[tuple[int, int, int, BagState], Node] = {}
-        self._tags: dict[int, Node] = {}
-        self.num_nodes = 0
-        self._nesting = 0
-        self._check = budget.check if budget is not None else _unbounded
-        self.cuts = CutStore()
-        self.empty = self._new(EMPTY, False, False, 1 << 30)
-        self.eps = self._new(EPS, True, True, 0)
-        self.eps.depth = 0
-        self.eps.cut = self.empty.cut = self.cuts.nothing
-        self.empty.depth = 0
-        self.all = self._new(NOT, True, True, 0)
-        self.all.a = self.empty
-        self.all.cut = self.cuts.everything
-        self.all.targets = (self.all,)
-        self.unknown = self._new(UNKNOWN, False, True, 0)
-        self.unknown.exposed = True
-        self.unknown.cut = self.cuts.nothing
-        self._nots[self.empty.uid] = self.all
-
-    def _new(self, kind: int, nullable: bool, live: bool | None, least: int) -> Node:
-        uid = self.num_nodes
-        self.num_nodes = uid + 1
-        if not uid & 1023:
-            self._check(uid)
-        return Node(kind, uid, nullable, live, least)
-
-    @property
-    def byte_sets(self) -> Iterable[int]:
-        """Masks of all byte sets that nodes were made of."""
-        return self._sets
-
-    @property
-    def literals(self) -> Iterable[bytes]:
-        """All literal strings that nodes were made of."""
-        for strings in self._kept:
-            yield from strings
-        yield from self._literals
-
-    def byte_set(self, mask: int) -> Node:
-        """One byte of a set; the mask is not 0."""
-        node = self._sets.get(mask)
-        if node is None:
-            node = self._sets[mask] = self._new(SET, False, True, 1)
-            node.mask = mask
-            node.targets = (self.eps,)
-            node.cut = self.cuts.cut((mask,))
-        return node
+class NodeStore(LeafStore):
+    """Makes nodes in normal form and keeps each once."""
 
     def literal(self, text: bytes) -> Node:
         """The byte string. A long one is a chain of pieces, so that its rests stay short."""
@@ -219,7 +141,7 @@ class NodeStore:
             frames.append(upper.a)
             upper = upper.b
         if upper.kind == ALT and upper.recursive:
-            result = self._union([self.append(part, tail) for part in upper.parts])
+            result = join_tails(self, [self.append(part, tail) for part in upper.parts])
         else:
             result = self.cons(upper, tail)
         for frame in reversed(frames):
@@ -300,12 +222,19 @@ class NodeStore:
         if self.all.uid in flat:
             found = self.all
         else:
-            parts = self._join(list(flat.values()))
-            found = parts[0] if len(parts) == 1 else self._alt(parts, self._alts)
+            parts = join(self, list(flat.values()))
+            found = parts[0] if len(parts) == 1 else self.plain_alt(parts, joined=True)
         self._alts[key] = found
         return found
 
-    def _alt(self, parts: list[Node], known: dict[tuple[int, ...], Node]) -> Node:
+    def plain_alt(self, parts: list[Node], *, joined: bool) -> Node:
+        """Union of two parts or more as they are.
+
+        Args:
+            parts: Distinct nodes, none of them a union or empty; sorted in place.
+            joined: Whether they are in normal form.
+        """
+        known = self._alts if joined else self._unions
         parts.sort(key=_uid)
         key = tuple([part.uid for part in parts])
         found = known.get(key)
@@ -338,100 +267,6 @@ class NodeStore:
         )
         found.parts = tuple(parts)
         return found
-
-    def _join(self, parts: list[Node]) -> list[Node]:
-        """Merge byte sets, counters of one body, and stacks with one rest or one top."""
-        kinds = {part.kind for part in parts}
-        if SET in kinds:
-            parts = self._merge_sets(parts)
-        if REP in kinds:
-            parts = self._merge_counters(parts)
-        if CONS in kinds:
-            parts = self._merge_stacks(parts)
-        if EPS in kinds and len(parts) > 1:
-            others = [part for part in parts if part.kind != EPS]
-            if any(part.nullable for part in others):
-                parts = others
-        return parts
-
-    def _merge_sets(self, parts: list[Node]) -> list[Node]:
-        mask = 0
-        rest = []
-        for part in parts:
-            if part.kind == SET:
-                mask |= part.mask
-            else:
-                rest.append(part)
-        return [*rest, self.byte_set(mask)]
-
-    def _merge_counters(self, parts: list[Node]) -> list[Node]:
-        bodies: dict[int, list[Node]] = {}
-        rest = []
-        for part in parts:
-            if part.kind == REP:
-                bodies.setdefault(part.a.uid, []).append(part)
-            else:
-                rest.append(part)
-        for same in bodies.values():
-            if len(same) == 1:
-                rest.append(same[0])
-                continue
-            same.sort(key=_low)
-            body, low, high = same[0].a, same[0].low, same[0].high
-            for part in same[1:]:
-                if high < 0 or part.low <= high + 1:
-                    high = -1 if high < 0 or part.high < 0 else max(high, part.high)
-                else:
-                    rest.append(self.rep(body, low, high))
-                    low, high = part.low, part.high
-            rest.append(self.rep(body, low, high))
-        return rest
-
-    def _merge_stacks(self, parts: list[Node]) -> list[Node]:
-        # Tops first: it keeps the number of different tops small, which bounds the work of ambiguous grammars.
-        heads: dict[int, list[Node]] = {}
-        for part in parts:
-            if part.kind == CONS:
-                heads.setdefault(part.a.uid, []).append(part)
-        out = []
-        for part in parts:
-            if part.kind != CONS:
-                same = heads.get(part.uid)
-                if same is None:
-                    out.append(part)
-                else:
-                    same.append(part)
-        tails: dict[int, list[Node]] = {}
-        for same in heads.values():
-            if len(same) > 1:
-                rests = [part.b if part.kind == CONS else self.eps for part in same]
-                out.append(self.cons(same[0].a, self._union(rests)))
-            elif same[0].a.recursive:
-                out.append(same[0])
-            else:
-                tails.setdefault(same[0].b.uid, []).append(same[0])
-        for same in tails.values():
-            if len(same) == 1:
-                out.append(same[0])
-            else:
-                out.append(self.cons(self.alt([part.a for part in same]), same[0].b))
-        return out
-
-    def _union(self, nodes: list[Node]) -> Node:
-        """Union of tails, joined in their upper frames only: bounded work however deep the stacks are."""
-        if self._nesting < _JOINED_FRAMES:
-            self._nesting += 1
-            try:
-                return self.alt(nodes)
-            finally:
-                self._nesting -= 1
-        flat: dict[int, Node] = {}
-        for node in nodes:
-            for part in node.parts if node.kind == ALT else (node,):
-                flat[part.uid] = part
-        if len(flat) == 1:
-            return next(iter(flat.values()))
-        return self._alt(list(flat.values()), self._unions)
 
     def conj(self, nodes: Iterable[Node]) -> Node:
         """Intersection."""
@@ -483,47 +318,6 @@ class NodeStore:
             found.a = node
         return found
 
-    def reference(self, nullable: bool) -> Node:
-        """A recursive rule whose body is set later as attribute `a`."""
-        node = self._new(REF, nullable, True, 0 if nullable else 1)
-        node.recursive = True
-        return node
-
-    def tag(self, member: int) -> Node:
-        """The end of a member of a bag."""
-        node = self._tags.get(member)
-        if node is None:
-            node = self._tags[member] = self._new(TAG, False, True, 0)
-            node.tags = node.ends = 1 << member
-            node.cut = self.cuts.nothing
-        return node
-
-    def bag_node(
-        self, spec: BagSpec, bag: BagState, place: int, pick: Node, nullable: bool
-    ) -> Node:
-        """The node of a bag in a state; see `deepinfer.grammar.bag_nodes` for when to make one."""
-        key = (spec.number, place, pick.uid, bag)
-        found = self._bags.get(key)
-        if found is None:
-            uid = self.num_nodes
-            self.num_nodes = uid + 1
-            if not uid & 1023:
-                self._check(uid)
-            node = BagNode(BAG, uid, nullable, True, 0 if nullable else 1)
-            node.spec = spec
-            node.bag = bag
-            node.place = place
-            node.pick = pick
-            node.body = None
-            node.recursive = spec.recursive
-            node.counted = spec.counted(bag, self.counter_limit)
-            found = self._bags[key] = node
-        return found
-
-
-def _unbounded(num_states: int) -> None:
-    """Stands for a budget where there is none."""
-
 
 def _both_live(head: Node, tail: Node) -> bool | None:
     return False if head.live is False or tail.live is False else None
@@ -531,7 +325,3 @@ def _both_live(head: Node, tail: Node) -> bool | None:
 
 def _uid(node: Node) -> int:
     return node.uid
-
-
-def _low(node: Node) -> int:
-    return node.low

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deepinfer.grammar.node_store import NodeStore
-from deepinfer.grammar.nodes import ALT, CONS, EPS, REP, BagNode, Node
+from deepinfer.grammar.nodes import ALT, CONS, REP, BagNode, Node
 
 
 def saturate(store: NodeStore, node: Node) -> Node:
@@ -45,23 +45,30 @@ def truncate(store: NodeStore, node: Node, depth: int) -> Node:
     Returns:
         A node whose moves agree with those of `node` until the unknown rest is exposed.
     """
-    if node.depth <= depth:
-        return saturate(store, node)
-    if node.kind == ALT:
-        return store.alt([truncate(store, part, depth) for part in node.parts])
-    frames = []
-    while node.kind == CONS and depth:
-        frames.append(node.a)
-        node = node.b
-        depth -= 1
-    if node.kind == EPS:
-        result = node
-    elif not depth:
-        result = store.unknown
-    elif node.kind == ALT:
-        result = store.alt([truncate(store, part, depth) for part in node.parts])
-    else:
-        result = saturate(store, node)
-    for frame in reversed(frames):
-        result = store.cons(saturate(store, frame), result)
-    return result
+    done: dict[tuple[Node, int], Node] = {}
+    stack = [(node, depth)]
+    while stack:
+        item = stack[-1]
+        if item in done:
+            stack.pop()
+            continue
+        part, left = item
+        if part.depth <= left and not part.counted:
+            done[item] = part
+        elif left == 0:
+            done[item] = store.unknown
+        elif part.kind == CONS:
+            below = (part.b, left - 1)
+            if below not in done:
+                stack.append(below)
+                continue
+            done[item] = store.cons(saturate(store, part.a), done[below])
+        elif part.kind == ALT:
+            missing = [(p, left) for p in part.parts if (p, left) not in done]
+            if missing:
+                stack.extend(missing)
+                continue
+            done[item] = store.alt([done[p, left] for p in part.parts])
+        else:
+            done[item] = saturate(store, part)
+    return done[node, depth]
