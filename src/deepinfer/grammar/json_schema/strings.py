@@ -154,8 +154,13 @@ class Strings:
             texts = self.finite(formula)
             if texts is not None:
                 known = not texts
-            elif isinstance(formula, And) and all(_excludes(a) for a in formula.parts):
+            elif all(_excludes(a) or isinstance(a, Length) for a in unit_atoms(formula)):
+                known = False if _unbounded(formula) else self._search(formula)
+            elif isinstance(formula, Format) and formula.holds:
                 known = False
+            elif isinstance(formula, Pattern) and formula.holds:
+                body = pattern_expr(formula.source, self._spelling)
+                known = self._derivatives.is_empty(body, _MAX_STATES) is True
             else:
                 known = self._search(formula)
             self._empty[formula] = known
@@ -191,6 +196,11 @@ class Strings:
             return None
         found = self._derivatives.strings(expr, limit, _MAX_STATES)
         return None if found is None else [text.decode() for text in found]
+
+
+def _unbounded(formula: Formula) -> bool:
+    """Whether the lengths among the parts of a formula leave infinitely many."""
+    return all(atom.high is None for atom in unit_atoms(formula) if isinstance(atom, Length))
 
 
 def _excludes(atom: Formula) -> bool:
