@@ -56,12 +56,12 @@ def normalise(rules: Rules, budget: Budget, dead: frozenset[Expr] = frozenset())
     order = components(graph)
     if not dead and not any(is_cyclic(component, graph) for component in order):
         return Plan(rules.start, used, frozenset(), frozenset())
-    productive = solve(order, used, productive_node, quick_productive, dead)
+    productive = solve(order, graph, used, productive_node, quick_productive, dead)
     if not all(productive.values()):
         used = {name: expr if productive[name] else Empty() for name, expr in used.items()}
         graph = {name: references(expr) for name, expr in used.items()}
         order = components(graph)
-    nullable = solve(order, used, nullable_node, quick_nullable)
+    nullable = solve(order, graph, used, nullable_node, quick_nullable)
     work = LeftRecursion(used, nullable)
     left = {name: sorted(work.first_rules(expr)) for name, expr in used.items()}
     for component in components(left):
@@ -73,7 +73,7 @@ def normalise(rules: Rules, budget: Budget, dead: frozenset[Expr] = frozenset())
         graph = _reachable(changed)
         used = {name: work.rules[name] for name in graph}
         order = components(graph)
-        nullable = solve(order, used, nullable_node, quick_nullable)
+        nullable = solve(order, graph, used, nullable_node, quick_nullable)
     recursive = frozenset(
         name for component in order if is_cyclic(component, graph) for name in component
     )

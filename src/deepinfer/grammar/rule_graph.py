@@ -19,6 +19,8 @@ from deepinfer.grammar._ir_nodes import (
     Seq,
 )
 
+_ONE = (Literal, Bytes)
+
 
 def references(expr: Expr) -> list[str]:
     """Names of the rules that an expression mentions, each once, in the order of their first mention."""
@@ -191,6 +193,7 @@ def productive_node(node: Expr, children: list[bool], rules: Mapping[str, bool])
 
 def solve(
     order: list[list[str]],
+    graph: Mapping[str, Iterable[str]],
     rules: Mapping[str, Expr],
     node_value: Callable[[Expr, list[bool], Mapping[str, bool]], bool],
     quick: Callable[[Expr], bool | None],
@@ -200,6 +203,7 @@ def solve(
 
     Args:
         order: Components of the rules, callees first.
+        graph: References of each rule.
         rules: The rules.
         node_value: The property of a node from its children and the rules.
         quick: The property of a node where it can be told at once, else None. Not used if there are dead ones.
@@ -213,7 +217,7 @@ def solve(
     at_once = (lambda _: None) if dead else quick
     settled: dict[int, bool] = {}
     for component in order:
-        if len(component) == 1 and component[0] not in references(rules[component[0]]):
+        if not is_cyclic(component, graph):
             values[component[0]] = fold(rules[component[0]], value, settled, at_once)
             continue
         for name in component:
@@ -244,7 +248,7 @@ def left_references(
         if id(node) in known:
             stack.pop()
             continue
-        if not node.has_ref:
+        if not node.has_ref or (isinstance(node, Seq) and isinstance(node.parts[0], _ONE)):
             known[id(node)] = frozenset()
             stack.pop()
             continue
