@@ -1,7 +1,7 @@
 """Builds the documentation site.
 
 Pages that follow from the code are written to Markdown first (docs/reference/api, errors.md, environment.md,
-measurements.md, and docs/gallery from notebooks/), so the site itself needs nothing but Markdown and docstrings:
+measurements.md, json_schema.md, and docs/gallery from notebooks/), so the site itself needs nothing but Markdown and docstrings:
 
     python docs/build.py --strict           the whole site into site/
     python docs/build.py --pages-only       the generated pages only, without the gallery
@@ -175,6 +175,38 @@ def nano_page() -> str:
     return re.sub(r"\A---\n.*?^---\n+", "", card.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 
+def json_schema_page() -> str:
+    """Markdown of the page about coverage of JSON Schema: the counts that a test holds the grammar to."""
+    path = ROOT / "tests" / "grammar" / "json_schema" / "ratchet.json"
+    lines = [
+        "# JSON Schema coverage",
+        "",
+        "Verdicts of [`compile_json_schema`](api/grammar.md#deepinfergrammarjson_schema) on the official",
+        "[JSON-Schema-Test-Suite](https://github.com/json-schema-org/JSON-Schema-Test-Suite). A test fails when a number",
+        "of right verdicts falls, and when a single verdict is wrong.",
+        "",
+        "- **right**: valid values are accepted, invalid ones refused.",
+        "- **refused**: the schema is refused by name when it is compiled (`UnsupportedKeyword`, `GrammarTooLarge`).",
+        "- **noted**: the verdict differs where the report says that a keyword is approximated or an annotation.",
+        "",
+    ]
+    if not path.is_file():
+        return "\n".join([*lines, "The counts are not in this checkout.", ""])
+    ratchet = json.loads(path.read_text(encoding="utf-8"))
+    kinds = ("passed", "refused", "noted")
+    lines += ["| draft | right | refused | noted | wrong |", "| --- | --- | --- | --- | --- |"]
+    for draft, files in ratchet.items():
+        totals = [sum(counts.get(kind, 0) for counts in files.values()) for kind in kinds]
+        lines.append(f"| {draft} | {' | '.join(f'{total:,}' for total in totals)} | 0 |")
+    for draft, files in ratchet.items():
+        lines += ["", f"## {draft}", "", "| file of the suite | right | refused | noted |"]
+        lines.append("| --- | --- | --- | --- |")
+        for name, counts in files.items():
+            numbers = " | ".join(str(counts.get(kind, "")) for kind in kinds)
+            lines.append(f"| {name.removesuffix('.json')} | {numbers} |")
+    return "\n".join([*lines, ""])
+
+
 def measured_lines() -> list[dict[str, Any]]:
     """Every line of benchmarks/results, file by file."""
     paths = sorted((ROOT / "benchmarks" / "results").glob("*.jsonl"))
@@ -242,6 +274,7 @@ def write_pages() -> None:
         ("environment", environment_page),
         ("measurements", measurements_page),
         ("nano", nano_page),
+        ("json_schema", json_schema_page),
     ):
         (DOCS / "reference" / f"{name}.md").write_text(page(), encoding="utf-8")
 

@@ -3,6 +3,7 @@
 ```
 DeepInferError
 ├── ConfigError(ValueError)              unknown key, value out of range
+│   └── AnticipationError                a search would look at drafts that are still to be judged
 ├── MissingDependency(ImportError)       an optional package is not installed
 ├── UnsupportedHardware(RuntimeError)    this machine cannot serve the call
 ├── ShapeError(ValueError)               an array or tensor has the wrong shape or dtype
