@@ -37,6 +37,7 @@ class DeepInfer:
         # As a server does after it has started: what lives for ever is not looked through at every collection.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(50_000, 20, 1000)
         self.row: NDArray[np.int32] = np.zeros(self.vocab.num_words, dtype=np.int32)
 
     def compile(self, kind: str, text: str) -> CompiledGrammar:

@@ -140,7 +140,7 @@ class MaskRow:
         owns_base: Whether the base belongs to this row alone, for its size.
     """
 
-    __slots__ = ("base", "index", "size_bytes", "values")
+    __slots__ = ("base", "index", "size_bytes", "uses", "values")
 
     def __init__(
         self,
@@ -153,6 +153,7 @@ class MaskRow:
         self.base = base
         self.index = index
         self.values = values
+        self.uses = 0  # since it was made in compact form; a row in much use is made whole, which is written faster
         self.size_bytes = 128 + (base.nbytes if owns_base else 0)
         if index is not None and values is not None:
             self.size_bytes += index.nbytes + values.nbytes + 224
@@ -184,6 +185,10 @@ class MaskRow:
         out[:] = self.base
         if self.index is not None and self.values is not None:
             out[self.index] = self.values
+
+    def whole(self) -> MaskRow:
+        """The same row in one piece."""
+        return MaskRow(self.words(), owns_base=True)
 
     def words(self) -> Int32Array:
         """A copy of the whole row, shape [words], int32."""

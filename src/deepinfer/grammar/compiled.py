@@ -25,6 +25,9 @@ __all__ = ["CompiledGrammar"]
 FIRST_DEPTH = 2
 """Frames of the stack that a row is first computed with; doubled while they do not suffice."""
 
+MANY_USES = 16
+"""Uses after which a row in compact form is kept whole."""
+
 MAX_KEPT = 1 << 18
 """Token steps, and states with a known row, that are remembered; past it they are computed again."""
 
@@ -106,6 +109,11 @@ class CompiledGrammar:
         if key is not None:
             row = self.rows.get(key)
             if row is not None:
+                if row.index is not None:
+                    row.uses += 1
+                    if row.uses == MANY_USES:
+                        row = row.whole()
+                        self.rows.put(key, row)
                 return row
         return self._find_row(state)
 

@@ -86,6 +86,7 @@ class GrammarMatcher:
         self._first = compiled.start_state if after_token is None else FREE
         self._states = [self._first]
         self._num_tokens = 0
+        self._seen: Any = None
 
     # Moving
 
@@ -189,7 +190,14 @@ class GrammarMatcher:
             ShapeError: The bitmask has another dtype, or is too small.
             GrammarTooLarge: The grammar ran out of its budget; the row holds nothing of use.
         """
+        if bitmask is self._seen:  # the same array as before, two axes and of the right width
+            try:
+                return self._fill(self._states[-1], bitmask[row])
+            except IndexError:
+                pass  # said better below
         out = row_of(bitmask, row, self._num_words)
+        if type(bitmask) is np.ndarray and bitmask.ndim == 2:
+            self._seen = bitmask
         return self._fill(self._states[-1], out)
 
     def allowed(self, token_id: int) -> bool:
