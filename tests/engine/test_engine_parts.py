@@ -348,6 +348,32 @@ def test_a_chunk_is_as_long_as_its_time(make_engine) -> None:
     assert sum(size > 650 for size in sizes) >= 3
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_runner_that_changes_hands_begins_with_empty_slots(depth) -> None:
+    """Ids and slot generations start over, so what its slots held must not be taken for the new engine's."""
+    model = ToyModel()
+    with Engine(model=model) as engine:
+        info = engine.info
+    runner = ModelRunner(model, Sampler(), info=info, num_slots=3, max_model_len=64)
+    engine = Engine(runner=runner, config={"max_num_seqs": 3, "async_depth": depth})
+    for prompt in ([5, 6, 7], [5, 6, 7], [9]):
+        output = engine.generate(prompt, GREEDY)[0]
+        assert list(output.token_ids) == ToyModel().greedy(prompt, 12)
+        engine = engine.replace(scheduler="priority")
+    engine.close()
+
+
+def test_a_runner_with_too_few_slots() -> None:
+    model = ToyModel()
+    with Engine(model=model) as engine:
+        info = engine.info
+    runner = ModelRunner(model, Sampler(), info=info, num_slots=3, max_model_len=64)
+    with pytest.raises(ConfigError, match=r"max_num_seqs is 4 .* at most 3"):
+        Engine(runner=runner, config={"max_num_seqs": 4})
+    with Engine(runner=runner, config={"max_num_seqs": 2}) as engine:
+        assert list(engine.generate([5], GREEDY)[0].token_ids) == ToyModel().greedy([5], 12)
+
+
 def test_flags_are_flags(make_engine) -> None:
     engine = make_engine()
     with pytest.raises(ConfigError, match="keep_output"):

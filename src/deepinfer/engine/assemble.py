@@ -35,6 +35,7 @@ from deepinfer.engine.part_checks import (
     check_callable,
     check_model,
     check_part,
+    forget_slots,
     is_factory,
 )
 from deepinfer.engine.parts import (
@@ -201,6 +202,8 @@ def assemble(
         limits = cached.limits
         guarded = None if sink is None else GuardedSink(sink)
         model_cache, cache, host_tier, shape = cached.make(guarded, clock)
+        if runner is not None:
+            forget_slots(runner, cache.num_slots)
         scheduler = _make_scheduler(scheduler, config, limits, cache, clock)
         if runner is None:
             runner = ModelRunner(

@@ -10,7 +10,7 @@ from typing import Any
 from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
 
-__all__ = ["Owner", "check_callable", "check_model", "check_part", "is_factory"]
+__all__ = ["Owner", "check_callable", "check_model", "check_part", "forget_slots", "is_factory"]
 
 _MARK = "_engine_owner"
 
@@ -144,6 +144,30 @@ def check_model(model: Any) -> None:
             field="model",
             value=model,
         )
+
+
+def forget_slots(runner: Any, num_slots: int) -> None:
+    """Empties the slots of a runner that another engine may have used: ids and generations begin again.
+
+    Args:
+        runner: May have `release_slot`, and a `cache` with `num_slots`.
+        num_slots: Slots that will be given out.
+
+    Raises:
+        ConfigError: The runner has fewer.
+    """
+    there = getattr(getattr(runner, "cache", None), "num_slots", num_slots)
+    if num_slots > there:
+        checks.fail(
+            "max_num_seqs",
+            num_slots,
+            f"at most {there}, the slots of the runner that was given",
+            ConfigError,
+        )
+    release = getattr(runner, "release_slot", None)
+    if release is not None:
+        for slot in range(num_slots):
+            release(slot)
 
 
 def check_callable(name: str, part: Any, arguments: str) -> None:
