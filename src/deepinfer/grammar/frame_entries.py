@@ -37,6 +37,7 @@ class WalkSpace:
         self._residue = residue
         self._parent = parent
         self.is_main = parent is None
+        self._first: tuple[bytes, list[tuple[list[int], list[int], list[int]]]] | None = None
         self._inner: dict[int, WalkSpace] = {}
         self._count = None if residue is None else np.diff(residue.offset)
 
@@ -46,6 +47,30 @@ class WalkSpace:
         if space is None:
             space = self._inner[id(residue)] = WalkSpace(residue.splits, residue, self)
         return space
+
+    def first_step(self, classes: bytes) -> list[tuple[list[int], list[int], list[int]]]:
+        """The children of the root by the class of their byte.
+
+        Args:
+            classes: Class of each byte, 256 entries.
+
+        Returns:
+            For each class: the nodes; those of them that have children; the ranks of the strings that end at one.
+        """
+        if self._first is None or self._first[0] != classes:
+            trie = self.trie
+            out: list[tuple[list[int], list[int], list[int]]] = [
+                ([], [], []) for _ in range(max(classes) + 1)
+            ]
+            for node in range(trie.children[0], trie.children[1]):
+                nodes, inner, ranks = out[classes[trie.labels[node]]]
+                nodes.append(node)
+                if trie.children[node] != trie.children[node + 1]:
+                    inner.append(node)
+                if trie.ranks[node] >= 0:
+                    ranks.append(trie.ranks[node])
+            self._first = (classes, out)
+        return self._first[1]
 
     def tokens(self, ranks: Int32Array) -> Int32Array:
         """The strings of the vocabulary that some strings of this trie stand for.

@@ -118,6 +118,21 @@ class FrameNodes:
             result = store.cons(part, result)
         return self.state(result), node
 
+    def uncounted(self, state: int) -> tuple[int, int]:
+        """A state whose top frame is a repeat of bounded count, as if the count had no bound.
+
+        Args:
+            state: Frames over an unknown rest.
+
+        Returns:
+            The state without the bound, and the bound; (0, 0) for other states.
+        """
+        node = self.node(state)
+        if node.kind != CONS or node.a.kind != REP or node.a.high <= 0:
+            return 0, 0
+        store = self._store
+        return self.state(store.cons(store.rep(node.a.a, 0, -1), node.b)), node.a.high
+
     def left(self, state: int) -> bool:
         """Whether the frames of a walk may be left in a state without another byte."""
         return self.node(state).exposed

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.grammar.automaton import Automaton
-from deepinfer.grammar.bitmask import pack_ids
+from deepinfer.grammar.bitmask import pack_few, pack_ids
 from deepinfer.grammar.frame_entries import Entry, EntryStore, Keep, Places, WalkSpace
 from deepinfer.grammar.frame_nodes import FrameNodes
 from deepinfer.grammar.frame_walk import Found, FrameWalk
@@ -25,6 +25,9 @@ Int32Array = NDArray[np.int32]
 
 MAX_BAG_NODES = 1500
 """Nodes at which the members of a bag may still be several; with more the state is walked as a whole."""
+
+FEW_IDS = 48
+"""Ids that are packed one by one, which is faster for so few."""
 
 DENSE_IDS = 1500
 """A frame's tokens are kept as a whole mask from so many on."""
@@ -54,6 +57,9 @@ class Tokens:
     def size_bytes(self) -> int:
         """Memory."""
         return sum(a.nbytes for a in (self.words, self.index, self.values) if a is not None)
+
+
+NO_TOKENS = Tokens()
 
 
 @dataclass(eq=False)
@@ -186,7 +192,14 @@ class FrameUnits:
         characters = self._loop_set(state)
         part = next((p for p, _ in self._tests if p.characters is characters), None)
         if part is None:
-            self._walk.walk(self._main, keep, [(0, state)], found)
+            text = self._tests[0][0]
+            most = self._most_text(state)
+            if most and text.outside is not None:
+                counted = self._vocab.text_words(most)
+                words.append(counted if keep is None else counted & keep.words)
+                self._walk.walk(self._main.inner(text.outside), keep, [(0, state)], found)
+            else:
+                self._walk.walk(self._main, keep, [(0, state)], found)
             return
         words.append(self._slice_words(part, keep))
         rests = self._main.inner(part.rests)
@@ -194,6 +207,11 @@ class FrameUnits:
         if not part.covers_start:
             first = frozenset(part.characters.first_bytes)
             self._walk.walk(self._main, keep, [(0, state)], found, first)
+
+    def _most_text(self, state: int) -> int:
+        """Characters of string text that fit from a state which counts them and takes any; 0 for other states."""
+        loop, most = self.nodes.uncounted(state)
+        return most if loop and self._loop_set(loop) is self._tests[0][0].characters else 0
 
     def _slice_words(self, part: Slice, keep: Keep | None) -> Int32Array:
         words = self._vocab.slice_words(part)
@@ -213,7 +231,12 @@ class FrameUnits:
                     found.exits.at(space, both).extend(places)
 
     def _tokens(self, found: Found, words: list[Int32Array]) -> Tokens:
-        ids = self._vocab.ids_of(self._ranks(found))
+        if not found.tokens and not words:
+            return NO_TOKENS
+        ranks = self._ranks(found)
+        ids = self._vocab.ids_of(ranks)
+        if not words and len(ids) < FEW_IDS:
+            return Tokens(None, *pack_few(ids.tolist()))
         if not words and len(ids) < DENSE_IDS:
             return Tokens(None, *pack_ids(ids))
         bits = np.zeros(self._vocab.num_words * 32, dtype=np.uint8)
@@ -235,6 +258,8 @@ class FrameUnits:
         ranks = np.concatenate(chunks) if len(chunks) > 1 else chunks[0]
         if len(ranks) < DENSE_IDS:
             # One string can be reached from two entries.
+            if len(ranks) < FEW_IDS:
+                return np.array(list(set(ranks.tolist())), dtype=np.int32)
             ranks = np.sort(ranks)
             ranks = ranks[np.flatnonzero(np.diff(ranks, prepend=-1))]
         return ranks
@@ -293,13 +318,15 @@ class FrameUnits:
         wide_entry = space.is_main
         visited = 0
         while frontier:
-            out = []
+            out: list[tuple[int, int]] = []
             for node, state in frontier:
                 low, high = children[node], children[node + 1]
                 if low == high:
                     continue
                 row, live = self._states.moves_of(state)
-                if live is not None and len(live) <= high - low:
+                if not node:
+                    pairs = self._bag_root(space, keep, row, found, known)
+                elif live is not None and len(live) <= high - low:
                     pairs = [(labels.find(byte, low, high), after) for byte, after in live]
                 else:
                     pairs = [(child, row[classes[labels[child]]]) for child in range(low, high)]
@@ -346,6 +373,39 @@ class FrameUnits:
             if not self._walk_bag(rests, below, [(0, state)], groups, known):
                 return False
         return True
+
+    def _bag_root(
+        self,
+        space: WalkSpace,
+        keep: Keep | None,
+        row: list[int],
+        found: dict[int, list[int]],
+        known: dict[tuple[int, int], tuple[int, Node, Places]],
+    ) -> list[tuple[int, int]]:
+        """The first step of a bag's walk: whole classes of bytes after which one member is left.
+
+        Returns:
+            The (node, state) that are left to look at.
+        """
+        out: list[tuple[int, int]] = []
+        for after, (nodes, inner, ranks) in zip(
+            row, space.first_step(self._states.classes), strict=True
+        ):
+            if not after or not nodes:
+                continue
+            reached = self.nodes.head(after)
+            if reached.tags & (reached.tags - 1):
+                out += [(node, after) for node in nodes]
+                continue
+            if ranks:
+                found.setdefault(reached.tags, []).extend(ranks)
+            if inner:
+                key = (reached.tags, reached.node.uid)
+                entry = known.get(key)
+                if entry is None:
+                    entry = known[key] = (reached.tags, reached.node, Places())
+                entry[2].at(space, keep).extend(inner)
+        return out
 
     def _settled(self, byte: int, above: int, node: int, state: int) -> int:
         """A state that string text leads back to itself and whose tokens are those below a node; 0 if there is none.

@@ -86,6 +86,7 @@ class TokenVocab:
         self.rank_offset: NDArray[np.int32] = np.append(at, len(ids)).astype(np.int32)
         self.id_of_rank: NDArray[np.int32] = ids[at]
         self._slice_words: dict[str, NDArray[np.int32]] = {}
+        self._text_words: dict[int, NDArray[np.int32]] = {}
         self._has_twins = len(at) < len(ids)
 
     @classmethod
@@ -256,6 +257,27 @@ class TokenVocab:
             words = np.packbits(bits, bitorder="little").view("<i4").astype(np.int32, copy=False)
             words.flags.writeable = False  # shared by every grammar over this vocabulary
             self._slice_words[part.characters.name] = words
+        return words
+
+    def text_words(self, most: int) -> NDArray[np.int32]:
+        """Mask of the tokens that are string text of bounded length.
+
+        Args:
+            most: Characters that they have at most, one that is cut short included.
+
+        Returns:
+            Shape [words], int32; read-only.
+        """
+        most = min(most, 255)
+        words = self._text_words.get(most)
+        if words is None:
+            count = self.slices[0].num_chars
+            ranks = np.flatnonzero((count > 0) & (count <= most)).astype(np.int32)
+            bits = np.zeros(self.num_words * 32, dtype=np.uint8)
+            bits[self.ids_of(ranks)] = 1
+            words = np.packbits(bits, bitorder="little").view("<i4").astype(np.int32, copy=False)
+            words.flags.writeable = False
+            self._text_words[most] = words
         return words
 
     @property
