@@ -275,6 +275,27 @@ CASES = [
         [["x"], ["x", 1]],
         [["x", "y"]],
     ),
+    (
+        "oneOf-touching-bounds",
+        {"type": "number", "oneOf": [{"minimum": 3}, {"maximum": 3}]},
+        [2, 4, 3.5],
+        [3, 3.0],
+    ),
+    (
+        "uniqueItems-of-arrays",
+        {
+            "items": {"enum": [[1, 2], [2, 1], [1]], "not": {"items": {"const": 1}}},
+            "uniqueItems": True,
+        },
+        [[[1, 2], [2, 1]], [[2, 1]]],
+        [[[1]], [[1, 2], [1, 2]]],
+    ),
+    (
+        "uniqueItems-of-objects",
+        {"items": {"enum": [{"a": 1, "b": 2}, {"b": 2.0, "a": 1}, {}]}, "uniqueItems": True},
+        [[{"a": 1, "b": 2}, {}]],
+        [[{"a": 1, "b": 2}, {"b": 2, "a": 1}]],
+    ),
     ("untyped", {"minimum": 5, "maxLength": 1}, ["a", 5, []], ["ab", 4]),
     (
         "required-undeclared",

@@ -59,6 +59,33 @@ def test_meta_schemas_are_known(accepts):
     assert not accepts(whole, {"properties": {"a": {"minimum": "x"}}}, on_unsupported="warn")
 
 
+def test_dynamic_references_see_where_they_were_entered(accepts):
+    tree = {
+        "$id": "http://x.y/tree",
+        "$dynamicAnchor": "node",
+        "type": "object",
+        "properties": {
+            "data": {},
+            "children": {"type": "array", "items": {"$dynamicRef": "#node"}},
+        },
+    }
+    strict = {
+        "$id": "http://x.y/strict",
+        "$dynamicAnchor": "node",
+        "$ref": "tree",
+        "unevaluatedProperties": False,
+    }
+    resources = {"http://x.y/tree": tree}
+    misspelt = {"children": [{"daat": 1}]}
+    assert accepts(tree, misspelt)
+    assert accepts(strict, {"children": [{"data": 1}]}, resources=resources)
+    assert not accepts(strict, misspelt, resources=resources)
+    both = {"properties": {"a": {"$ref": "http://x.y/tree"}, "b": {"$ref": "http://x.y/strict"}}}
+    resources["http://x.y/strict"] = strict
+    assert accepts(both, {"a": misspelt}, resources=resources)
+    assert not accepts(both, {"b": misspelt}, resources=resources)
+
+
 def test_vocabularies_switch_keywords_off(accepts):
     meta = {
         "$id": "http://x.y/meta",
