@@ -10,7 +10,7 @@ import pytest
 from deepinfer.core import protocols
 
 PARTS = {
-    "Balancer": (),
+    "Balancer": ("deepinfer.balancers.replicas:ReplicaBalancer",),
     "CacheManager": (
         "deepinfer.cache.slots:SlotCacheManager",
         "deepinfer.cache.manager:BlockCacheManager",

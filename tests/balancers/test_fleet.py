@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer.balancers import Decision, Fleet, RouteRequest, WorkerSnapshot, WorkerState
-from deepinfer.core.errors import ConfigError, InvalidRequest
+from deepinfer.balancers import (
+    Decision,
+    DecodeBalancer,
+    Fleet,
+    ReplicaBalancer,
+    RouteRequest,
+    WorkerSnapshot,
+    WorkerState,
+)
+from deepinfer.core.errors import ConfigError, InvalidRequest, Unschedulable
 from deepinfer.core.plan import LoadSnapshot
 from deepinfer.core.types import Request
 
@@ -30,6 +38,20 @@ def test_views_of_engine_types() -> None:
     assert fleet.max_requests.tolist() == [8]
     assert Decision(0, "x").is_placed
     assert not Decision(None, "no_room").is_placed
+
+
+def test_a_router_as_a_balancer_of_replicas() -> None:
+    balancer = ReplicaBalancer(DecodeBalancer())
+    request = Request(rid="r", prompt_token_ids=(1, 2, 3))
+    loads = [
+        LoadSnapshot(
+            time_s=1.0, num_running=n, num_waiting=0, cached_tokens=9, capacity_tokens=room
+        )
+        for n, room in ((3, 100), (2, 100), (1, 10))
+    ]
+    assert balancer.route(request, loads) == 1  # the last one has no room
+    with pytest.raises(Unschedulable, match="no_kv_room"):
+        balancer.route(request, loads[2:])
 
 
 def test_bad_numbers_are_refused() -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from deepinfer.balancers.expert_parallel.rebalance import rebalance_experts as rebalance_experts
     from deepinfer.balancers.expert_parallel.splitter import TokenSplitter as TokenSplitter
     from deepinfer.balancers.fleet import Fleet as Fleet
+    from deepinfer.balancers.replicas import ReplicaBalancer as ReplicaBalancer
 
 _EXPORTS = {
     "Decision": "deepinfer.balancers.decision",
@@ -43,6 +44,7 @@ _EXPORTS = {
     "Fleet": "deepinfer.balancers.fleet",
     "ImageTask": "deepinfer.balancers.encoder_fleet",
     "OutputLengths": "deepinfer.balancers.decode_outputs",
+    "ReplicaBalancer": "deepinfer.balancers.replicas",
     "RouteRequest": "deepinfer.balancers.base",
     "Router": "deepinfer.balancers.base",
     "TokenSplitter": "deepinfer.balancers.expert_parallel.splitter",
@@ -65,6 +67,7 @@ __all__ = [
     "Fleet",
     "ImageTask",
     "OutputLengths",
+    "ReplicaBalancer",
     "RouteRequest",
     "Router",
     "TokenSplitter",
