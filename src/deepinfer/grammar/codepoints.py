@@ -5,6 +5,7 @@ Surrogates (U+D800 to U+DFFF) are in no set: no UTF-8 text can hold one.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 
 __all__ = [
@@ -169,4 +170,5 @@ def contains(points: CodePoints, code_point: int) -> bool:
     Returns:
         True when it does.
     """
-    return any(first <= code_point <= last for first, last in points)
+    at = bisect_right(points, (code_point, MAX_CODE_POINT))
+    return at > 0 and code_point <= points[at - 1][1]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from deepinfer.core.errors import GrammarTooLarge
 from deepinfer.grammar import ir
-from deepinfer.grammar.codepoints import CodePoints, union
+from deepinfer.grammar.codepoints import CodePoints, contains, union
 from deepinfer.grammar.regex_ast import LineStart, Node, WordBoundary
 from deepinfer.grammar.regex_program import END, START, Program, Threads
 
@@ -110,7 +110,7 @@ def determinise(root: Node) -> Dfa:
         if points is not None
     ]
     for cls, part in enumerate(program.classes):
-        inside = tuple(bool(set(part) & set(_pieces(points, part))) for points in asked)
+        inside = tuple(contains(points, part[0][0]) for points in asked)
         kinds[cls] = signatures.setdefault(inside, cls)
 
     State = tuple[int, Threads, tuple[Threads, ...]]
@@ -151,13 +151,6 @@ def determinise(root: Node) -> Dfa:
             moves[cls] = index[state]
         edges.append(moves)
     return Dfa(edges, accepting, program.classes).minimised()
-
-
-def _pieces(points: CodePoints, part: CodePoints) -> CodePoints:
-    """The ranges of a class that are in a set; a class is inside or outside as a whole."""
-    return tuple(
-        piece for piece in part if any(low <= piece[0] and piece[1] <= high for low, high in points)
-    )
 
 
 def eliminate(dfa: Dfa, encode_class: Callable[[CodePoints], ir.Expr]) -> ir.Expr:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from deepinfer.core.errors import GrammarTooLarge, UnsupportedKeyword
-from deepinfer.grammar.codepoints import ALL, CodePoints, intersection
+from deepinfer.grammar.codepoints import ALL, CodePoints, contains, intersection
 from deepinfer.grammar.regex_ast import (
     ANY_TEXT,
     Alternatives,
@@ -79,7 +79,7 @@ def partition(sets: list[CodePoints]) -> list[CodePoints]:
     classes: dict[tuple[bool, ...], list[tuple[int, int]]] = {}
     for first, after in zip(starts, [*starts[1:], 0x110000], strict=True):
         part = intersection(((first, after - 1),), ALL)
-        signature = tuple(bool(intersection(part, points)) for points in sets)
+        signature = tuple(contains(points, first) for points in sets)
         classes.setdefault(signature, []).extend(part)
     return [tuple(sorted(parts)) for parts in classes.values()]
 
@@ -107,8 +107,9 @@ class Program:
         self.start = self._compile(root, match)
         self.classes = partition(self._sets())
         self._member: dict[CodePoints, frozenset[int]] = {
+            # A class is inside of a set as a whole, or outside.
             points: frozenset(
-                at for at, part in enumerate(self.classes) if intersection(part, points)
+                at for at, part in enumerate(self.classes) if contains(points, part[0][0])
             )
             for points in self._sets()
         }
