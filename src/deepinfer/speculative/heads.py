@@ -84,7 +84,7 @@ class SequentialHead(nn.Module):
             base: Logits of the backbone, shape [requests, draft vocab].
             previous: Token before, shape [requests], int64.
             hidden: Hidden rows of the position, shape [requests, hidden]; only some heads read them.
-            state: What the step before returned; `initial_state` at the first position. A head that keeps a state
+            state: What the step before returned, shape [requests, rank]; `initial_state` at the first position. A head that keeps one
                 must be given it: starting anew at each position is another model.
 
         Returns:
