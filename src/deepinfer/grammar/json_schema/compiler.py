@@ -143,7 +143,7 @@ def _compile(
 ) -> Grammar:
     nodes = Nodes(registry, dynamic)
     uses = Uses(warn)
-    strings = Strings(every_spelling=options.every_spelling)
+    strings = Strings(every_spelling=options.every_spelling, budget=budget)
     algebra = Algebra(nodes, strings, uses, options.assert_formats, budget)
     algebra.by_clauses = by_clauses
     forms = Forms(algebra, options.closed)

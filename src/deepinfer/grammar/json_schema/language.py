@@ -5,6 +5,7 @@ They are answered with Brzozowski derivatives, so intersections, complements and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal as Literal_
 
 from deepinfer.grammar.ir import (
@@ -37,9 +38,13 @@ class Derivatives:
     """Derivatives of expressions by bytes, remembered.
 
     Expressions may be nested a few hundred levels; deeper ones raise RecursionError.
+
+    Args:
+        spend: Called with each unit of work; it may raise to stop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spend: Callable[[int], None] = lambda amount: None) -> None:
+        self._spend = spend
         self._nullable: dict[Expr, bool] = {}
         self._after: dict[tuple[Expr, int], Expr] = {}
         self._firsts: dict[Expr, tuple[int, ...]] = {}
@@ -134,6 +139,7 @@ class Derivatives:
         key = (expr, byte)
         known = self._after.get(key)
         if known is None:
+            self._spend(4)
             known = self._derive(expr, byte)
             known = self._after[key] = self._table.setdefault(known, known)
         return known

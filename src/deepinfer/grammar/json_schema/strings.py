@@ -15,6 +15,7 @@ from deepinfer.grammar.ir import (
     seq,
     star,
 )
+from deepinfer.grammar.json_schema.budget import Budget
 from deepinfer.grammar.json_schema.formats import format_expr
 from deepinfer.grammar.json_schema.formula import (
     TRUE,
@@ -45,11 +46,12 @@ class Strings:
     Args:
         every_spelling: Whether constrained strings may be spelled in every way that JSON allows; otherwise as JSON
             writers spell them.
+        budget: What the compilation may still take.
     """
 
-    def __init__(self, *, every_spelling: bool = False) -> None:
+    def __init__(self, *, every_spelling: bool = False, budget: Budget | None = None) -> None:
         self._spelling = Spelling.ANY if every_spelling else Spelling.CANONICAL
-        self._derivatives = Derivatives()
+        self._derivatives = Derivatives((budget or Budget(None)).spend)
         self._empty: dict[Formula, bool] = {}
         self._spelled: dict[Formula, Expr] = {}
 
