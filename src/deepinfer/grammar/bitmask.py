@@ -130,6 +130,19 @@ def pack_few(ids: Iterable[int]) -> tuple[Int32Array, Int32Array]:
     return index_array, values.view(np.int32)
 
 
+def clear_ids(out: Int32Array, ids: Iterable[int]) -> None:
+    """Clears the bits of some ids in a row."""
+    for index in ids:
+        out[index >> 5] &= np.uint32(0xFFFFFFFF ^ (1 << (index & 31))).view(np.int32)
+
+
+def clear_from(out: Int32Array, count: int) -> None:
+    """Clears the bits of the ids from `count` on in a row."""
+    out[-(-count // 32) :] = 0
+    if count & 31:
+        out[count >> 5] &= (1 << (count & 31)) - 1
+
+
 class MaskRow:
     """One row of a mask: a base row, and the words in which it differs.
 

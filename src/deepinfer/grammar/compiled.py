@@ -10,7 +10,7 @@ from deepinfer.core.errors import ConfigError, EmptyLanguage, InvariantBroken
 from deepinfer.grammar.automaton import Automaton
 from deepinfer.grammar.bitmask import MaskRow
 from deepinfer.grammar.frame_rows import FrameRows, TooManyFrames
-from deepinfer.grammar.frame_units import Tokens
+from deepinfer.grammar.frame_tokens import Tokens
 from deepinfer.grammar.mask_build import MaskBuilder
 from deepinfer.grammar.mask_states import ByteAutomaton, NeedsDepth
 from deepinfer.grammar.row_cache import RowCache

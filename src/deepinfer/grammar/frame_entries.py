@@ -119,7 +119,7 @@ class Keep:
 Segment = tuple[WalkSpace, tuple[int, ...], Keep | None]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Entry:
     """Nodes of tries, from which a frame is walked. Equal ones of a store are one object.
 
@@ -130,7 +130,7 @@ class Entry:
     segments: tuple[Segment, ...]
 
 
-@dataclass
+@dataclass(slots=True)
 class Places:
     """Nodes being collected for an `Entry`."""
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from deepinfer.grammar.automaton import Automaton
 from deepinfer.grammar.bitmask import MaskRow
 from deepinfer.grammar.frame_entries import Entry
-from deepinfer.grammar.frame_units import FrameUnits, Tokens
+from deepinfer.grammar.frame_tokens import Tokens
+from deepinfer.grammar.frame_units import FrameUnits
 from deepinfer.grammar.nodes import BagNode, Node
 from deepinfer.grammar.vocab import TokenVocab
 
@@ -154,7 +155,7 @@ class FrameRows:
             return after
         if not isinstance(bag, BagNode):
             raise TooManyFrames
-        unit = self._units.bag_unit(bag.pick, entry)
+        unit = self._units.bags.unit(bag.pick, entry)
         if unit is None:
             raise TooManyFrames
         allowed = nodes.allowed(bag)

@@ -22,7 +22,7 @@ Int32Array = NDArray[np.int32]
 Frontier = list[tuple[int, int]]
 
 
-@dataclass
+@dataclass(slots=True)
 class Found:
     """What the walk of one frame collects.
 

@@ -51,7 +51,7 @@ def difference(trie: TokenTrie, states: StateRows, state: int, base: int) -> Dif
         if low == high:
             continue
         row = states.moves(one)[0]
-        against = states.moves(other)[0] if other else [0] * states.num_classes
+        against = states.moves(other)[0] if other else (0,) * states.num_classes
         differing = [
             index
             for index, (after, expected) in enumerate(zip(row, against, strict=True))

@@ -54,7 +54,7 @@ class NeedsDepth(Exception):
     """A walk met a state that depends on frames that a truncation cut off."""
 
 
-Moves = tuple[list[int], list[tuple[int, int]] | None]
+Moves = tuple[tuple[int, ...], tuple[tuple[int, int], ...] | None]
 """Next state by class, and (byte, next state) of the live bytes where there are few."""
 
 
@@ -104,10 +104,11 @@ class StateRows:
         if found is not None:
             return found
         automaton = self.automaton
-        row: list[int] = automaton.table[state].tolist()
+        # Tuples of numbers, which the garbage collector need not look into.
+        row: tuple[int, ...] = tuple(automaton.table[state].tolist())
         if -1 in row:
             automaton.expand(state)
-            row = automaton.table[state].tolist()
+            row = tuple(automaton.table[state].tolist())
         live: list[tuple[int, int]] = []
         few = True
         for index, after in enumerate(row):
@@ -117,7 +118,7 @@ class StateRows:
                 if not few:
                     break
                 live += [(byte, after) for byte in bytes_of]
-        self._moves[state] = found = (row, live if few else None)
+        self._moves[state] = found = (row, tuple(live) if few else None)
         return found
 
     def live_classes(self, state: int) -> int:

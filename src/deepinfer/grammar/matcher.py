@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.core.errors import ConfigError
-from deepinfer.grammar.bitmask import MaskRow, pack_few, row_of
+from deepinfer.grammar.bitmask import MaskRow, clear_from, clear_ids, pack_few, row_of
 from deepinfer.grammar.compiled import CompiledGrammar
 from deepinfer.grammar.draft import fill_draft, fill_tree
 from deepinfer.grammar.forced import forced_bytes, forced_tokens
@@ -366,28 +366,17 @@ class GrammarMatcher:
                 for word, bits in self._stop_words:
                     out[word] |= bits
             elif self._textual_stops:
-                self._clear_stops(out)
+                clear_ids(out, self.stop_ids - self.compiled.text_ids)
             return True
         if state == FREE:
             out[:] = -1
-            self._clear_padding(out)
-            self._clear_stops(out, but=self._after)
+            clear_from(out, self.compiled.vocab.num_tokens)
+            clear_ids(out, self.stop_ids - {self._after})
             return bool(self.stop_ids)
         out[:] = 0
         for word, bits in self._stop_words:
             out[word] |= bits
         return True
-
-    def _clear_stops(self, out: Int32Array, but: int | None = None) -> None:
-        for stop in self.stop_ids:
-            if stop != but and stop not in (self.compiled.text_ids if but is None else ()):
-                out[stop >> 5] &= ~_bit(stop)
-
-    def _clear_padding(self, out: Int32Array) -> None:
-        count = self.compiled.vocab.num_tokens
-        out[-(-count // 32) :] = 0
-        if count & 31:
-            out[count >> 5] = (1 << (count & 31)) - 1
 
     def _forced_id(self, state: int) -> int | None:
         if not self._canonical or state <= 0:
@@ -398,8 +387,3 @@ class GrammarMatcher:
     def __repr__(self) -> str:
         where = "ended" if self.is_terminated() else "may end" if self.is_accepting() else "inside"
         return f"GrammarMatcher({self._num_tokens} tokens, {where})"
-
-
-def _bit(token_id: int) -> np.int32:
-    """The word in which only an id's bit is set."""
-    return np.uint32(1 << (token_id & 31)).view(np.int32)

@@ -1,0 +1,125 @@
+"""Sets of tokens that the walks of frames find, in the form in which they are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.grammar.bitmask import pack_few, pack_ids
+from deepinfer.grammar.frame_entries import EntryStore, Keep
+from deepinfer.grammar.frame_walk import Found
+from deepinfer.grammar.slices import Slice
+from deepinfer.grammar.vocab import TokenVocab
+
+__all__ = ["TokenSets", "Tokens"]
+
+Int32Array = NDArray[np.int32]
+
+FEW_IDS = 48
+"""Ids that are packed one by one, which is faster for so few."""
+
+DENSE_IDS = 1500
+"""A frame's tokens are kept as a whole mask from so many on."""
+
+
+@dataclass(eq=False, slots=True)
+class Tokens:
+    """Some ids as a mask, or as the words that hold them."""
+
+    words: Int32Array | None = None
+    index: Int32Array | None = None
+    values: Int32Array | None = None
+
+    def add_to(self, out: Int32Array) -> None:
+        """Sets the bits in a row."""
+        if self.words is not None:
+            out |= self.words
+        if self.index is not None and self.values is not None:
+            out[self.index] |= self.values
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are none."""
+        return self.words is None and (self.index is None or not len(self.index))
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory."""
+        return sum(a.nbytes for a in (self.words, self.index, self.values) if a is not None)
+
+
+NO_TOKENS = Tokens()
+
+
+class TokenSets:
+    """Makes sets of tokens of one vocabulary.
+
+    Args:
+        vocab: The vocabulary.
+        entries: Keeps the parts of the vocabulary that are combined.
+    """
+
+    def __init__(self, vocab: TokenVocab, entries: EntryStore) -> None:
+        self._vocab = vocab
+        self._entries = entries
+        self.empty = np.zeros(vocab.num_words, dtype=np.int32)
+
+    def slice_words(self, part: Slice, keep: Keep | None) -> Int32Array:
+        """Mask of the tokens of a slice that are in `keep`, shape [words], int32; not to be written."""
+        words = self._vocab.slice_words(part)
+        return words if keep is None else words & keep.words
+
+    def tokens(self, found: Found, words: list[Int32Array]) -> Tokens:
+        """The tokens that a walk found.
+
+        Args:
+            found: What it collected.
+            words: Ready masks of more of them, each shape [words], int32.
+
+        Returns:
+            The set.
+        """
+        if not found.tokens and not words:
+            return NO_TOKENS
+        ranks = self._ranks(found)
+        ids = self._vocab.ids_of(ranks)
+        if not words and len(ids) < FEW_IDS:
+            return Tokens(None, *pack_few(ids.tolist()))
+        if not words and len(ids) < DENSE_IDS:
+            return Tokens(None, *pack_ids(ids))
+        bits = np.zeros(self._vocab.num_words * 32, dtype=np.uint8)
+        bits[ids] = 1
+        out = np.packbits(bits, bitorder="little").view("<i4").astype(np.int32, copy=False)
+        for more in words:
+            out |= more
+        return Tokens(out)
+
+    def _ranks(self, found: Found) -> Int32Array:
+        chunks = []
+        for space, keep, ranks in found.tokens:
+            tokens = space.tokens(ranks)
+            if keep is not None:
+                tokens = tokens[keep.ranks[tokens]]
+            chunks.append(tokens)
+        if not chunks:
+            return np.zeros(0, dtype=np.int32)
+        ranks = np.concatenate(chunks) if len(chunks) > 1 else chunks[0]
+        if len(ranks) < DENSE_IDS:
+            # One string can be reached from two entries.
+            if len(ranks) < FEW_IDS:
+                return np.array(list(set(ranks.tolist())), dtype=np.int32)
+            ranks = np.sort(ranks)
+            ranks = ranks[np.flatnonzero(np.diff(ranks, prepend=-1))]
+        return ranks
+
+    def below(self, nodes: list[int], keep: Keep | None) -> Keep:
+        """The vocabulary's strings below some nodes of its trie, those that also are in `keep`."""
+        trie = self._vocab.trie
+        at = np.array(nodes, dtype=np.int32)
+        step = np.zeros(len(self._vocab.strings) + 1, dtype=np.int32)
+        np.add.at(step, trie.rank_low[at], 1)
+        np.add.at(step, trie.rank_high[at], -1)
+        below = Keep(np.cumsum(step[:-1]) > 0, self._vocab)
+        return below if keep is None else self._entries.both(below, keep)
