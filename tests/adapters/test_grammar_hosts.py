@@ -92,6 +92,11 @@ def test_sglang_backend(vocab: TokenVocab) -> None:
     grammar.apply_vocab_mask(logits, grammar.move_vocab_mask(mask, "cpu"))
     assert (logits[0] == 0).nonzero().flatten().tolist() == [ord("a")]
     assert (logits[1] == 0).sum() == WIDTH
+    row = types.SimpleNamespace(row=1, grammar=grammar)
+    grammar.fill_vocab_mask_batched([row], mask)
+    assert (mask[0] == mask[1]).all()
+    grammar.reset_vocab_mask(mask)
+    assert (mask == -1).all()
     assert grammar.try_jump_forward(None) == ([], "aé")
     assert grammar.jump_forward_str_state(([], "aé")) == ("aé", -1)
     grammar.accept_token(ord("a"))
@@ -110,7 +115,8 @@ def test_sglang_backend(vocab: TokenVocab) -> None:
     assert not grammar.is_terminated()
     assert not fresh.is_terminated()
     assert fresh.try_jump_forward(None) == ([], "é")
-    assert backend.dispatch_json("$$ANY$$").matcher.validate([ord("{"), ord("}"), EOS]) == 3
+    for text in ("{}", "[]"):
+        assert backend.dispatch_json("$$ANY$$").matcher.validate([*text.encode(), EOS]) == 3
     assert backend.dispatch_json('{"type": "null"}').try_jump_forward(None) == ([], "null")
     assert backend.dispatch_ebnf('root ::= "x"').try_jump_forward(None) == ([], "x")
     tag = backend.dispatch_structural_tag('{"format": {"type": "any_text"}}')

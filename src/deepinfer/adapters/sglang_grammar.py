@@ -6,7 +6,7 @@ used and tested alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +20,7 @@ from deepinfer.grammar import (
     TokenVocab,
     allocate_bitmask,
     apply_bitmask_,
+    fill_batch,
 )
 
 __all__ = ["SglangGrammar", "SglangGrammarBackend", "register_with_sglang"]
@@ -38,6 +39,7 @@ class SglangGrammar(base_class(_BASE, "BaseGrammarObject")):  # type: ignore[mis
         super().__init__()
         self.matcher = matcher
         self.current_token: int | None = None
+        self.finished = False
 
     def accept_token(self, token: int) -> None:
         """Moves over a token; behind the end of the output it does nothing.
@@ -95,6 +97,31 @@ class SglangGrammar(base_class(_BASE, "BaseGrammarObject")):  # type: ignore[mis
             idx: The row.
         """
         self.matcher.fill_bitmask(vocab_mask, idx)
+
+    @staticmethod
+    def fill_vocab_mask_batched(entries: Sequence[Any], vocab_mask: Tensor) -> None:
+        """Fills the rows of several requests; equal states are worked out once.
+
+        Args:
+            entries: Pairs of a row and its grammar, as `row` and `grammar`. Other rows stay as they are.
+            vocab_mask: Shape [rows, words], int32, on the CPU.
+        """
+        ours = [entry for entry in entries if isinstance(entry.grammar, SglangGrammar)]
+        for entry in entries:
+            if not isinstance(entry.grammar, SglangGrammar):
+                entry.grammar.fill_vocab_mask(vocab_mask, entry.row)
+        fill_batch(
+            [entry.grammar.matcher for entry in ours], vocab_mask, [entry.row for entry in ours]
+        )
+
+    @staticmethod
+    def reset_vocab_mask(vocab_mask: Tensor) -> None:
+        """Allows every token, in place.
+
+        Args:
+            vocab_mask: Shape [rows, words], int32.
+        """
+        vocab_mask.fill_(-1)
 
     @staticmethod
     def move_vocab_mask(vocab_mask: Tensor, device: Any) -> Tensor:
@@ -203,13 +230,12 @@ class SglangGrammarBackend(base_class(_BASE, "BaseGrammarBackend")):  # type: ig
         """The grammar of a JSON Schema.
 
         Args:
-            key_string: The schema as text; "$$ANY$$" is any JSON object.
+            key_string: The schema as text; "$$ANY$$" is any JSON value.
 
         Returns:
             The grammar; where it does not compile, SGLang's object for that, with the message.
         """
-        kind = "json_object" if key_string == "$$ANY$$" else "json"
-        return self._dispatch(kind, key_string)
+        return self._dispatch("json", "{}" if key_string == "$$ANY$$" else key_string)
 
     def dispatch_regex(self, key_string: str) -> Any:
         """The grammar of a regular expression.
