@@ -194,6 +194,27 @@ def test_every_expert_is_served_after_every_stage(data: st.DataObject) -> None:
     assert sum(len(stage.moves) for stage in stages) <= 2 * count_moves(old, new).sum()
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_a_plan_never_makes_a_layer_worse(data: st.DataObject) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
+    gpus = data.draw(st.sampled_from((1, 2, 3, 4, 8, 16)))
+    experts = data.draw(st.integers(gpus, 40))
+    further = data.draw(st.integers(0, 2))
+    old = random_placement(rng, experts, gpus, further)
+    planner = ExpertPlanner(
+        gpus, further, window=5, interval=1, target=1.0, for_splitter=data.draw(st.booleans())
+    )
+    weight = rng.gamma(data.draw(st.sampled_from((0.05, 0.5, 5.0))), 1.0, (2, experts))
+    planner.observe(weight)
+    plan = planner.plan(old)
+    assert (plan.after <= plan.before * (1 + 1e-9)).all()
+    assert (plan.moves == count_moves(old, plan.placement)).all()
+    assert [choice == "kept" for choice in plan.choices] == (plan.before <= 1.0).tolist()
+    if old.num_slots // gpus <= experts:
+        assert len(plan.placement.twins()) == 0
+
+
 def test_circles_without_copies() -> None:
     old = Placement(np.array([[0, 1, 2, 3]]), 4, 4)
     new = Placement(np.array([[1, 2, 3, 0]]), 4, 4)
