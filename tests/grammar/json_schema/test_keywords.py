@@ -349,6 +349,16 @@ def test_members_come_in_any_order_unless_asked(accepts_text):
     assert not accepts_text(schema, '{"b": 1, "a": 2}', order="declared")
 
 
+def test_undeclared_keys_come_last_in_any_order(accepts_text):
+    schema = {
+        "properties": {"z": {}},
+        "patternProperties": {"^i": {"type": "integer"}, "^s": {"type": "string"}},
+    }
+    for text in ('{"z": 0, "i": 1, "s": "", "i2": 2, "x": []}', '{"x": 1, "s": "", "i": 3}'):
+        assert accepts_text(schema, text, order="declared")
+    assert not accepts_text(schema, '{"i": 1, "z": 0}', order="declared")
+
+
 def test_undeclared_keys_can_be_left_out(accepts):
     schema = {"properties": {"a": {"properties": {"x": {}}}, "m": {"type": "object"}}}
     assert accepts(schema, {"b": 1})

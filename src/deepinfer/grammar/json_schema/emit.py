@@ -173,10 +173,15 @@ class Emitter:
         places: dict[int, int] = {}
         members: list[Member] = []
         groups: dict[str, int] = {}
+        named = frozenset().union(*(present | absent for present, absent in conditions))
+        unnamed: list[Expr] = []
         for index in usable:
             member = shape.members[index]
-            places[index] = len(members)
             expr = self._member(member)
+            if member.key is None and index not in named:
+                unnamed.append(expr)  # no condition tells them apart, so that they are one kind
+                continue
+            places[index] = len(members)
             if member.key is None:
                 members.append(Member(expr, 0, None))
             elif sizes[member.key] == 1:
@@ -184,6 +189,8 @@ class Emitter:
             else:
                 group = groups.setdefault(member.key, len(groups))
                 members.append(Member(expr, 0, 1, group))
+        if unnamed:
+            members.append(Member(alt(*unnamed), 0, None))
         clauses = [
             Clause(frozenset(places[i] for i in present), frozenset(places[i] for i in absent))
             for present, absent in conditions
