@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deepinfer import Engine
 from deepinfer.testing import ToyConfig, ToyModel, ToyTokenizer
+
+sys.path.insert(0, str(Path(__file__).parent))  # the tests share helpers
 
 SMALL = {"max_num_seqs": 3, "prefill_chunk_tokens": 7, "max_num_batched_tokens": 16}
 

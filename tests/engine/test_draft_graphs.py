@@ -34,13 +34,19 @@ def test_blocks_are_the_same(model) -> None:
         where, at = [slots[i] for i in some], [lengths[i] for i in some]
         anchors = [5 + i for i in some]
         wanted, confidences = model.draft.draft_greedy(anchors, at, where, cache)
-        tokens, found = graphs.draft_greedy(anchors, at, where)
+        tokens, found = graphs.draft(anchors, at, where)
         assert torch.equal(tokens, wanted)
         assert torch.allclose(found, confidences, atol=1e-4)
     assert graphs.runs == {4: 2, 1: 2}
+    draws = {"temperatures": [0.0, 1.0, 0.6], "seeds": [3, 2**64 - 1, 2**33]}
+    drawn, _ = model.draft.draft_coupled([5, 6, 7], lengths, slots, cache, **draws)
+    assert torch.equal(graphs.draft([5, 6, 7], lengths, slots, **draws)[0], drawn)
+    wanted, _ = model.draft.draft_greedy([5, 6, 7], lengths, slots, cache)
+    assert torch.equal(drawn[0], wanted[0])
+    assert not torch.equal(drawn[1], wanted[1])
     with pytest.raises(InvariantBroken, match="give it the features"):
-        graphs.draft_greedy([5], [lengths[0] + 1], [3])
-    assert graphs.draft_greedy([], [], []) is None
+        graphs.draft([5], [lengths[0] + 1], [3])
+    assert graphs.draft([], [], []) is None
 
 
 def test_what_cannot_be_recorded_runs_as_it_is(model, monkeypatch) -> None:
@@ -49,12 +55,12 @@ def test_what_cannot_be_recorded_runs_as_it_is(model, monkeypatch) -> None:
     model.draft.extend_context(out.features, range(4), [0] * 4, cache)
     graphs = DraftGraphs(model, cache)
 
-    def refuse(rows: int) -> None:
+    def refuse(rows: int, **options: object) -> None:
         raise RuntimeError("operation not permitted")
 
     monkeypatch.setattr(graphs, "_record", refuse)
     for _ in range(2):
-        assert graphs.draft_greedy([5], [4], [0]) is None
+        assert graphs.draft([5], [4], [0]) is None
     assert "not permitted" in graphs.unsupported
     with pytest.raises(ConfigError, match="packed"):
         DraftGraphs(model, model.new_cache(2, 64, 64, storage="packed"))

@@ -96,9 +96,11 @@ def test_one_stream_over_preemption_hits_and_threads(model: DeepseekV41) -> None
     assert found.count == 1, found
 
 
-def test_one_stream_with_and_without_drafts(model: DeepseekV41) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_one_stream_with_and_without_drafts(model: DeepseekV41, temperature: float) -> None:
     def run(**options: Any) -> Sequence[tuple[int, float]]:
-        return stream(model, neighbours=1, params=PARAMS.replace(temperature=0.0), **options)
+        params = PARAMS.replace(temperature=temperature)
+        return stream(model, neighbours=1, params=params, **options)
 
     cases = {
         "drafter": [None, "dspark"], "preempted_at": [0, 3], "warm": [False, True], "depth": [0, 1]

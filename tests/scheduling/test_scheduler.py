@@ -25,11 +25,26 @@ from deepinfer.core.errors import (
     RequestTooLong,
     Unschedulable,
 )
-from deepinfer.scheduling import Progress, Scheduler, SchedulerLimits, Sequence, allows_drafts
+from deepinfer.scheduling import Progress, Scheduler, SchedulerLimits, Sequence
 from deepinfer.scheduling.books import Books
 
 
-def make(num_slots: int = 4, slot_tokens: int | None = None, **limits: object) -> Scheduler:
+class Always:
+    """Verifies the same number of drafts of every row."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def choose(self, confidences: object, num_running: int) -> list[int]:
+        return [self.length for _ in confidences]  # type: ignore[attr-defined]
+
+
+def make(
+    num_slots: int = 4,
+    slot_tokens: int | None = None,
+    may_draft: Callable[[SamplingParams], bool] | None = None,
+    **limits: object,
+) -> Scheduler:
     given = {
         "max_model_len": 32,
         "max_num_seqs": 4,
@@ -38,7 +53,7 @@ def make(num_slots: int = 4, slot_tokens: int | None = None, **limits: object) -
     }
     bounds = SchedulerLimits(**{**given, **limits})  # type: ignore[arg-type]
     cache = SlotCacheManager(num_slots, slot_tokens or bounds.max_model_len)
-    return Scheduler(bounds, cache, clock=FakeClock())
+    return Scheduler(bounds, cache, may_draft=may_draft, clock=FakeClock())
 
 
 def request(rid: str, length: int = 3, **params: object) -> Request:
@@ -379,23 +394,35 @@ class TestDrafts:
         assert plan.rows[0].role is RowRole.DECODE
 
     @pytest.mark.parametrize(
-        ("params", "allowed"),
+        "params",
         [
-            ({"temperature": 0.0}, True),
-            ({"temperature": 0.0, "logit_bias": {1: 2.0}}, True),
-            ({"temperature": 0.5}, False),
-            ({"temperature": 0.0, "presence_penalty": 0.5}, False),
-            ({"temperature": 0.0, "repetition_penalty": 1.5}, False),
-            ({"temperature": 0.0, "regex": "a"}, False),
+            {"temperature": 0.0},
+            {"temperature": 0.5},
+            {"temperature": 0.0, "presence_penalty": 0.5},
+            {"temperature": 0.7, "regex": "a"},
         ],
     )
-    def test_only_plain_greedy_requests_get_drafts(self, params: dict, allowed: bool) -> None:
-        assert allows_drafts(SamplingParams(**params)) is allowed
-        scheduler = make(draft_length=3)
+    @pytest.mark.parametrize("drawn", [False, True])
+    def test_every_request_that_may_gets_drafts(self, params: dict, drawn: bool) -> None:
+        scheduler = make(draft_length=3, may_draft=(lambda p: not p.is_greedy) if drawn else None)
         scheduler.add(request("a", **params))
         run(scheduler)
         plan, _ = run(scheduler)
+        allowed = not drawn or params["temperature"] > 0
         assert (plan.rows[0].role is RowRole.VERIFY) is allowed
+
+    def test_policy_may_be_changed_between_steps(self) -> None:
+        scheduler = make(draft_length=3)
+        scheduler.add(request("a", max_tokens=20))
+        run(scheduler)
+        assert scheduler.verify_lengths is None
+        lengths = []
+        for policy in (None, Always(1), Always(0)):
+            scheduler.verify_lengths = policy
+            plan, _ = run(scheduler)
+            scheduler._books.table.confidences[plan.rows[0].slot] = (0.5, 0.5, 0.5)
+            lengths.append(plan.rows[0].num_drafts)
+        assert lengths == [3, 1, 0]
 
     def test_prompt_of_one_row_more_than_the_drafts_is_no_verify_row(self) -> None:
         scheduler = make(draft_length=3)

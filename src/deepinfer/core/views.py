@@ -101,6 +101,9 @@ class DraftView:
         positions: Position of that token.
         hidden: Features of the rows from the target model, shape [rows, features], or None.
         token_ids: All tokens of each row, for drafters that look at text only, or empty.
+        temperatures: Temperature of each row, or empty when all rows take the likeliest token.
+        seeds: Seed of each row's noise, or empty. A drafter that draws with the noise of the sampler
+            (`deepinfer.sampling.CoupledDraw`) agrees with it more often than one that proposes the likeliest tokens.
     """
 
     rids: tuple[str, ...]
@@ -109,6 +112,8 @@ class DraftView:
     positions: tuple[int, ...]
     hidden: Tensor | None = None
     token_ids: tuple[Sequence[int], ...] = ()
+    temperatures: tuple[float, ...] = ()
+    seeds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

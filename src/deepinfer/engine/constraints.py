@@ -66,13 +66,20 @@ class GrammarMasks:
         self._going_on.clear()
 
     def masks(
-        self, plan: StepPlan, requests: Mapping[str, Request]
+        self,
+        plan: StepPlan,
+        requests: Mapping[str, Request],
+        drafts: Mapping[int, Sequence[int]] | None = None,
     ) -> tuple[Tensor | None, dict[str, Exception]]:
         """Masks of a step.
+
+        A row of logits behind drafts gets the mask behind these drafts. Behind one that the grammar refuses, or that
+        completes it, rows are left free: nothing that is chosen there becomes output.
 
         Args:
             plan: The plan.
             requests: The requests of its rows by id.
+            drafts: Drafts that are run, by row of the plan; rows without an entry have none.
 
         Returns:
             Allowed tokens, shape [logits rows, words], int32, or None when no row is constrained; and, by id,
@@ -83,20 +90,38 @@ class GrammarMasks:
             return None, errors
         out = torch.full((plan.num_logits, self._num_words), -1, dtype=torch.int32)
         at = 0
-        for row in plan.rows:
+        for index, row in enumerate(plan.rows):
             state = self._states.get(row.rid)
             if state is not None and row.num_logits:
+                draft = drafts.get(index, ()) if drafts else ()
+                rows = out[at : at + row.num_logits]
                 try:
-                    state.fill_mask(out[at])
-                    if row.rid in self._going_on:
-                        without = out[at] & self._not_end
-                        if without.any():
-                            out[at] = without
+                    self._fill(state, rows, draft, goes_on=row.rid in self._going_on)
                 except Exception as error:
                     errors[row.rid] = error
-                    out[at] = -1
+                    rows.fill_(-1)
             at += row.num_logits
         return out, errors
+
+    def _fill(
+        self, state: GrammarState, rows: Tensor, draft: Sequence[int], *, goes_on: bool
+    ) -> None:
+        moved = 0
+        try:
+            for at in range(len(draft) + 1):
+                state.fill_mask(rows[at])
+                if goes_on:
+                    without = rows[at] & self._not_end
+                    if without.any():
+                        rows[at] = without
+                if at == len(draft) or not state.accept(draft[at : at + 1]):
+                    return
+                moved += 1
+                if state.is_done:
+                    return
+        finally:
+            if moved:
+                state.rollback(moved)
 
     def end_of(self, rid: str, token_ids: Sequence[int]) -> int | None:
         """Where an output ends that its grammar let not go on, although its request ignores end-of-sequence tokens.
@@ -112,27 +137,30 @@ class GrammarMasks:
             return None
         return next((at for at, token in enumerate(token_ids) if token in self._eos), None)
 
-    def accept(self, rid: str, token_ids: tuple[int, ...]) -> bool:
-        """Moves a request's state over new tokens.
+    def accept(self, rid: str, token_ids: tuple[int, ...]) -> int | None:
+        """Moves a request's state over new tokens, up to the one behind which nothing but the end can follow.
 
         Args:
             rid: Its id; one without a grammar accepts everything.
             token_ids: New tokens, without the one that ended the output.
 
         Returns:
-            Whether the grammar allows nothing but the end now.
+            How many of them the output has when it is complete; None while it can go on.
 
         Raises:
             ValueError: The grammar refuses a token, which its mask should have kept out.
         """
         state = self._states.get(rid)
-        if state is None or not token_ids:
-            return False
-        if not state.accept(token_ids):
-            raise ValueError(
-                f"the grammar refuses the tokens {list(token_ids)}, which its mask let through"
-            )
-        return bool(state.is_done)
+        if state is None:
+            return None
+        for count, token in enumerate(token_ids, 1):
+            if not state.accept((token,)):
+                raise ValueError(
+                    f"the grammar refuses the token {token}, which its mask let through"
+                )
+            if state.is_done:
+                return count
+        return None
 
     def __len__(self) -> int:
         return len(self._states)

@@ -112,7 +112,16 @@ class Delivery:
             tokens = progress.token_ids
         if progress.stop_token_id is not None:
             tokens = tokens[:-1]
-        is_done = self._masks.accept(rid, tokens)
-        if is_done and progress.finish_reason is None:
+        count = self._masks.accept(rid, tokens)
+        if count is None:
+            return progress
+        if count < len(progress.token_ids):  # what came behind it in a block of drafts
+            return dataclasses.replace(
+                progress,
+                token_ids=tokens[:count],
+                finish_reason=FinishReason.STOP,
+                stop_token_id=None,
+            )
+        if progress.finish_reason is None:
             return dataclasses.replace(progress, finish_reason=FinishReason.STOP)
         return progress

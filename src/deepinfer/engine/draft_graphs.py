@@ -16,10 +16,12 @@ from deepinfer.models.deepseek_v41.batch import to_device
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.decode_draft import DraftStep
 from deepinfer.models.deepseek_v41.model import DeepseekV41
+from deepinfer.sampling import CoupledDraw
+from deepinfer.sampling.rng import SeedWords
 
 __all__ = ["DraftGraphs"]
 
-_ANCHOR, _POSITION, _SLOT, _FIRST = range(4)
+_ANCHOR, _POSITION, _SLOT, _FIRST, _SEED_LOW, _SEED_HIGH, _TEMPERATURE = range(7)
 
 
 class DraftGraphs:
@@ -42,20 +44,28 @@ class DraftGraphs:
     def __init__(self, model: DeepseekV41, cache: SlotCache) -> None:
         self._step = DraftStep(model, cache)
         self._cache = cache
-        self._recordings: dict[int, _Recording] = {}
+        self._recordings: dict[tuple[int, bool], _Recording] = {}
         self._pool: Any = None
         self.runs: dict[int, int] = {}
         self.unsupported = ""
 
-    def draft_greedy(
-        self, anchor_ids: Sequence[int], positions: Sequence[int], slots: Sequence[int]
+    def draft(
+        self,
+        anchor_ids: Sequence[int],
+        positions: Sequence[int],
+        slots: Sequence[int],
+        *,
+        temperatures: Sequence[float] = (),
+        seeds: Sequence[int] = (),
     ) -> tuple[Tensor, Tensor] | None:
-        """Proposes a block for each request and chains it greedily.
+        """Proposes a block for each request.
 
         Args:
             anchor_ids: Newest token of each request.
             positions: Its position, one behind the last features that the draft was given.
             slots: The requests' slots.
+            temperatures: Temperature of each request; empty takes the likeliest tokens of all.
+            seeds: Seed of each request's noise; needed with temperatures.
 
         Returns:
             Draft tokens, shape [rows, block], int64, and their confidences, shape [rows, block], fp32, valid until the
@@ -74,10 +84,15 @@ class DraftGraphs:
                 )
             firsts.append(first)
         count = len(slots)
-        recording = self._recording(count)
+        recording = self._recording(count, is_drawn=bool(temperatures))
         if recording is None or not count:
             return None
         values = np.array([anchor_ids, positions, slots, firsts], dtype=np.int64)
+        if temperatures:
+            words = np.array(seeds, dtype=np.uint64)
+            columns = [words & np.uint64(0xFFFFFFFF), words >> np.uint64(32)]
+            columns.append(np.array(temperatures, dtype=np.float64).view(np.uint64))
+            values = np.concatenate((values, np.array(columns).view(np.int64)))
         recording.inputs[:, :count].copy_(to_device(values, self._cache.device))
         tokens, confidences = recording.replay()
         self.runs[recording.rows] += 1
@@ -88,27 +103,33 @@ class DraftGraphs:
         self._recordings.clear()
         self._pool = None
 
-    def _recording(self, count: int) -> _Recording | None:
+    def _recording(self, count: int, *, is_drawn: bool) -> _Recording | None:
         if self.unsupported or not count:
             return None
         rows = min(1 << (count - 1).bit_length(), self._cache.num_slots)
-        if rows not in self._recordings:
+        key = (rows, is_drawn)
+        if key not in self._recordings:
             try:
-                self._recordings[rows] = self._record(rows)
+                self._recordings[key] = self._record(rows, is_drawn=is_drawn)
             except Exception as error:  # whatever it is, blocks can be made without
                 self.close()
                 self.unsupported = f"{rows} rows could not be recorded: {error}"
                 return None
-            self.runs[rows] = 0
-        return self._recordings[rows]
+            self.runs.setdefault(rows, 0)
+        return self._recordings[key]
 
-    def _record(self, rows: int) -> _Recording:
+    def _record(self, rows: int, *, is_drawn: bool) -> _Recording:
         device = self._cache.device
-        inputs = torch.zeros(4, rows, dtype=torch.int64, device=device)
+        height = _TEMPERATURE + 1 if is_drawn else _FIRST + 1
+        inputs = torch.zeros(height, rows, dtype=torch.int64, device=device)
         columns = [inputs[i] for i in (_ANCHOR, _POSITION, _SLOT, _FIRST)]
+        draw = None
+        if is_drawn:
+            words = SeedWords(inputs[_SEED_LOW].unsqueeze(-1), inputs[_SEED_HIGH].unsqueeze(-1))
+            draw = CoupledDraw(inputs[_TEMPERATURE].view(torch.float64), words)
 
         def call() -> tuple[Tensor, Tensor]:
-            return self._step.draft_greedy(*columns)
+            return self._step.draft_greedy(*columns, draw)
 
         if device.type != "cuda":
             return _Recording(rows, inputs, call)

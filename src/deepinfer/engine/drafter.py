@@ -93,6 +93,9 @@ class DSparkDrafter:
     def propose(self, view: DraftView, max_drafts: int) -> DraftBatch:
         """Proposes the likeliest tokens, each given those before it.
 
+        Rows with a temperature get tokens drawn with the noise that the sampler will draw theirs with, where the draft
+        can: these agree with it more often.
+
         Args:
             view: The rows.
             max_drafts: Most drafts a row.
@@ -101,7 +104,12 @@ class DSparkDrafter:
             One block a row, cut to `max_drafts`, and its confidences.
         """
         rows = view.anchor_ids, view.positions, view.slots
-        found = None if self._graphs is None else self._graphs.draft_greedy(*rows)
+        draws = {}
+        if view.temperatures and hasattr(self._draft, "draft_coupled"):
+            draws = {"temperatures": view.temperatures, "seeds": view.seeds}
+        found = None if self._graphs is None else self._graphs.draft(*rows, **draws)
+        if found is None and draws:
+            found = self._draft.draft_coupled(*rows, self._cache, **draws)
         tokens, confidences = found or self._draft.draft_greedy(*rows, self._cache)
         return DraftBatch(
             token_ids=tuple(tuple(row) for row in tokens[:, :max_drafts].tolist()),

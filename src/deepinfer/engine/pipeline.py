@@ -190,7 +190,8 @@ class StepPipeline:
             return
         began = time.perf_counter()
         try:
-            masks, flight.row_errors = self._masks.masks(flight.plan, flight.requests)
+            drafts = getattr(flight.handle, "drafts", None)
+            masks, flight.row_errors = self._masks.masks(flight.plan, flight.requests, drafts)
             flight.spans["mask"] = (began, time.perf_counter())
             began = flight.spans["mask"][1]
             flight.handle = self._runner.sample(flight.handle, masks)

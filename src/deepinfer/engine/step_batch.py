@@ -122,12 +122,16 @@ def propose_drafts(
     wanted = [r for r in step.rows if r.row.role is RowRole.VERIFY and r.row.num_drafts]
     if not wanted:
         return
+    params = [step.requests[r.row.rid].params for r in wanted]
+    drawn = any(not p.is_greedy for p in params)
     view = DraftView(
         rids=tuple(r.row.rid for r in wanted),
         slots=tuple(r.row.slot for r in wanted),
         anchor_ids=tuple(r.state.token_ids[-1] for r in wanted),
         positions=tuple(r.start for r in wanted),
         token_ids=tuple(r.state.token_ids for r in wanted),
+        temperatures=tuple(p.temperature for p in params) if drawn else (),
+        seeds=tuple(p.seed or 0 for p in params) if drawn else (),
     )
     proposed = drafter.propose(view, drafter.draft_length)
     confidences = proposed.confidences if len(proposed.confidences) else ((),) * len(wanted)

@@ -184,6 +184,11 @@ class RunningStep:
         return 0 if self.lane is None else self.lane.count
 
     @property
+    def drafts(self) -> dict[int, tuple[int, ...]]:
+        """Drafts that are run, by row of the plan."""
+        return {running.index: running.draft for running in self.rows if running.draft}
+
+    @property
     def has_logits(self) -> bool:
         """Whether any row has logits."""
         return bool(self.lane_count) or any(running.num_logits for running in self.rows)

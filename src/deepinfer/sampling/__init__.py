@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from deepinfer.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from deepinfer.sampling.coupled import CoupledDraw as CoupledDraw
     from deepinfer.sampling.filters import Candidates as Candidates
     from deepinfer.sampling.filters import filter_logits as filter_logits
     from deepinfer.sampling.filters import top_logits as top_logits
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "AllowTokens": "deepinfer.sampling.processors",
     "Candidates": "deepinfer.sampling.filters",
+    "CoupledDraw": "deepinfer.sampling.coupled",
     "FAILED_TOKEN": "deepinfer.sampling.sampler",
     "ForbidTokens": "deepinfer.sampling.processors",
     "InvalidLogits": "deepinfer.sampling.sampler",

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from deepinfer.scheduling.cost_report import StepCoefficients as StepCoefficients
     from deepinfer.scheduling.ledger import Sequence as Sequence
     from deepinfer.scheduling.limits import SchedulerLimits as SchedulerLimits
-    from deepinfer.scheduling.limits import allows_drafts as allows_drafts
     from deepinfer.scheduling.limits import waits_for_host as waits_for_host
     from deepinfer.scheduling.policies import ORDER_POLICIES as ORDER_POLICIES
     from deepinfer.scheduling.policies import VICTIM_POLICIES as VICTIM_POLICIES
@@ -75,7 +74,6 @@ _EXPORTS = {
     "Supply": "deepinfer.scheduling.admission",
     "TimedChunks": "deepinfer.scheduling.chunk_planner",
     "VictimPolicy": "deepinfer.scheduling.policies",
-    "allows_drafts": "deepinfer.scheduling.limits",
     "fit_step_cost": "deepinfer.scheduling.cost_fit",
     "shape_chunk": "deepinfer.scheduling.chunking",
     "waits_for_host": "deepinfer.scheduling.limits",
@@ -111,7 +109,6 @@ __all__ = [
     "Supply",
     "TimedChunks",
     "VictimPolicy",
-    "allows_drafts",
     "fit_step_cost",
     "shape_chunk",
     "waits_for_host",

@@ -126,7 +126,7 @@ class Books:
         limits: What every plan stays within.
         cache: Gives out slots and blocks.
         key: Order of the queue.
-        may_draft: Which requests are planned with drafts.
+        may_draft: Which requests are planned with drafts; None for all.
 
     Attributes:
         sequences: Every unfinished request by id.
@@ -146,7 +146,7 @@ class Books:
         limits: SchedulerLimits,
         cache: CacheManager,
         key: OrderPolicy,
-        may_draft: Callable[[SamplingParams], bool],
+        may_draft: Callable[[SamplingParams], bool] | None = None,
     ) -> None:
         self.limits = limits
         self.cache = cache
@@ -233,7 +233,8 @@ class Books:
             hit,
             window=self.limits.window,
             full_start=self.full_start(sequence),
-            may_draft=bool(self.limits.draft_length) and self.may_draft(params),
+            may_draft=bool(self.limits.draft_length)
+            and (self.may_draft is None or self.may_draft(params)),
             is_host_bound=waits_for_host(params),
             ignores_eos=params.ignore_eos,
         )

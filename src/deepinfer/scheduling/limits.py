@@ -1,4 +1,4 @@
-"""What a scheduler must stay within, and which requests may be decoded with drafts."""
+"""What a scheduler must stay within, and which requests must wait for the host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
 from deepinfer.core.params import SamplingParams
 
-__all__ = ["SchedulerLimits", "allows_drafts", "waits_for_host"]
+__all__ = ["SchedulerLimits", "waits_for_host"]
 
 _INT_MAX = 2**31 - 1
 
@@ -76,21 +76,6 @@ class SchedulerLimits:
                 "A row holds its drafts and one token more.",
             )
         object.__setattr__(self, "eos_token_ids", tuple(self.eos_token_ids))
-
-
-def allows_drafts(params: SamplingParams) -> bool:
-    """Whether a request's drafts can be verified by comparing them with the highest logits.
-
-    That holds at temperature 0 without penalties, which would make a row's logits depend on which of the
-    drafts before it are kept, and without a grammar.
-
-    Args:
-        params: The request's sampling options.
-
-    Returns:
-        True when its rows may carry drafts.
-    """
-    return params.is_greedy and not params.has_penalties and not params.has_grammar
 
 
 def waits_for_host(params: SamplingParams) -> bool:

@@ -46,6 +46,15 @@ class Planner:
         self.chunks = chunks
         self._decodes = DecodePlanner(books, verify_lengths, chunks.reads_work)
 
+    @property
+    def verify_lengths(self) -> VerifyLengthPolicy | None:
+        """How many drafts of each row are verified, or None for as many as there are."""
+        return self._decodes.verify_lengths
+
+    @verify_lengths.setter
+    def verify_lengths(self, policy: VerifyLengthPolicy | None) -> None:
+        self._decodes.verify_lengths = policy
+
     def decide(self, now: float) -> Decision | None:
         """Makes the next plan.
 

@@ -22,7 +22,7 @@ from deepinfer.scheduling.books import Books
 from deepinfer.scheduling.chunking import ChunkPolicy, FixedChunks
 from deepinfer.scheduling.launching import decision_of, execute
 from deepinfer.scheduling.ledger import Sequence
-from deepinfer.scheduling.limits import SchedulerLimits, allows_drafts
+from deepinfer.scheduling.limits import SchedulerLimits
 from deepinfer.scheduling.plan_draft import Decision
 from deepinfer.scheduling.planner import Planner
 from deepinfer.scheduling.policies import (
@@ -59,7 +59,7 @@ class Scheduler:
         victim: Name of a victim policy, or the policy itself.
         admission: Who may start; None keeps a hundredth of the blocks free and starts prompts that fit as a whole.
         chunks: How long chunks of prompts are; None takes as much as the limits allow.
-        may_draft: Which requests are planned with drafts.
+        may_draft: Which requests are planned with drafts; None for all.
         verify_lengths: How many drafts of each row are verified, from the confidences that came with the result applied
             last; None for as many as the limits allow.
         clock: Time of snapshots.
@@ -82,7 +82,7 @@ class Scheduler:
         victim: str | VictimPolicy = "last_admitted",
         admission: AdmissionPolicy | None = None,
         chunks: ChunkPolicy | None = None,
-        may_draft: Callable[[SamplingParams], bool] = allows_drafts,
+        may_draft: Callable[[SamplingParams], bool] | None = None,
         verify_lengths: VerifyLengthPolicy | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -100,9 +100,18 @@ class Scheduler:
         self._num_preempted = 0
 
     @property
-    def may_draft(self) -> Callable[[SamplingParams], bool]:
-        """Which requests are planned with drafts."""
+    def may_draft(self) -> Callable[[SamplingParams], bool] | None:
+        """Which requests are planned with drafts; None for all."""
         return self._books.may_draft
+
+    @property
+    def verify_lengths(self) -> VerifyLengthPolicy | None:
+        """How many drafts of each row are verified; None for as many as the limits allow. It may be set between steps."""
+        return self._planner.verify_lengths
+
+    @verify_lengths.setter
+    def verify_lengths(self, policy: VerifyLengthPolicy | None) -> None:
+        self._planner.verify_lengths = policy
 
     @property
     def has_unfinished(self) -> bool:
@@ -174,10 +183,14 @@ class Scheduler:
             )
         limit = min(length + request.params.max_tokens, self.limits.max_model_len, capacity)
         sequence = Sequence(request, limit, books.num_added, self.limits.eos_token_ids)
+        try:
+            books.enqueue(sequence)
+        except BaseException:  # the order is somebody's own code
+            self.cache.release(request, books.next_step - 1)
+            raise
         books.num_added += 1
         books.version += 1
         books.sequences[rid] = sequence
-        books.enqueue(sequence)
 
     def abort(self, rid: str) -> None:
         """Ends a request, because nobody wants it or its text is complete; unknown ids are ignored.

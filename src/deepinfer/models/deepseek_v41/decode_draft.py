@@ -20,11 +20,13 @@ from deepinfer.models.deepseek_v41.compressor import Compressor
 from deepinfer.models.deepseek_v41.decode_pass import window_index
 from deepinfer.models.deepseek_v41.decode_stack import run_layers
 from deepinfer.models.deepseek_v41.decode_step import why_no_fixed_shape
+from deepinfer.models.deepseek_v41.draft_heads import chain_block
 from deepinfer.models.deepseek_v41.hyper_connection import collapse, initial_pre
 from deepinfer.models.deepseek_v41.indexer import Indexer
 from deepinfer.models.deepseek_v41.model import DeepseekV41
 from deepinfer.models.deepseek_v41.rope import rope_frequencies, rope_phases
 from deepinfer.models.deepseek_v41.row_storage import PlainRows
+from deepinfer.sampling import CoupledDraw
 
 __all__ = ["DraftStep", "num_final"]
 
@@ -167,15 +169,21 @@ class DraftStep:
     @without_autocast
     @torch.inference_mode()
     def draft_greedy(
-        self, anchor_ids: Tensor, positions: Tensor, slots: Tensor, first: Tensor
+        self,
+        anchor_ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        first: Tensor,
+        draw: CoupledDraw | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Proposes a block for each request and chains it greedily; nothing is written to the cache.
+        """Proposes a block for each request and chains it; nothing is written to the cache.
 
         Args:
             anchor_ids: Newest token of each request, shape [rows], int64.
             positions: Its position, one behind the last features given, shape [rows], int64.
             slots: Shape [rows], int64.
             first: Lowest position whose features the draft has seen without a gap, shape [rows], int64.
+            draw: Draws the tokens, as in `DSparkDraft.draft_coupled`; None takes the likeliest.
 
         Returns:
             Draft tokens, shape [rows, block], int64 (equal logits: the lowest id), and their confidences, shape
@@ -195,10 +203,5 @@ class DraftStep:
         pre = initial_pre(len(ids), config.hc_mult, ids.device)
         hidden = collapse(*run_layers(draft, streams, pre, run))
         logits = self._model.head(draft[-1].norm(hidden).float()).view(rows, block, -1)
-        prev, tokens, before = anchor_ids, [], []
-        for base in logits.unbind(1):
-            before.append(prev)
-            prev = (base + draft[-1].markov_head.bias(prev)).argmax(-1)
-            tokens.append(prev)
-        confidences = draft.confidence(hidden.view(rows, block, -1), torch.stack(before, 1))
-        return torch.stack(tokens, 1), confidences
+        tokens, before = chain_block(logits, anchor_ids, draft[-1].markov_head, draw, positions)
+        return tokens, draft.confidence(hidden.view(rows, block, -1), before)

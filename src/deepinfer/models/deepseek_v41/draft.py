@@ -16,6 +16,7 @@ from deepinfer.models.deepseek_v41.autocast import without_autocast
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.compressor import Compressor
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
+from deepinfer.models.deepseek_v41.draft_heads import ConfidenceHead, MarkovHead, chain_block
 from deepinfer.models.deepseek_v41.few_tokens import LayerStack
 from deepinfer.models.deepseek_v41.hyper_connection import collapse, initial_pre
 from deepinfer.models.deepseek_v41.indexer import Indexer
@@ -23,6 +24,7 @@ from deepinfer.models.deepseek_v41.layer import Layer
 from deepinfer.models.deepseek_v41.norm import Linear, RMSNorm
 from deepinfer.models.deepseek_v41.rope import Rotation, rope_frequencies
 from deepinfer.models.deepseek_v41.rounding import Rounding
+from deepinfer.sampling import CoupledDraw
 
 __all__ = ["ConfidenceHead", "DSparkDraft", "DraftOutput", "DraftStage", "MarkovHead"]
 
@@ -38,46 +40,6 @@ class DraftOutput:
 
     base_logits: Tensor
     hidden: Tensor
-
-
-class MarkovHead(nn.Module):
-    """Low-rank correction of the draft logits by the token before.
-
-    Attributes:
-        embed: Features of the previous token, weight [vocab, rank].
-        head: Bias of every next token, weight [vocab, rank].
-    """
-
-    def __init__(
-        self,
-        config: DeepseekV41Config,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        rank, vocab = config.dspark_markov_rank, config.vocab_size
-        self.embed = Linear(rank, vocab, device=device, dtype=dtype)
-        self.head = Linear(rank, vocab, device=device, dtype=dtype)
-
-    def bias(self, prev_ids: Tensor) -> Tensor:
-        """Bias of every next token after the tokens `prev_ids`, shape [rows]; shape [rows, vocab], fp32."""
-        return self.head(F.embedding(prev_ids, self.embed.weight)).float()
-
-
-class ConfidenceHead(nn.Module):
-    """Probability that a draft survives, given that those before it did.
-
-    Attributes:
-        proj: Weight [1, hidden + rank], fp32.
-    """
-
-    def __init__(
-        self, config: DeepseekV41Config, *, device: torch.device | str | None = None
-    ) -> None:
-        super().__init__()
-        width = config.hidden_size + config.dspark_markov_rank
-        self.proj = Linear(width, 1, device=device, dtype=torch.float32)
 
 
 class DraftStage(Layer):
@@ -330,15 +292,51 @@ class DSparkDraft(nn.ModuleList):
             Draft tokens, shape [requests, block], int64 (equal logits: the lowest id), and their
             confidences, shape [requests, block], fp32.
         """
+        return self._chained(anchor_ids, positions, slots, cache, None)
+
+    @without_autocast
+    @torch.inference_mode()
+    def draft_coupled(
+        self,
+        anchor_ids: Sequence[int] | Tensor,
+        positions: Sequence[int] | Tensor,
+        slots: Sequence[int] | Tensor,
+        cache: SlotCache,
+        *,
+        temperatures: Sequence[float],
+        seeds: Sequence[int],
+    ) -> tuple[Tensor, Tensor]:
+        """Proposes a block for each request, each token drawn with the noise that the sampler will draw the target's with.
+
+        Args:
+            anchor_ids: Newest sampled token of each request, shape [requests].
+            positions: Its position, shape [requests].
+            slots: Slot of each request, shape [requests].
+            cache: The cache with the draft windows.
+            temperatures: Temperature of each request; 0 takes the likeliest token.
+            seeds: Seed of each request.
+
+        Returns:
+            As `draft_greedy`.
+        """
+        draw = CoupledDraw.of(temperatures, seeds, self._shared[0].weight.device)
+        return self._chained(anchor_ids, positions, slots, cache, draw)
+
+    def _chained(
+        self,
+        anchor_ids: Sequence[int] | Tensor,
+        positions: Sequence[int] | Tensor,
+        slots: Sequence[int] | Tensor,
+        cache: SlotCache,
+        draw: CoupledDraw | None,
+    ) -> tuple[Tensor, Tensor]:
         out = self.propose(anchor_ids, positions, slots, cache)
-        prev = torch.as_tensor(anchor_ids, device=out.hidden.device, dtype=torch.int64)
-        tokens, before = [], []
+        device = out.hidden.device
+        anchors = torch.as_tensor(anchor_ids, device=device, dtype=torch.int64)
+        at = None if draw is None else torch.as_tensor(positions, device=device, dtype=torch.int64)
         markov = self[-1].markov_head
-        for logits in out.base_logits.unbind(1):
-            before.append(prev)
-            prev = (logits + markov.bias(prev)).argmax(-1)
-            tokens.append(prev)
-        return torch.stack(tokens, 1), self.confidence(out.hidden, torch.stack(before, 1))
+        tokens, before = chain_block(out.base_logits, anchors, markov, draw, at)
+        return tokens, self.confidence(out.hidden, before)
 
     @without_autocast
     def markov_bias(self, prev_ids: Tensor) -> Tensor:
