@@ -34,10 +34,10 @@ class DeepInfer:
         self.version = deepinfer.__version__
         self.vocab = TokenVocab.from_tokenizer(tokenizer, eos_ids=[EOS])
         self.vocab.prepare()
-        # As a server does after it has started: what lives for ever is not looked through at every collection.
+        # As a server does that collects between requests: a collection is no part of a mask.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(50_000, 20, 1000)
+        gc.disable()
         self.row: NDArray[np.int32] = np.zeros(self.vocab.num_words, dtype=np.int32)
 
     def compile(self, kind: str, text: str) -> CompiledGrammar:

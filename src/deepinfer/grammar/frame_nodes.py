@@ -27,7 +27,7 @@ from deepinfer.grammar.truncation import saturate
 
 __all__ = ["BagHead", "FrameNodes"]
 
-MAX_STACKS = 3
+MAX_STACKS = 12
 """Stacks side by side that are walked one by one; more are walked together, as whole states."""
 
 MAX_FINITE = 2000
@@ -87,7 +87,7 @@ class FrameNodes:
             head, rest = head.a, self._store.cons(head.b, rest)
         return head, rest
 
-    def unit(self, node: Node, wide: Callable[[int], bool]) -> tuple[int, Node]:
+    def unit(self, node: Node, wide: Callable[[int, bool], bool]) -> tuple[int, Node]:
         """The top frames of a stack that are walked as one, and the rest.
 
         That is one frame; where it may be left behind each of many bytes, like the inside of a string, it is walked with
@@ -95,7 +95,7 @@ class FrameNodes:
 
         Args:
             node: A stack.
-            wide: Whether a state has many live bytes.
+            wide: Whether many tokens begin in a state's frame; it is also told whether that is a set or a repeat.
 
         Returns:
             The state of the frames over an unknown rest, their counters saturated; and the rest.
@@ -108,8 +108,9 @@ class FrameNodes:
             frame = saturate(store, frame)
             frames.append(frame)
             alone = self.state(store.cons(frame, store.unknown))
-            any_wide = any_wide or wide(alone)
-            if node.kind == EPS or not any_wide or not (wide(alone) or frame.nullable):
+            is_wide = wide(alone, frame.kind in (SET, REP))
+            any_wide = any_wide or is_wide
+            if node.kind == EPS or not any_wide or not (is_wide or frame.nullable):
                 break
             if node.kind == ALT or len(frames) == MAX_JOINED:
                 return self.state(stack), store.eps

@@ -23,6 +23,10 @@ __all__ = ["FrameUnits", "Unit"]
 Int32Array = NDArray[np.int32]
 
 
+WIDE_TOKENS = 2000
+"""A frame that so many tokens may begin in is walked with the next one; see `FrameNodes.unit`."""
+
+
 @dataclass(eq=False, slots=True)
 class Unit:
     """What one frame does with the tokens from one entry.
@@ -74,6 +78,11 @@ class FrameUnits:
             vocab, self._states, self.nodes, self.entries, self._sets, self._main, self._tests[0]
         )
         self._own_bytes = 0
+        trie = vocab.trie
+        self._weights = [0] * 256  # tokens that begin with each byte
+        for node in range(trie.children[0], trie.children[1]):
+            if trie.labels[node] not in b" \t\n\r":
+                self._weights[trie.labels[node]] = trie.rank_highs[node] - trie.rank_lows[node]
 
     @property
     def num_dense_nodes(self) -> int:
@@ -85,9 +94,21 @@ class FrameUnits:
         """Memory of what is remembered, estimated."""
         return self._own_bytes + self.bags.size_bytes
 
-    def is_wide(self, state: int) -> bool:
-        """Whether a state has many live bytes."""
-        return self._states.moves_of(state)[1] is None
+    def is_wide(self, state: int, repeats: bool) -> bool:
+        """Whether so many tokens may begin in a frame that it would be left in many places.
+
+        Args:
+            state: The frame over an unknown rest.
+            repeats: Whether it is a set of bytes or a repeat; others are left in few places.
+
+        Returns:
+            True for one with many live bytes, or with some with which many tokens begin.
+        """
+        live = self._states.moves_of(state)[1]
+        if live is None:
+            return True
+        weights = self._weights
+        return repeats and sum([weights[byte] for byte, _ in live]) >= WIDE_TOKENS
 
     def _loop_set(self, state: int) -> CharacterSet | None:
         """The largest set of characters that leads a state back to itself without leaving its frames."""
