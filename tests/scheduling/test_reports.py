@@ -591,3 +591,23 @@ def test_depth_one_equals_depth_zero_equals_alone(num_right: int, blocks: int | 
         check(loop, *items)
         outputs.append(loop.outputs)
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_an_order_that_raises_leaves_the_books_as_they_were(blocks: bool) -> None:
+    def order(sequence):  # type: ignore[no-untyped-def]
+        if sequence.rid == "bad":
+            raise ValueError("planted")
+        return (sequence.order,)
+
+    loop = make(blocks=12 if blocks else None, slots=1, parts={"order": order})
+    scheduler = loop.scheduler
+    for rid in ("a", "bad", "b", "bad"):
+        if rid == "bad":
+            with pytest.raises(ValueError, match="planted"):
+                loop.add(request(rid))
+        else:
+            loop.add(request(rid))
+        scheduler.check()
+        assert scheduler.sequence("bad") is None
+    check(loop, request("a"), request("b"))
