@@ -149,6 +149,20 @@ def _python(expr: Expr) -> str:
     return ""
 
 
+@pytest.mark.parametrize(
+    ("ranges", "wanted"),
+    [
+        ([(2, 2), (4, 4)], {2, 4}),
+        ([(2, 3), (4, 5)], {2, 3, 4, 5}),
+        ([(0, 1), (3, None)], {0, 1, *range(3, 12)}),
+        ([(2, 9), (3, 4), (11, 11)], {*range(2, 10), 11}),
+    ],
+)
+def test_unions_of_counters(ranges: list[tuple[int, int | None]], wanted: set[int]) -> None:
+    automaton = Automaton(Rules.of(alt(*[repeat(lit("a"), low, high) for low, high in ranges])))
+    assert {count for count in range(12) if accepts(automaton, b"a" * count)} == wanted
+
+
 class TestDeadEnds:
     def test_intersections_that_die_later_are_never_entered(self) -> None:
         expr = intersect(alt(lit("ax"), lit("by")), alt(lit("az"), lit("by")))

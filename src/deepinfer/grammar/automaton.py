@@ -22,6 +22,8 @@ from deepinfer.grammar.nodes import ALT, Node
 from deepinfer.grammar.normalise import normalise
 from deepinfer.grammar.truncation import truncate
 
+__all__ = ["Automaton", "DEAD"]
+
 DEAD = 0
 """The state from which nothing can be accepted."""
 

@@ -8,6 +8,8 @@ from deepinfer.grammar.cuts import Cut
 from deepinfer.grammar.node_store import NodeStore
 from deepinfer.grammar.nodes import AFTER, ALT, CHOICE, CONS, START, TAG, BagNode, Node
 
+__all__ = ["bag_body", "bag_moves", "bag_start", "bag_target"]
+
 
 def bag_start(store: NodeStore, spec: BagSpec) -> Node:
     """The node of a bag from its beginning; the empty language when it cannot be completed."""

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from deepinfer.grammar._ir_nodes import Bag
     from deepinfer.grammar.nodes import Node
 
+__all__ = ["BagSpec", "BagState"]
+
 
 class BagState(NamedTuple):
     """State of a bag.

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from deepinfer.core.errors import GrammarTooLarge
 
+__all__ = ["Budget", "GrammarLimits", "NODE_BYTES"]
+
 NODE_BYTES = 400
 """Memory of one state in bytes, its share of the tables included; measured, rounded up."""
 

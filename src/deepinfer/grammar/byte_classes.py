@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = ["ByteClasses"]
+
 
 class ByteClasses:
     """The coarsest partition of the 256 bytes that all sets and literals of a grammar respect.

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from deepinfer.grammar._ir_nodes import ALL_BYTES
 
+__all__ = ["Cells", "Cut", "CutStore"]
+
 T = TypeVar("T")
 
 Cells = tuple[tuple[tuple[int, int], ...], ...]

@@ -13,6 +13,8 @@ from deepinfer.grammar.nodes import ALT, CONS, EPS, REP, SET, Node
 if TYPE_CHECKING:
     from deepinfer.grammar.node_store import NodeStore
 
+__all__ = ["join", "join_tails"]
+
 _JOINED_FRAMES = 64
 
 

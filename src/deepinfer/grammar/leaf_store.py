@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from deepinfer.grammar.bag_state import BagSpec, BagState
     from deepinfer.grammar.budget import Budget
 
+__all__ = ["LeafStore"]
+
 
 class LeafStore:
     """Counts nodes and keeps those that are not made of others.

@@ -29,6 +29,8 @@ from deepinfer.grammar._ir_nodes import (
 from deepinfer.grammar.ir import EMPTY, EPS, alt, repeat, seq, star
 from deepinfer.grammar.rule_graph import fold, left_references, nullable_node, quick_nullable
 
+__all__ = ["LeftRecursion"]
+
 _MAX_NESTING = 200
 
 

@@ -13,6 +13,8 @@ from deepinfer.grammar.moves import compute_moves
 from deepinfer.grammar.node_store import NodeStore
 from deepinfer.grammar.nodes import ALT, CONS, Node
 
+__all__ = ["is_live", "prune"]
+
 
 def is_live(store: NodeStore, node: Node, max_states: int) -> bool:
     """Whether the language of a node is not empty.

@@ -25,6 +25,8 @@ from deepinfer.grammar.liveness import is_live
 from deepinfer.grammar.node_store import NodeStore
 from deepinfer.grammar.nodes import Node
 
+__all__ = ["Lowering"]
+
 
 class Lowering:
     """Turns expressions into nodes of a store.

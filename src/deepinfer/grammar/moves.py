@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+__all__ = ["Moves", "Places", "compute_moves", "target_of"]
+
 _MAX_NESTING = 50
 
 Moves = tuple[Cut, tuple[Node, ...]]

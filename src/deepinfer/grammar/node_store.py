@@ -20,6 +20,8 @@ from deepinfer.grammar.nodes import (
     TrieNode,
 )
 
+__all__ = ["NodeStore"]
+
 _PIECE = 32
 
 

@@ -20,6 +20,8 @@ from deepinfer.grammar.nodes import (
     TrieNode,
 )
 
+__all__ = ["node_text"]
+
 
 def node_text(node: Node, *, limit: int = 2_000) -> str:
     """What a node still accepts; `·` separates the frames of a stack, `?rest` is the unknown rest of a cut one.

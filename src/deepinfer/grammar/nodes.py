@@ -17,6 +17,29 @@ if TYPE_CHECKING:
     from deepinfer.grammar.bag_state import BagSpec, BagState
     from deepinfer.grammar.cuts import Cut
 
+__all__ = [
+    "AFTER",
+    "ALT",
+    "AND",
+    "BAG",
+    "BagNode",
+    "CHOICE",
+    "CONS",
+    "EMPTY",
+    "EPS",
+    "LIT",
+    "NOT",
+    "Node",
+    "REF",
+    "REP",
+    "SET",
+    "START",
+    "TAG",
+    "TRIE",
+    "TrieNode",
+    "UNKNOWN",
+]
+
 EMPTY, EPS, SET, LIT, CONS, ALT, AND, NOT, REP, REF, BAG, UNKNOWN, TAG, TRIE = range(14)
 START, AFTER, CHOICE = range(3)
 

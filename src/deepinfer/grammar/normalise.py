@@ -21,6 +21,8 @@ from deepinfer.grammar.rule_graph import (
     solve,
 )
 
+__all__ = ["Plan", "normalise"]
+
 
 @dataclass(frozen=True)
 class Plan:

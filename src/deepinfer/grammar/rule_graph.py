@@ -19,6 +19,19 @@ from deepinfer.grammar._ir_nodes import (
     Seq,
 )
 
+__all__ = [
+    "components",
+    "fold",
+    "is_cyclic",
+    "left_references",
+    "nullable_node",
+    "productive_node",
+    "quick_nullable",
+    "quick_productive",
+    "references",
+    "solve",
+]
+
 _ONE = (Literal, Bytes)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from deepinfer.grammar.node_store import NodeStore
 from deepinfer.grammar.nodes import ALT, CONS, REP, BagNode, Node
 
+__all__ = ["saturate", "truncate"]
+
 
 def saturate(store: NodeStore, node: Node) -> Node:
     """The node with counters above the store's limit replaced by "more than the limit".
