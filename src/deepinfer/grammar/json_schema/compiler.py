@@ -51,7 +51,8 @@ def compile_json_schema(
     up to three digits; other numbers have every spelling. Strings without a constraint, or with lengths only, have
     every spelling; keys by name and strings under patterns, formats or finite sets are spelled as JSON writers do
     (`escapes="any"` adds the rest, such as `\u0061` for `a`). A declared key occurs once at most; keys that no
-    part of the schema names one by one are not remembered, so an output may repeat one of those.
+    part of the schema names one by one are not remembered, so an output may repeat one of those. Lone surrogates are
+    no text and never generated.
 
     Args:
         schema: The schema, as JSON text or parsed. Text keeps decimal numbers exact.

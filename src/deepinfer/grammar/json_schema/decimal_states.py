@@ -51,7 +51,7 @@ def explore(
         marks.setdefault((accepting(node), end), len(marks))
         for node, end in zip(order, ends, strict=True)
     ]
-    block = _refine(rows, block, len(marks))
+    block = _fold(rows, block) or _refine(rows, block, len(marks))
     members: dict[int, int] = {}
     for node, group in enumerate(block):
         members.setdefault(group, node)
@@ -93,6 +93,42 @@ def explore(
             edges.append((seq(byte_set(b"eE"), end), -1))
         states.append((accepts, tuple(edges)))
     return tuple(states)
+
+
+def _fold(rows: list[list[tuple[int, int]]], labels: list[int]) -> list[int] | None:
+    """Groups of equal states in one pass, when no cycle but a state's edge to itself exists; else None."""
+    block = [-1] * len(rows)
+    groups: dict[object, int] = {}
+    keys: list[object] = []
+    open_ = [False] * len(rows)
+    stack = [0]
+    while stack:
+        node = stack[-1]
+        if block[node] >= 0:
+            stack.pop()
+            continue
+        missing = [t for _, t in rows[node] if t != node and block[t] < 0]
+        if missing:
+            if open_[node] or any(open_[t] for t in missing):
+                return None
+            open_[node] = True
+            stack.extend(missing)
+            continue
+        open_[node] = False
+        edges = tuple((b, -1 if t == node else block[t]) for b, t in rows[node])
+        # A state whose edges lead to one that loops where this one goes there is that state.
+        for group in {target for _, target in edges if target >= 0}:
+            looped = tuple((b, -1 if t == group else t) for b, t in edges)
+            if keys[group] == (labels[node], looped):
+                block[node] = group
+                break
+        else:
+            key = (labels[node], edges)
+            block[node] = groups.setdefault(key, len(keys))
+            if block[node] == len(keys):
+                keys.append(key)
+        stack.pop()
+    return block
 
 
 def _refine(rows: list[list[tuple[int, int]]], block: list[int], count: int) -> list[int]:

@@ -13,7 +13,7 @@ import enum
 import functools
 
 from deepinfer.grammar.codepoints import ALL, CodePoints, difference, intersection, make
-from deepinfer.grammar.ir import EMPTY, Expr, alt, byte_set, literal, repeat, seq, star
+from deepinfer.grammar.ir import EMPTY, Expr, alt, byte_set, literal, seq, star
 from deepinfer.grammar.utf8 import encode_utf8
 
 __all__ = ["Spelling", "free_string", "spell_class", "spell_text"]
@@ -99,11 +99,9 @@ def _character(character: str, spelling: Spelling) -> Expr:
 
 @functools.cache
 def free_string() -> Expr:
-    """Any JSON string with its quotes: everything that RFC 8259 allows, lone surrogate escapes included."""
-    digits = byte_set([(0x30, 0x39), (0x41, 0x46), (0x61, 0x66)])
-    escape = alt(byte_set(b'"\\/bfnrt'), seq(literal(b"u"), repeat(digits, 4, 4)))
-    body = star(alt(encode_utf8(_PLAIN), seq(literal(b"\\"), escape)))
-    return seq(literal(b'"'), body, literal(b'"'))
+    """Any JSON string with its quotes, in every spelling. Lone surrogates are no text, so their escapes are left out."""
+    quote = literal(b'"')
+    return seq(quote, star(spell_class(ALL, Spelling.ANY)), quote)
 
 
 def _coded(points: CodePoints) -> Expr:
