@@ -60,7 +60,7 @@ GRAMMARS: dict[str, tuple[str, list[str], str]] = {
         '"\\ab ',
     ),
     "flags": ("start: /a.c/s /[b-d]/i /x y/x", ["a\ncBxy", "abcdxy"], "abcBDxy \n"),
-    "escapes": (r'start: "\x41\n\"" "\\d" /\/\d/', ['A\n"\\d/1'], 'A\n"\\d/1'),
+    "escapes": (r'start: "\x41\n\"" "\\d" "\d" /\/\d/', ['A\n"\\d\\d/1'], 'A\n"\\d/1'),
     "comments": (
         '// first\nstart: A  // here\n  | B # there\nA: "a" | "b"\n\nB.2: A "c"',
         ["a", "b", "ac", "bc"],

@@ -189,6 +189,16 @@ TAG = {"type": "tag", "begin": "<n>", "content": REGEX, "end": "</n>"}
             ["[1"],
         ),
         ({"type": "tag", "begin": "[", "content": REGEX, "end": ""}, ["[1"], ["[1]"]),
+        (
+            {
+                "type": "tag",
+                "begin": "[",
+                "content": {"type": "sequence", "elements": [REGEX, {"type": "any_text"}]},
+                "end": "]]",
+            },
+            ["[1]]", "[1 ] a]]"],
+            ["[1", "[1]", "[1]]a]]", "[]]"],
+        ),
         # Text in a tag ends with the tag's first end.
         (
             {
