@@ -93,6 +93,13 @@ def compile_json_schema(
                 field=name,
                 value=value,
             )
+    if budget_ms is not None and not budget_ms > 0:
+        raise ConfigError(
+            f"budget_ms is {budget_ms!r}; use a number > 0 or None",
+            field="budget_ms",
+            value=budget_ms,
+        )
+    budget = Budget(budget_ms)
     parsed = _parse(schema) if isinstance(schema, str) else schema
     dialect = DRAFTS["2020-12"] if draft is None else find_dialect(draft)
     registry = Registry(parsed, dialect, resources or {})
@@ -104,13 +111,6 @@ def compile_json_schema(
         formats == "assert",
         escapes == "any",
     )
-    if budget_ms is not None and not budget_ms > 0:
-        raise ConfigError(
-            f"budget_ms is {budget_ms!r}; use a number > 0 or None",
-            field="budget_ms",
-            value=budget_ms,
-        )
-    budget = Budget(budget_ms)
     try:
         try:
             return _compile(registry, dynamic, on_unsupported == "warn", options, budget, True)
