@@ -9,7 +9,7 @@ from deepinfer.core.errors import GrammarTooLarge
 
 __all__ = ["Budget", "GrammarLimits", "NODE_BYTES"]
 
-NODE_BYTES = 400
+NODE_BYTES = 480
 """Memory of one state in bytes, its share of the tables included; measured, rounded up."""
 
 
