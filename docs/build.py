@@ -189,6 +189,11 @@ def json_schema_page() -> str:
         "- **refused**: the schema is refused by name when it is compiled (`UnsupportedKeyword`, `GrammarTooLarge`).",
         "- **noted**: the verdict differs where the report says that a keyword is approximated or an annotation.",
         "",
+        "Refused are `uniqueItems` over infinitely many values, back-references in patterns, divisors of `multipleOf` with",
+        "more than 10,000 remainders, the formats `idn-hostname` and `regex` where formats are asserted,",
+        "`$recursiveAnchor`, and references to documents that `resources` does not give. Approximated are host names with",
+        "encoded labels (`xn--`), of which fewer are accepted.",
+        "",
     ]
     if not path.is_file():
         return "\n".join([*lines, "The counts are not in this checkout.", ""])

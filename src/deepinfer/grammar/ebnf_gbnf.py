@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NoReturn
 
 from deepinfer.core.errors import GrammarTooLarge
 from deepinfer.grammar import ir
@@ -128,7 +128,7 @@ class _Parser(SourceText):
                 yield _Token(kind, match[0], at)
             at = match.end()
 
-    def _fail_on_character(self, at: int) -> None:
+    def _fail_on_character(self, at: int) -> NoReturn:
         what = {
             '"': "this text has no closing quote on its line",
             "'": "this text has no closing quote on its line",

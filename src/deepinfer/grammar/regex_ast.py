@@ -51,6 +51,9 @@ class Node:
 
     __slots__ = ("depth", "last", "max_length", "min_length", "pure", "size")
 
+    depth: int
+    size: int
+
     def __init__(
         self,
         min_length: int,
