@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -28,6 +29,7 @@ from typing import Any
 
 from deepinfer.core import errors
 from deepinfer.core.variables import VARIABLES
+from deepinfer.grammar import compile_json_schema
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -177,7 +179,8 @@ def nano_page() -> str:
 
 def json_schema_page() -> str:
     """Markdown of the page about coverage of JSON Schema: the counts that a test holds the grammar to."""
-    path = ROOT / "tests" / "grammar" / "json_schema" / "ratchet.json"
+    folder = ROOT / "tests" / "grammar" / "json_schema"
+    path = folder / "ratchet.json"
     lines = [
         "# JSON Schema coverage",
         "",
@@ -199,6 +202,13 @@ def json_schema_page() -> str:
         return "\n".join([*lines, "The counts are not in this checkout.", ""])
     ratchet = json.loads(path.read_text(encoding="utf-8"))
     kinds = ("passed", "refused", "noted")
+    keywords = keyword_statuses(folder / "test_keywords.py")
+    if keywords:
+        lines += ["| keyword | cases of the project's own tests | in them |", "| --- | --- | --- |"]
+        for keyword, statuses in keywords.items():
+            words = ", ".join(sorted(statuses))
+            lines.append(f"| `{keyword}` | {sum(statuses.values())} | {words} |")
+        lines.append("")
     lines += ["| draft | right | refused | noted | wrong |", "| --- | --- | --- | --- | --- |"]
     for draft, files in ratchet.items():
         totals = [sum(counts.get(kind, 0) for counts in files.values()) for kind in kinds]
@@ -210,6 +220,28 @@ def json_schema_page() -> str:
             numbers = " | ".join(str(counts.get(kind, "")) for kind in kinds)
             lines.append(f"| {name.removesuffix('.json')} | {numbers} |")
     return "\n".join([*lines, ""])
+
+
+def keyword_statuses(path: Path) -> dict[str, dict[str, int]]:
+    """How often a keyword is enforced, approximated or ignored in the schemas of a test's table."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(path)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except ModuleNotFoundError:  # without pytest
+        return {}
+    found: dict[str, dict[str, int]] = {}
+    for _, schema, *_ in module.CASES:
+        try:
+            report = compile_json_schema(schema).report
+        except errors.EmptyLanguage:
+            continue
+        for entry in report:
+            counts = found.setdefault(entry.keyword, {})
+            counts[entry.status] = counts.get(entry.status, 0) + 1
+    return dict(sorted(found.items()))
 
 
 def measured_lines() -> list[dict[str, Any]]:
