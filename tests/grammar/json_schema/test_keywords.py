@@ -321,6 +321,11 @@ def test_older_drafts(accepts):
     assert accepts({**four, "type": "integer"}, 1)
     assert not accepts({**four, "type": "integer"}, 1.0)  # draft 4 speaks of the spelling
     assert accepts({**four, "const": 1}, 2)  # not a keyword yet
+    either = {**four, "anyOf": [{"type": "integer", "minimum": 5}, {"enum": [0.5, 2]}]}
+    assert [value for value in (7, 0.5, 2, 2.0) if accepts(either, value)] == [7, 0.5, 2, 2.0]
+    assert [value for value in (7.0, 3, 1e16) if accepts(either, value)] == []
+    assert accepts({**four, "not": {"type": "integer"}}, 1.0)
+    assert not accepts({**four, "not": {"type": "integer"}}, 1)
     seven = {"$schema": "http://json-schema.org/draft-07/schema#"}
     assert accepts(
         {

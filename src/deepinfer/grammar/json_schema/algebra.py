@@ -214,7 +214,10 @@ class Algebra:
                 parts.append(TRUE)
             elif name == "integer":
                 if kind == "number":
-                    parts.append(keywords_scalar.INTEGER)
+                    old = node.resource.dialect.draft == 4
+                    parts.append(
+                        keywords_scalar.WRITTEN_INTEGER if old else keywords_scalar.INTEGER
+                    )
             elif name not in ("null", "boolean", "number", "string", "object", "array"):
                 raise self.malformed(node, "type", "one of the seven types' names")
         return disjunction(parts)

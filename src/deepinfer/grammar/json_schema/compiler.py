@@ -153,7 +153,6 @@ def _compile(
     start = normal(nodes.of(root.schema, root, root.pointer, scope))
     forms.build(start)
     emitter = Emitter(algebra, forms, options.whitespace, options.ordered)
-    emitter.plain_integers = root.dialect.draft == 4
     rules = emitter.rules(start)
     return Grammar(rules, report=uses.report(), source="json_schema")
 

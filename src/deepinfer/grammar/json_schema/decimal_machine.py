@@ -6,6 +6,7 @@ import functools
 import itertools
 from collections.abc import Iterable
 from fractions import Fraction
+from typing import Literal
 
 from deepinfer.core.errors import GrammarTooLarge
 from deepinfer.grammar.ir import (
@@ -41,12 +42,13 @@ from deepinfer.grammar.json_schema.formula import (
     unit_atoms,
 )
 
-__all__ = ["Machine", "whole_scientific"]
+__all__ = ["Fractions", "Machine", "whole_scientific"]
 
 _MAX_BOUNDS = 64
 _MAX_DIVISOR = 10_000
 
 Track = tuple[object, ...]
+Fractions = Literal["no", "maybe", "must"]
 
 
 class _Bound:
@@ -165,7 +167,7 @@ class Machine:
         formula: The formula.
         bounds: Every bound in it.
         divisors: Every divisor in it.
-        fraction: Whether a decimal point may be written.
+        fraction: Whether plain decimals have a decimal point.
     """
 
     def __init__(
@@ -173,7 +175,7 @@ class Machine:
         formula: Formula,
         bounds: Iterable[Fraction],
         divisors: Iterable[Fraction],
-        fraction: bool,
+        fraction: Fractions,
     ) -> None:
         self._formula = formula
         self._bounds = sorted(bounds)
@@ -241,7 +243,7 @@ class Machine:
                     )
                     zero = phase == "start" and digit == 0
                     out.append((48 + digit, ("zero" if zero else "whole", after)))
-            if phase in ("zero", "whole") and self._fraction:
+            if phase in ("zero", "whole") and self._fraction != "no":
                 after = tuple(t.point(s) for t, s in zip(tracks, track, strict=True))
                 out.append((46, ("point", after)))
             if phase in ("point", "fraction"):
@@ -253,9 +255,8 @@ class Machine:
             return out
 
         start = ("start", tuple(t.first() for t in tracks))
-        return explore(
-            start, moves, lambda n: n[0] not in ("start", "point") and accepts(n[0], n[1])
-        )
+        ends = ("fraction",) if self._fraction == "must" else ("zero", "whole", "fraction")
+        return explore(start, moves, lambda n: n[0] in ends and accepts(n[0], n[1]))
 
     def scientific(self, negative: bool) -> Expr:
         """Scientific notation behind the sign: one digit 1 to 9, a fraction, an exponent."""
@@ -311,7 +312,7 @@ class Machine:
         def moves(node: tuple[str, tuple[Track, ...]]) -> list[tuple[int, object]]:
             phase, track = node
             if phase == "point":  # behind the first digit
-                return [(46, ("empty", track))] if self._fraction else []
+                return [(46, ("empty", track))]
             after = "point" if phase == "start" else "fraction"
             return [
                 (

@@ -28,8 +28,6 @@ from deepinfer.grammar.json_schema.formula import (
     FALSE,
     Conjunction,
     Formula,
-    Multiple,
-    unit_atoms,
 )
 from deepinfer.grammar.json_schema.numbers import any_number, number_language
 from deepinfer.grammar.json_schema.objects import MemberForm, ObjectForm
@@ -90,7 +88,6 @@ class Emitter:
         self._inline: dict[Conjunction, Expr] = {}
         self._members: dict[tuple[str | Formula, Conjunction], Expr] = {}
         self._uses_any = False
-        self.plain_integers = False
 
     def rules(self, start: Conjunction) -> Rules:
         """The rules of a value set.
@@ -151,9 +148,7 @@ class Emitter:
         if form.string != FALSE and not self._strings.is_empty(form.string):
             parts.append(self._strings.spelled(form.string))
         if form.number != FALSE:
-            plain = self.plain_integers and _is_integer(form.number)
-            language = number_language(form.number, scientific=not plain, fraction=not plain)
-            expr, rules = language.emit(f"{name}.n")
+            expr, rules = number_language(form.number).emit(f"{name}.n")
             self._rules.update(rules)
             parts.append(expr)
         parts += [literal(constant.encode()) for constant in form.constants]
@@ -313,9 +308,3 @@ class Emitter:
             ]
             self._rules[names[state]] = alt(*([EPS] if word.accepting(state) else []), *branches)
         return ref(names[word.start])
-
-
-def _is_integer(formula: Formula) -> bool:
-    return any(
-        isinstance(atom, Multiple) and atom.holds and atom.of == 1 for atom in unit_atoms(formula)
-    )

@@ -31,6 +31,7 @@ __all__ = [
     "PropertyCount",
     "StringIn",
     "Unique",
+    "Whole",
     "conjunction",
     "disjunction",
     "evaluate",
@@ -204,6 +205,17 @@ class Multiple(Atom):
     def negated(self) -> Formula:
         """See `Atom.negated`."""
         return Multiple(self.of, not self.holds)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole(Atom):
+    """A number is (not) written as an integer, without point and exponent: `integer` of draft 4."""
+
+    holds: bool = True
+
+    def negated(self) -> Formula:
+        """See `Atom.negated`."""
+        return Whole(not self.holds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from deepinfer.grammar.json_schema.formula import (
     Length,
     Multiple,
     Pattern,
+    Whole,
 )
 from deepinfer.grammar.json_schema.pattern import pattern_expr
 from deepinfer.grammar.json_schema.spelling import Spelling
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
     from deepinfer.grammar.json_schema.algebra import Algebra
     from deepinfer.grammar.json_schema.nodes import Node
 
-__all__ = ["INTEGER", "count", "number", "string"]
+__all__ = ["INTEGER", "WRITTEN_INTEGER", "count", "number", "string"]
 
 INTEGER = Multiple(Fraction(1))
+WRITTEN_INTEGER = Whole()
 
 
 def count(algebra: Algebra, node: Node, keyword: str) -> int | None:

@@ -31,7 +31,7 @@ from deepinfer.grammar.ir import (
     seq,
     star,
 )
-from deepinfer.grammar.json_schema.decimal_machine import Machine
+from deepinfer.grammar.json_schema.decimal_machine import Fractions, Machine
 from deepinfer.grammar.json_schema.decimal_states import State, states_to_expr
 from deepinfer.grammar.json_schema.decimal_text import (
     MAX_EXPONENT,
@@ -40,6 +40,7 @@ from deepinfer.grammar.json_schema.decimal_text import (
     normalised,
 )
 from deepinfer.grammar.json_schema.formula import (
+    FALSE,
     TRUE,
     And,
     Compare,
@@ -47,7 +48,9 @@ from deepinfer.grammar.json_schema.formula import (
     Multiple,
     NumberIn,
     Or,
+    Whole,
     conjunction,
+    disjunction,
     evaluate,
     unit_atoms,
 )
@@ -79,8 +82,8 @@ class NumberLanguage:
     def emit(self, prefix: str) -> tuple[Expr, dict[str, Expr]]:
         """The whole expression and the rules it refers to, under names that begin with `prefix`."""
         parts, rules = [self.expr], {}
-        for negative, states in self.machines:
-            stem = f"{prefix}{'-' if negative else '+'}"
+        for number, (negative, states) in enumerate(self.machines):
+            stem = f"{prefix}{number}."
             for index, (accepting, edges) in enumerate(states):
                 branches = [seq(byte, ref(f"{stem}{target}")) for byte, target in edges]
                 rules[f"{stem}{index}"] = alt(*([EPS] if accepting else []), *branches)
@@ -111,6 +114,8 @@ def _atom_holds(atom: Formula, value: Fraction) -> bool:
         return ((value / atom.of).denominator == 1) == atom.holds
     if isinstance(atom, NumberIn):
         return (value in atom.values) == atom.holds
+    if isinstance(atom, Whole):
+        return (value.denominator == 1) == atom.holds
     raise TypeError(f"{atom!r} does not speak of numbers")
 
 
@@ -132,16 +137,38 @@ def finite_numbers(formula: Formula) -> frozenset[Fraction] | None:
     return frozenset(value for value in named if number_holds(formula, value))
 
 
+def _mentions_whole(formula: Formula) -> bool:
+    stack = [formula]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, And | Or):
+            stack.extend(node.parts)
+        elif isinstance(node, Whole):
+            return True
+    return False
+
+
+def _decided(formula: Formula, whole: bool) -> Formula:
+    """The formula for numbers that are, or are not, written as integers."""
+    if isinstance(formula, And):
+        return conjunction([_decided(part, whole) for part in formula.parts])
+    if isinstance(formula, Or):
+        return disjunction([_decided(part, whole) for part in formula.parts])
+    if isinstance(formula, Whole):
+        return TRUE if formula.holds == whole else FALSE
+    return formula
+
+
 @functools.lru_cache(maxsize=512)
 def number_language(
-    formula: Formula, *, scientific: bool = True, fraction: bool = True
+    formula: Formula, *, scientific: bool = True, fraction: Fractions = "maybe"
 ) -> NumberLanguage:
     """Spellings of the numbers that satisfy a formula.
 
     Args:
         formula: The formula.
         scientific: Whether scientific notation is among the spellings.
-        fraction: Whether a decimal point is among the spellings.
+        fraction: Whether plain decimals have a decimal point.
 
     Returns:
         The language; its `start` is `EMPTY` when no number satisfies the formula.
@@ -149,8 +176,13 @@ def number_language(
     Raises:
         GrammarTooLarge: The automaton would need too many states.
     """
-    if formula == TRUE and scientific and fraction:
+    if formula == TRUE and scientific and fraction == "maybe":
         return NumberLanguage(any_number())
+    if _mentions_whole(formula):
+        # Integers and other spellings are different numbers here, so that each has its own formula.
+        plain = number_language(_decided(formula, True), scientific=False, fraction="no")
+        other = number_language(_decided(formula, False), scientific=scientific, fraction="must")
+        return NumberLanguage(alt(plain.expr, other.expr), (*plain.machines, *other.machines))
     finite = finite_numbers(formula)
     if finite is not None:
         ordered = sorted(finite)
@@ -197,28 +229,32 @@ def number_language(
     return NumberLanguage(alt(*parts), tuple(machines))
 
 
-def _spell_all(values: list[Fraction], scientific: bool, fraction: bool) -> Expr:
+def _spell_all(values: list[Fraction], scientific: bool, fraction: Fractions) -> Expr:
     """All spellings of some numbers."""
     if scientific or not all(value.denominator == 1 for value in values):
         return alt(*(_spell(value, scientific, fraction) for value in values))
     texts = [literal(str(value.numerator).encode()) for value in values]
     if any(value == 0 for value in values):
         texts.append(literal(b"-0"))
-    tail = optional(seq(literal(b".0"), star(literal(b"0")))) if fraction else EPS
-    return seq(alt(*texts), tail)
+    return seq(alt(*texts), _zeros(fraction))
 
 
-def _spell(value: Fraction, scientific: bool, fraction: bool) -> Expr:
+def _zeros(fraction: Fractions) -> Expr:
+    """The fraction of a whole number."""
+    tail = seq(literal(b".0"), star(literal(b"0")))
+    return {"no": EPS, "maybe": optional(tail), "must": tail}[fraction]
+
+
+def _spell(value: Fraction, scientific: bool, fraction: Fractions) -> Expr:
     """All spellings of one number."""
     whole, rest = decimal_digits(abs(value))
     zeros = star(literal(b"0"))
     parts = []
     if rest:
-        if fraction:
+        if fraction != "no":
             parts.append(seq(literal(f"{whole}.{rest}".encode()), zeros))
     else:
-        tail = optional(seq(literal(b".0"), zeros)) if fraction else EPS
-        parts.append(seq(literal(whole.encode()), tail))
+        parts.append(seq(literal(whole.encode()), _zeros(fraction)))
     if scientific and value:
         digits, exponent = normalised(abs(value))
         mantissa = seq(literal(digits[1:].encode()), zeros)
