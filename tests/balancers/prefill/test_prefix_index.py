@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from deepinfer.balancers import Fleet, WorkerSnapshot
 from deepinfer.balancers.prefill import CacheSnapshot, CacheUpdate, PrefixIndex
+from deepinfer.core.errors import ConfigError
 
 
 def stored(worker: str, sequence: int, *keys: str, epoch: int = 0) -> CacheUpdate:
@@ -226,3 +227,62 @@ def test_a_lost_message_shows_as_stale() -> None:
     assert not index.apply(stored("a", 2, "2"))
     with pytest.raises(AssertionError):
         assert index.stale() == ()
+
+
+def test_messages_dropped_behind_a_gap_are_still_missing() -> None:
+    index = PrefixIndex(max_held_back=1)
+    assert not index.apply(stored("a", 1, "1"))
+    assert not index.apply(removed("a", 2, "1"))  # no room to hold it back
+    assert not index.restore(CacheSnapshot(worker="a", sequence=1, keys={"1"}))
+    assert index.stale() == ("a",)
+    assert index.restore(CacheSnapshot(worker="a", sequence=2, keys=()))
+    assert index.stale() == ()
+
+
+def test_a_gap_that_is_filled_in_brings_nothing_back_that_was_removed_behind_the_next() -> None:
+    index = PrefixIndex()
+    index.apply(removed("a", 2, "1"))
+    assert not index.apply(stored("a", 0, "1"))
+    assert index.match(["1"]) == {}
+    other = PrefixIndex()
+    other.apply(removed("a", 2, "1"))
+    assert not other.restore(CacheSnapshot(worker="a", sequence=0, keys={"1"}))
+    assert other.match(["1"]) == {}
+
+
+def test_assumptions_give_up_nothing_that_messages_told_of() -> None:
+    index = PrefixIndex()
+    index.assume("a", ["1"], capacity=1)
+    index.apply(stored("a", 0, "1", "2"))
+    index.assume("a", ["1", "2", "3"], capacity=1)
+    index.assume("a", ["4"], capacity=1)
+    assert index.match(["1", "2", "3"]) == {"a": 2}
+    assert index.match(["4"]) == {"a": 1}
+    index.restore(CacheSnapshot(worker="a", sequence=0, keys={"4"}))
+    index.assume("a", ["5"], capacity=1)
+    assert index.match(["4"]) == {"a": 1}, "a snapshot told of it"
+    index.check()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"sequence": -1},
+        {"sequence": "0"},
+        {"epoch": -1},
+        {"epoch": 0.5},
+        {"stored": "abc"},
+        {"removed": ["1"]},
+        {"worker": ""},
+    ],
+)
+def test_messages_are_checked(values: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        CacheUpdate(**{"worker": "a", "sequence": 0, **values})  # type: ignore[arg-type]
+
+
+def test_snapshots_and_capacities_are_checked() -> None:
+    with pytest.raises(ConfigError, match="keys"):
+        CacheSnapshot(worker="a", sequence=0, keys="abc")
+    with pytest.raises(ConfigError, match="capacity"):
+        PrefixIndex().assume("a", ["1"], capacity=-1)

@@ -27,6 +27,9 @@ class CacheUpdate:
         stored: Keys that can be found from now on, parents before children.
         removed: Keys that cannot be found any more.
         cleared: Whether everything before was dropped first.
+
+    Raises:
+        ConfigError: A number is negative or no integer, or keys are not in a tuple.
     """
 
     worker: str
@@ -35,6 +38,15 @@ class CacheUpdate:
     stored: tuple[Hashable, ...] = ()
     removed: tuple[Hashable, ...] = ()
     cleared: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        checks.check_text("worker", self.worker, ConfigError)
+        checks.check_int("sequence", self.sequence, 0, 2**62, ConfigError)
+        checks.check_int("epoch", self.epoch, 0, 2**62, ConfigError)
+        for name in ("stored", "removed"):
+            if not isinstance(getattr(self, name), tuple):
+                checks.fail(name, getattr(self, name), "a tuple of keys", ConfigError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +58,9 @@ class CacheSnapshot:
         epoch: Which life of the worker.
         sequence: Number of the last message that it includes, or -1.
         keys: The keys that can be found.
+
+    Raises:
+        ConfigError: A number is out of range, or the keys are one string.
     """
 
     worker: str
@@ -53,12 +68,21 @@ class CacheSnapshot:
     sequence: int
     epoch: int = 0
 
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        checks.check_text("worker", self.worker, ConfigError)
+        checks.check_int("sequence", self.sequence, -1, 2**62, ConfigError)
+        checks.check_int("epoch", self.epoch, 0, 2**62, ConfigError)
+        if isinstance(self.keys, str | bytes):
+            checks.fail("keys", self.keys, "a set or a sequence of keys", ConfigError)
+
 
 @dataclass(slots=True)
 class _Worker:
     bit: int
     epoch: int = -1
     sequence: int = -1  # last message applied
+    newest: int = -1  # last message heard of
     keys: set[Hashable] = field(default_factory=set)
     held_back: dict[int, CacheUpdate] = field(default_factory=dict)  # messages behind a gap
     assumed: OrderedDict[Hashable, None] = field(default_factory=OrderedDict)  # oldest first
@@ -123,8 +147,9 @@ class PrefixIndex:
         worker = self._enter(update.worker, update.epoch)
         if worker is None:
             return True  # from a life that is over
+        worker.newest = max(worker.newest, update.sequence)
         if update.sequence <= worker.sequence:
-            return not worker.held_back
+            return worker.sequence == worker.newest
         if update.sequence > worker.sequence + 1:
             self._remove(worker, update.removed)
             if update.cleared:
@@ -133,9 +158,7 @@ class PrefixIndex:
                 worker.held_back[update.sequence] = update
             return False
         self._take(worker, update)
-        while (following := worker.held_back.pop(worker.sequence + 1, None)) is not None:
-            self._take(worker, following)
-        return not worker.held_back
+        return self._catch_up(worker)
 
     def restore(self, snapshot: CacheSnapshot) -> bool:
         """Takes the whole state of a worker.
@@ -153,12 +176,12 @@ class PrefixIndex:
             wanted = set(snapshot.keys)
             self._remove(worker, tuple(worker.keys - wanted))
             self._store(worker, wanted - worker.keys)
+            worker.assumed.clear()  # what is left of them is known now
             worker.sequence = snapshot.sequence
+            worker.newest = max(worker.newest, snapshot.sequence)
             for number in [n for n in worker.held_back if n <= snapshot.sequence]:
                 del worker.held_back[number]
-        while (following := worker.held_back.pop(worker.sequence + 1, None)) is not None:
-            self._take(worker, following)
-        return not worker.held_back
+        return self._catch_up(worker)
 
     def assume(self, name: str, keys: Sequence[Hashable], *, capacity: int) -> None:
         """Claims what a worker will hold once it has run a prompt, for workers that report nothing.
@@ -167,12 +190,17 @@ class PrefixIndex:
             name: The worker.
             keys: Keys of the prompt's blocks, in order.
             capacity: Blocks that the worker's cache holds. Of more the oldest are given up, tails before heads, as
-                its own cache would.
+                its own cache would. Blocks that messages told of are left to messages.
+
+        Raises:
+            ConfigError: The capacity is negative or no integer.
         """
+        checks.check_int("capacity", capacity, 0, 2**62, ConfigError)
         worker = self._workers.get(name) or self._enter(name, self._dropped.get(name, -1) + 1)
         if worker is None:
             return
         keys = keys[:capacity]
+        keys = [key for key in keys if key in worker.assumed or key not in worker.keys]
         for key in reversed(keys):
             worker.assumed[key] = None
             worker.assumed.move_to_end(key)
@@ -182,7 +210,7 @@ class PrefixIndex:
 
     def stale(self) -> tuple[str, ...]:
         """Names of the workers of whom a message is missing; ask them for a snapshot."""
-        return tuple(name for name, worker in self._workers.items() if worker.held_back)
+        return tuple(n for n, worker in self._workers.items() if worker.sequence < worker.newest)
 
     def drop(self, name: str) -> None:
         """Forgets a worker that died or left; messages of its present epoch are ignored from now on.
@@ -306,15 +334,27 @@ class PrefixIndex:
             return None
         if epoch > worker.epoch:
             self._remove(worker, tuple(worker.keys))
-            worker.epoch, worker.sequence = epoch, -1
+            worker.epoch, worker.sequence, worker.newest = epoch, -1, -1
             worker.held_back.clear()
         return worker
+
+    def _catch_up(self, worker: _Worker) -> bool:
+        """Applies what waited for the last message; whether nothing is missing any more."""
+        while (following := worker.held_back.pop(worker.sequence + 1, None)) is not None:
+            self._take(worker, following)
+        for (
+            held
+        ) in worker.held_back.values():  # what was filled in may be gone again behind the next gap
+            self._remove(worker, tuple(worker.keys) if held.cleared else held.removed)
+        return worker.sequence == worker.newest
 
     def _take(self, worker: _Worker, update: CacheUpdate) -> None:
         if update.cleared:
             self._remove(worker, tuple(worker.keys))
         self._remove(worker, update.removed)
         self._store(worker, update.stored)
+        for key in update.stored if worker.assumed else ():
+            worker.assumed.pop(key, None)  # it is known now
         worker.sequence = update.sequence
 
     def _store(self, worker: _Worker, keys: Iterable[Hashable]) -> None:
