@@ -54,6 +54,15 @@ COMPILED = {
     "many-items": ({"type": "array", "minItems": 2, "maxItems": 10**9}, [1, 2], [1]),
     "long-strings": ({"type": "string", "maxLength": 10**9}, "x", 1),
     "different-items": ({"items": {"enum": list(range(60))}, "uniqueItems": True, "type": "array"}, list(range(60)), [1, 2, 1]),
+    "separate-key-patterns": (
+        {
+            "type": "object",
+            "patternProperties": {f"^p{i:02}_": {"minimum": i} for i in range(40)},
+            "additionalProperties": False,
+        },
+        {"p07_x": 7, "p39_": 40},
+        {"p07_x": 6},
+    ),
     "discriminated": (
         {"oneOf": [{"properties": {"t": {"const": i}, "v": {"minimum": i}}, "required": ["t"], "type": "object"} for i in range(100)]},
         {"t": 40, "v": 50},

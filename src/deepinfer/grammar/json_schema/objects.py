@@ -234,10 +234,8 @@ def _cells(
         cell = _cell(name, TRUE, covered, listed, mandatory, True)
         if not impossible(cell.value):
             yield cell
-    if 2 ** len(languages) > _MAX_CELLS:
-        raise _too_large("combinations of key patterns", _MAX_CELLS)
     others: list[Formula] = [StringIn(frozenset(names), False)] if names else []
-    for signs in itertools.product((False, True), repeat=len(languages)):
+    for signs in _sign_vectors(algebra, list(languages)):
         algebra.budget.spend(64)
         truth = dict(zip(languages, signs, strict=True))
         covered = frozenset(place for place, atom in enumerate(listed) if _signed(atom.keys, truth))
@@ -250,6 +248,23 @@ def _cells(
         if impossible(cell.value) or (languages and algebra.strings.is_empty(keys)):
             continue
         yield cell
+
+
+def _sign_vectors(algebra: Algebra, languages: list[Formula]) -> list[tuple[bool, ...]]:
+    """Which languages a key may be in together; languages that exclude each other are told apart early."""
+    vectors: list[tuple[bool, ...]] = [()]
+    for _ in languages:
+        longer = []
+        for vector in vectors:
+            longer.append((*vector, False))
+            holding = [x for x, sign in zip(languages, (*vector, True), strict=False) if sign]
+            algebra.budget.spend(4)
+            if len(holding) < 2 or not algebra.strings.is_empty(conjunction(holding)):
+                longer.append((*vector, True))
+        vectors = longer
+        if len(vectors) > _MAX_CELLS:
+            raise _too_large("combinations of key patterns", _MAX_CELLS)
+    return vectors
 
 
 def _cell(
