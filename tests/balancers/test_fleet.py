@@ -119,3 +119,54 @@ def test_columns_equal_the_last_report_plus_later_dispatches(
         later = [amount for time, amount in sent[worker] if time > since]
         assert fleet.waiting_tokens[worker] == tokens + sum(later)
         assert fleet.num_requests[worker] == len(later)
+
+
+def test_a_late_death_does_not_let_older_reports_in() -> None:
+    fleet = Fleet([WorkerSnapshot(name="a", time_s=10.0, num_running=2)])
+    fleet.update(WorkerSnapshot(name="a", time_s=5.0, state=WorkerState.DEAD))
+    fleet.update(WorkerSnapshot(name="a", time_s=7.0, num_running=9))
+    assert fleet.ready.tolist() == [False], "a report from before the last one says nothing new"
+    fleet.update(WorkerSnapshot(name="a", time_s=11.0, num_running=1))
+    assert (fleet.ready.tolist(), fleet.num_requests.tolist()) == ([True], [1])
+
+
+def test_dispatches_that_were_counted_out_of_order_end_with_their_report() -> None:
+    fleet = Fleet([WorkerSnapshot(name="a")])
+    fleet.sent(0, now_s=5.0, waiting_tokens=1)
+    fleet.sent(0, now_s=3.0, waiting_tokens=10)
+    fleet.update(WorkerSnapshot(name="a", time_s=4.0))
+    assert fleet.waiting_tokens.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"index": -1},
+        {"index": 1},
+        {"waiting_s": float("nan")},
+        {"waiting_s": -1.0},
+        {"waiting_tokens": -1},
+        {"waiting_tokens": 2**62},
+        {"kv_tokens": -1},
+        {"now_s": float("nan")},
+    ],
+)
+def test_a_dispatch_that_makes_no_sense_is_refused(values: dict[str, float]) -> None:
+    fleet = Fleet([WorkerSnapshot(name="a")])
+    name = next(iter(values))
+    with pytest.raises(ConfigError, match=name):
+        fleet.sent(**{"index": 0, "now_s": 1.0, **values})  # type: ignore[arg-type]
+    assert fleet.num_requests.tolist() == [0]
+
+
+def test_views_that_make_no_sense_are_refused() -> None:
+    for values in ({"state": "ready"}, {"state": 0}, {"time_s": float("nan")}, {"time_s": None}):
+        with pytest.raises(ConfigError, match=next(iter(values))):
+            WorkerSnapshot(**{"name": "a", **values})  # type: ignore[arg-type]
+    for keys in ("abc", ["a"], None):
+        with pytest.raises(InvalidRequest, match="block_keys"):
+            RouteRequest(rid="r", prompt_tokens=1, block_keys=keys)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="WorkerSnapshot"):
+        Fleet(["a"])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="WorkerSnapshot"):
+        Fleet().update("a")  # type: ignore[arg-type]

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RouteRequest", "Router", "WorkerSnapshot", "WorkerState"]
 
-_INT_MAX = 2**62
+# Sums over as many dispatches as a router has open stay within 64 bits.
+_INT_MAX = 2**48
 
 
 class WorkerState(IntEnum):
@@ -44,7 +45,7 @@ class RouteRequest:
         session: Conversation that the request belongs to, or None.
 
     Raises:
-        InvalidRequest: A number is out of range.
+        InvalidRequest: A number is out of range, or the keys are not in a tuple.
     """
 
     rid: str
@@ -59,6 +60,8 @@ class RouteRequest:
         checks.check_int("prompt_tokens", self.prompt_tokens, 1, _INT_MAX, InvalidRequest)
         if self.output_tokens is not None:
             checks.check_float("output_tokens", self.output_tokens, 0.0, 1e15, InvalidRequest)
+        if not isinstance(self.block_keys, tuple):
+            checks.fail("block_keys", self.block_keys, "a tuple of keys", InvalidRequest)
 
     @classmethod
     def of(
@@ -106,7 +109,7 @@ class WorkerSnapshot:
         waiting_s: Predicted seconds to run the waiting tokens, or None.
 
     Raises:
-        ConfigError: A number is out of range.
+        ConfigError: A number is out of range, or the state is no `WorkerState`.
     """
 
     name: str
@@ -123,6 +126,11 @@ class WorkerSnapshot:
     def __post_init__(self) -> None:
         """Checks the numbers."""
         checks.check_text("name", self.name, ConfigError)
+        if not isinstance(self.state, WorkerState):
+            checks.fail(
+                "state", self.state, "a WorkerState, such as WorkerState.READY", ConfigError
+            )
+        checks.check_float("time_s", self.time_s, -1e15, 1e15, ConfigError)
         for name in (
             "num_running",
             "num_waiting",

@@ -15,6 +15,7 @@ from deepinfer.core.errors import ConfigError
 __all__ = ["Fleet"]
 
 _Sent = tuple[float, int, int, float]
+_INT_MAX = 2**48
 
 
 class Fleet:
@@ -67,6 +68,7 @@ class Fleet:
         for name in _COLUMNS:
             setattr(self, name, np.zeros(len(workers), getattr(self, name).dtype))
         for index, worker in enumerate(workers):
+            _check_report(worker)
             if worker.name in self._index:
                 raise ConfigError(
                     f"two workers are called {worker.name!r}; give each a name of its own.",
@@ -74,7 +76,7 @@ class Fleet:
                     value=worker.name,
                 )
             self._add(worker.name, index)
-            self._write(index, worker)
+            self._write(index, worker, worker.time_s)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -105,8 +107,13 @@ class Fleet:
 
         Args:
             worker: The report. One that is older than the last is ignored, unless it says that the worker is dead:
-                reports may arrive out of order.
+                reports may arrive out of order. Such a late death hides the worker until a report comes that is newer
+                than all before.
+
+        Raises:
+            ConfigError: It is no report.
         """
+        _check_report(worker)
         index = self._index.get(worker.name)
         if index is None:
             index = len(self)
@@ -114,9 +121,10 @@ class Fleet:
                 column = getattr(self, name)
                 setattr(self, name, np.append(column, np.zeros(1, column.dtype)))
             self._add(worker.name, index)
+            self.time_s[index] = worker.time_s
         elif worker.time_s < self.time_s[index] and worker.state is not WorkerState.DEAD:
             return
-        self._write(index, worker)
+        self._write(index, worker, self.time_s[index])
 
     def sent(
         self,
@@ -135,7 +143,22 @@ class Fleet:
             waiting_tokens: Prompt tokens that it will have to run.
             waiting_s: Predicted seconds of them.
             kv_tokens: Tokens that the request will hold in the cache.
+
+        Raises:
+            ConfigError: There is no such row, or a number is negative or not finite.
         """
+        if not 0 <= index < len(self.names):
+            rows = (
+                f"a row from 0 to {len(self) - 1}" if len(self) else "a row, of which there is none"
+            )
+            checks.fail("index", index, rows, ConfigError)
+        # Written so that NaN fails.
+        if not (0 <= waiting_tokens <= _INT_MAX and 0 <= kv_tokens <= _INT_MAX):
+            checks.check_int("waiting_tokens", waiting_tokens, 0, _INT_MAX, ConfigError)
+            checks.check_int("kv_tokens", kv_tokens, 0, _INT_MAX, ConfigError)
+        if not (0.0 <= waiting_s <= 1e15 and -1e15 <= now_s <= 1e15):
+            checks.check_float("waiting_s", waiting_s, 0.0, 1e15, ConfigError)
+            checks.check_float("now_s", now_s, -1e15, 1e15, ConfigError)
         self._sent[index].append((now_s, waiting_tokens, kv_tokens, waiting_s))
         self.num_requests[index] += 1
         self.waiting_tokens[index] += waiting_tokens
@@ -157,12 +180,12 @@ class Fleet:
         self._index[name] = index
         self._sent.append(deque())
 
-    def _write(self, index: int, worker: WorkerSnapshot) -> None:
+    def _write(self, index: int, worker: WorkerSnapshot, before: float) -> None:
         sent = self._sent[index]
-        while sent and sent[0][0] <= worker.time_s:
-            sent.popleft()
         if worker.state is WorkerState.DEAD:
             sent.clear()
+        elif sent:  # several threads may have counted theirs out of order
+            self._sent[index] = sent = deque(item for item in sent if item[0] > worker.time_s)
         self.ready[index] = worker.state is WorkerState.READY
         self.num_requests[index] = worker.num_requests + len(sent)
         self.waiting_tokens[index] = worker.waiting_tokens + sum(item[1] for item in sent)
@@ -170,7 +193,12 @@ class Fleet:
         self.waiting_s[index] = (worker.waiting_s or 0.0) + sum(item[3] for item in sent)
         self.capacity_tokens[index] = worker.capacity_tokens
         self.max_requests[index] = worker.max_requests
-        self.time_s[index] = worker.time_s
+        self.time_s[index] = max(worker.time_s, before)
+
+
+def _check_report(worker: object) -> None:
+    if not isinstance(worker, WorkerSnapshot):
+        checks.fail("worker", worker, "a WorkerSnapshot", ConfigError)
 
 
 _COLUMNS = (
