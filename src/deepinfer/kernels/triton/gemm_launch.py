@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+import triton
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from deepinfer.kernels.triton.gemm_tall import gemm_tall_kernel
 from deepinfer.kernels.triton.grouped_swapped import grouped_swapped_kernel
+from deepinfer.kernels.triton.grouped_tokens import arrange_tokens_kernel
 
 __all__ = [
     "SwappedTuning",
@@ -33,6 +35,7 @@ class SwappedTuning:
         depth: Steps in the ring of shared memory.
         span: Steps of 128 channels copied at once, for MXFP4 weights: 1 or 2.
         per_sm: Programs a multiprocessor; with more than one the registers are shared out.
+        arrange: Put the scales of the tokens side by side first, so that bulk copies bring them; always for MXFP4.
     """
 
     block_m: int
@@ -40,6 +43,7 @@ class SwappedTuning:
     depth: int
     span: int = 1
     per_sm: int = 1
+    arrange: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,13 +51,13 @@ class TallTuning:
     """How many tokens are multiplied: tokens are the tall operand.
 
     Attributes:
-        halves: Blocks of 64 rows for each of the two warpgroups: 1 or 2.
+        parts: Warpgroups, each with 64 rows of tokens: 2 or 3.
         block_n: Columns a tile: 128, or 256 for bf16.
         depth: Steps in the ring of shared memory.
         band: Row tiles that are passed by all columns together.
     """
 
-    halves: int
+    parts: int
     block_n: int
     depth: int
     band: int = 8
@@ -113,17 +117,23 @@ def grouped_swapped(
     span = tuning.span if packed else 1
     rows = 64 * tuning.parts
     if packed:
-        w_desc = _matrix(weight.view(torch.uint16).view(groups * n, k // 4), rows, 32 * span)
+        w_desc = _matrix(weight.view(torch.uint32).view(groups * n, k // 8), rows, 16 * span)
         w_scale = w_scale.view(torch.int32)
     else:
         w_desc = _matrix(weight.view(groups * n, k), rows, 128)
-    x_desc = _matrix(x.view(groups * max_m, k), tuning.block_m, 128)
+    x, x_scale, whole = _arrange(x, x_scale, counts, packed, tuning.block_m, tuning.arrange)
+    x_desc = s_desc = _matrix(x.view(groups * max_m, k), tuning.block_m, 128)
+    if whole:
+        flat = x_scale.transpose(1, 2).view(-1)
+        layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
+        s_desc = TensorDescriptor(flat, [flat.numel()], [1], [max(tuning.block_m, 32)], layout)
     tiles = groups * -(-max_m // tuning.block_m) * -(-n // rows)
     grid = min(tiles, num_sms(x.device.index) * tuning.per_sm)
     options, registers = register_shares(tuning)
     grouped_swapped_kernel[(grid,)](
         w_desc,
         x_desc,
+        s_desc,
         out,
         w_scale,
         x_scale,
@@ -132,6 +142,7 @@ def grouped_swapped(
         n,
         max_m,
         -(-k // (128 * span)),
+        x_scale.stride(2),
         out.stride(0),
         out.stride(1),
         w_scale.stride(0),
@@ -140,6 +151,7 @@ def grouped_swapped(
         x_scale.stride(1),
         x_scale.stride(2),
         COUNTED=counts is not None,
+        WHOLE=whole,
         PACKED=packed,
         SPAN=span,
         PARTS=tuning.parts,
@@ -149,6 +161,39 @@ def grouped_swapped(
         num_warps=4,
         **options,
     )
+
+
+def _arrange(
+    x: Tensor, x_scale: Tensor, counts: Tensor | None, packed: bool, block_m: int, arrange: bool
+) -> tuple[Tensor, Tensor, bool]:
+    """Tokens as the kernel wants them: scales token by token, and for MXFP4 weights even channels before odd ones."""
+    groups, max_m, k = x.shape
+    if not packed and not arrange:
+        return x, x_scale, False
+    x_out = torch.empty_like(x) if packed else x
+    padded = -(-max_m // block_m) * block_m
+    scale_out = torch.empty((groups, -(-k // 128), padded), dtype=torch.float32, device=x.device)
+    arrange_tokens_kernel[(max_m, groups)](
+        x.view(torch.int16),
+        x_scale,
+        counts if counts is not None else x_scale,
+        x_out.view(torch.uint8),
+        scale_out,
+        max_m,
+        k,
+        x.stride(0) // 2,
+        x.stride(1) // 2,
+        x_scale.stride(0),
+        x_scale.stride(1),
+        x_scale.stride(2),
+        padded,
+        FACTOR=64.0 if packed else 1.0,
+        COUNTED=counts is not None,
+        SPLIT=packed,
+        BLOCK=triton.next_power_of_2(-(-k // 128)),
+        num_warps=4,
+    )
+    return x_out, scale_out.transpose(1, 2), True
 
 
 def gemm_tall(
@@ -175,8 +220,9 @@ def gemm_tall(
     groups, n, _ = weight.shape
     scaled = x_scale is not None
     block_k = 128 if scaled else 64
-    block_m = 128 * tuning.halves
-    x_desc = _matrix(x, block_m, block_k)
+    block_m = 64 * tuning.parts
+    steps = -(-k // block_k)
+    x_desc = _matrix(x, 64, block_k)
     w_desc = _matrix(weight.view(groups * n, k), tuning.block_n, block_k)
     tiles = -(-m // block_m) * -(-n // tuning.block_n)
     scale = x_scale if x_scale is not None else out
@@ -190,7 +236,7 @@ def gemm_tall(
         layout if layout is not None else out,
         m,
         n,
-        -(-k // block_k),
+        steps,
         out.stride(0),
         scale.stride(0),
         scale.stride(1),
@@ -198,7 +244,8 @@ def gemm_tall(
         factor.stride(1),
         SCALED=scaled,
         GROUPED=layout is not None,
-        HALVES=tuning.halves,
+        PAIRS=False,
+        PARTS=tuning.parts,
         BLOCK_N=tuning.block_n,
         BAND=tuning.band,
         DEPTH=tuning.depth,

@@ -29,16 +29,20 @@ def _rows(counts, group, num_groups, max_m, COUNTED: gl.constexpr):
 def _copies(
     w_desc,
     x_desc,
+    s_desc,
     counts,
     w_ring,
     x_ring,
+    s_ring,
     full,
     empty,
     num_groups,
     N,
     max_m,
     steps,
+    s_stride,
     COUNTED: gl.constexpr,
+    WHOLE: gl.constexpr,
     PACKED: gl.constexpr,
     SPAN: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -46,7 +50,10 @@ def _copies(
     DEPTH: gl.constexpr,
 ):
     """Fills the ring, tile after tile."""
-    size: gl.constexpr = BLOCK_N * (64 * SPAN if PACKED else 128) + SPAN * BLOCK_M * 128
+    WIDE: gl.constexpr = BLOCK_M if BLOCK_M > 32 else 32
+    size: gl.constexpr = BLOCK_N * (64 * SPAN if PACKED else 128) + SPAN * (
+        BLOCK_M * 128 + (4 * WIDE if WHOLE else 0)
+    )
     tiles_n = gl.cdiv(N, BLOCK_N)
     tile = gl.program_id(0)
     group = 0
@@ -59,18 +66,27 @@ def _copies(
             tiles_m = width // tiles_n
             at = tile - first
             m = group * max_m + (at % tiles_m) * BLOCK_M
+            of_scales = group * steps * SPAN * s_stride + (at % tiles_m) * BLOCK_M
             n = group * N + (at // tiles_m) * BLOCK_N
             for step in range(steps):
                 mbarrier.wait(empty.index(slot), phase)
                 bar = full.index(slot)
                 mbarrier.expect(bar, size)
                 tma.async_copy_global_to_shared(
-                    w_desc, [n, step * (32 * SPAN if PACKED else 128)], bar, w_ring.index(slot)
+                    w_desc, [n, step * (16 * SPAN if PACKED else 128)], bar, w_ring.index(slot)
                 )
                 for i in gl.static_range(SPAN):
                     tma.async_copy_global_to_shared(
                         x_desc, [m, (step * SPAN + i) * 128], bar, x_ring.index(slot * SPAN + i)
                     )
+                if WHOLE:
+                    for i in gl.static_range(SPAN):
+                        tma.async_copy_global_to_shared(
+                            s_desc,
+                            [of_scales + (step * SPAN + i) * s_stride],
+                            bar,
+                            s_ring.index(slot * SPAN + i),
+                        )
                 slot += 1
                 if slot == DEPTH:
                     slot = 0
@@ -90,6 +106,7 @@ def _products(
     counts,
     w_ring,
     x_ring,
+    s_ring,
     full,
     empty,
     num_groups,
@@ -105,6 +122,7 @@ def _products(
     stride_xk,
     PART: gl.constexpr,
     COUNTED: gl.constexpr,
+    WHOLE: gl.constexpr,
     PACKED: gl.constexpr,
     SPAN: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -143,6 +161,7 @@ def _products(
                 acc, slot, phase = mxfp4_tile(
                     w_ring,
                     x_ring,
+                    s_ring,
                     full,
                     empty,
                     ws,
@@ -154,6 +173,7 @@ def _products(
                     stride_xk,
                     slot,
                     phase,
+                    WHOLE,
                     PART,
                     SPAN,
                     BLOCK_M,
@@ -165,6 +185,7 @@ def _products(
                 acc, slot, phase = fp8_tile(
                     w_ring,
                     x_ring,
+                    s_ring,
                     full,
                     empty,
                     ws,
@@ -175,6 +196,7 @@ def _products(
                     stride_xk,
                     slot,
                     phase,
+                    WHOLE,
                     PART,
                     BLOCK_M,
                     DEPTH,
@@ -197,6 +219,7 @@ def _products(
 def grouped_swapped_kernel(
     w_desc,
     x_desc,
+    s_desc,
     out,
     w_scale,
     x_scale,
@@ -205,6 +228,7 @@ def grouped_swapped_kernel(
     N,
     max_m,
     steps,
+    s_stride,
     stride_og,
     stride_om,
     stride_wg,
@@ -213,6 +237,7 @@ def grouped_swapped_kernel(
     stride_xm,
     stride_xk,
     COUNTED: gl.constexpr,
+    WHOLE: gl.constexpr,
     PACKED: gl.constexpr,
     SPAN: gl.constexpr,
     PARTS: gl.constexpr,
@@ -226,6 +251,11 @@ def grouped_swapped_kernel(
         w_desc.dtype, [DEPTH, BLOCK_N, w_desc.block_type.shape[1]], w_desc.layout
     )
     x_ring = gl.allocate_shared_memory(gl.float8e4nv, [DEPTH * SPAN, BLOCK_M, 128], x_desc.layout)
+    s_ring = x_ring
+    if WHOLE:
+        s_ring = gl.allocate_shared_memory(
+            gl.float32, [DEPTH * SPAN, s_desc.block_type.shape[0]], s_desc.layout
+        )
     full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(DEPTH):
@@ -243,6 +273,7 @@ def grouped_swapped_kernel(
                         counts,
                         w_ring,
                         x_ring,
+                        s_ring,
                         full,
                         empty,
                         num_groups,
@@ -258,6 +289,7 @@ def grouped_swapped_kernel(
                         stride_xk,
                         0,
                         COUNTED,
+                        WHOLE,
                         PACKED,
                         SPAN,
                         BLOCK_N,
@@ -270,16 +302,20 @@ def grouped_swapped_kernel(
                     (
                         w_desc,
                         x_desc,
+                        s_desc,
                         counts,
                         w_ring,
                         x_ring,
+                        s_ring,
                         full,
                         empty,
                         num_groups,
                         N,
                         max_m,
                         steps,
+                        s_stride,
                         COUNTED,
+                        WHOLE,
                         PACKED,
                         SPAN,
                         BLOCK_N,
@@ -303,6 +339,7 @@ def grouped_swapped_kernel(
                         counts,
                         w_ring,
                         x_ring,
+                        s_ring,
                         full,
                         empty,
                         num_groups,
@@ -318,6 +355,7 @@ def grouped_swapped_kernel(
                         stride_xk,
                         0,
                         COUNTED,
+                        WHOLE,
                         PACKED,
                         SPAN,
                         BLOCK_N,
@@ -334,6 +372,7 @@ def grouped_swapped_kernel(
                         counts,
                         w_ring,
                         x_ring,
+                        s_ring,
                         full,
                         empty,
                         num_groups,
@@ -349,6 +388,7 @@ def grouped_swapped_kernel(
                         stride_xk,
                         1,
                         COUNTED,
+                        WHOLE,
                         PACKED,
                         SPAN,
                         BLOCK_N,
@@ -361,16 +401,20 @@ def grouped_swapped_kernel(
                     (
                         w_desc,
                         x_desc,
+                        s_desc,
                         counts,
                         w_ring,
                         x_ring,
+                        s_ring,
                         full,
                         empty,
                         num_groups,
                         N,
                         max_m,
                         steps,
+                        s_stride,
                         COUNTED,
+                        WHOLE,
                         PACKED,
                         SPAN,
                         BLOCK_N,

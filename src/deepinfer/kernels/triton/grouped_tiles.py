@@ -12,20 +12,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 __all__ = ["fp8_tile", "mxfp4_tile"]
 
-# Two registers of two bytes, four e2m1 codes each, to two registers of four e4m3 codes of 2^-6 times their values: a
-# code's bits s ee m become the byte s 00 ee m 00, which also holds for zero and the subnormal 0.5.
+# A register of eight e2m1 codes to two of four e4m3 codes, the even and the odd ones, each 2^-6 of its value: a code's
+# bits s ee m become the byte s 00 ee m 00, which also holds for zero and the subnormal 0.5.
 _DECODE = gl.constexpr("""{
-.reg .b32 a, b, c, d;
+.reg .b32 a, b, c;
 shl.b32 a, $2, 4;
-shl.b32 b, $6, 4;
-prmt.b32 a, a, $2, 0x5140;
-prmt.b32 b, b, $6, 0x5140;
-shr.u32 c, a, 2;
-shr.u32 d, b, 2;
-lop3.b32 a, a, c, 0x80808080, 0xE4;
-lop3.b32 b, b, d, 0x80808080, 0xE4;
+shl.b32 b, $2, 2;
+shr.u32 c, $2, 2;
+lop3.b32 a, a, b, 0x80808080, 0xE4;
+lop3.b32 c, $2, c, 0x80808080, 0xE4;
 and.b32 $0, a, 0x9C9C9C9C;
-and.b32 $1, b, 0x9C9C9C9C;
+and.b32 $1, c, 0x9C9C9C9C;
 }""")
 
 
@@ -33,6 +30,7 @@ and.b32 $1, b, 0x9C9C9C9C;
 def fp8_tile(
     w_ring,
     x_ring,
+    s_ring,
     full,
     empty,
     w_scale,
@@ -43,6 +41,7 @@ def fp8_tile(
     stride_xk,
     slot,
     phase,
+    WHOLE: gl.constexpr,
     PART: gl.constexpr,
     BLOCK_M: gl.constexpr,
     DEPTH: gl.constexpr,
@@ -51,7 +50,9 @@ def fp8_tile(
     """One tile of e4m3 weights with a scale per 128x128 block."""
     acc = gl.zeros((64, BLOCK_M), gl.float32, acc_layout)
     zero = gl.zeros((64, BLOCK_M), gl.float32, acc_layout)
-    xs = gl.load(x_scale + of, mask=live, other=0.0)
+    xs = gl.zeros((BLOCK_M,), gl.float32, gl.SliceLayout(0, acc_layout))
+    if not WHOLE:
+        xs = gl.load(x_scale + of, mask=live, other=0.0)
     ws = gl.load(w_scale)
     for step in range(steps):
         mbarrier.wait(full.index(slot), phase)
@@ -59,9 +60,12 @@ def fp8_tile(
         part = warpgroup_mma(
             w, x_ring.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True
         )
+        if WHOLE:
+            xs = s_ring.index(slot).slice(0, BLOCK_M).load(gl.SliceLayout(0, acc_layout))
         scale = xs * ws
         ahead = gl.minimum(step + 1, steps - 1)
-        xs = gl.load(x_scale + ahead * stride_xk + of, mask=live, other=0.0)
+        if not WHOLE:
+            xs = gl.load(x_scale + ahead * stride_xk + of, mask=live, other=0.0)
         ws = gl.load(w_scale + ahead)
         part = warpgroup_mma_wait(0, [part])
         mbarrier.arrive(empty.index(slot), count=1)
@@ -75,7 +79,7 @@ def fp8_tile(
 
 @gluon.jit
 def _decode(p, a_layout: gl.constexpr):
-    """Bytes of 32 e2m1 codes a row, as [64, 2 (half), 4] pairs of bytes, to an operand [64, 32] of e4m3."""
+    """Words of eight e2m1 codes, [64, 4], to an operand [64, 32] of e4m3: sixteen even channels, then the odd ones."""
     wide: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 0, 1], [0, 0, 2], [8, 0, 0]],
         [[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
@@ -83,24 +87,10 @@ def _decode(p, a_layout: gl.constexpr):
         [],
         [64, 4, 4],
     )
-    left, right = gl.split(p.to(gl.uint32).permute((0, 2, 1)))
-    left = (
-        gl.convert_layout(left, gl.SliceLayout(2, wide), assert_trivial=True)
-        .expand_dims(2)
-        .broadcast_to([64, 4, 4])
-    )
-    right = (
-        gl.convert_layout(right, gl.SliceLayout(2, wide), assert_trivial=True)
-        .expand_dims(2)
-        .broadcast_to([64, 4, 4])
-    )
+    words = gl.convert_layout(p, gl.SliceLayout(2, wide), assert_trivial=True)
+    words = words.expand_dims(2).broadcast_to([64, 4, 4])
     low, high = gl.inline_asm_elementwise(
-        _DECODE,
-        "=r,=r,r,r,r,r,r,r,r,r",
-        [left, right],
-        dtype=(gl.uint8, gl.uint8),
-        is_pure=True,
-        pack=4,
+        _DECODE, "=r,=r,r,r,r,r", [words], dtype=(gl.uint8, gl.uint8), is_pure=True, pack=4
     )
     a = gl.join(low, high).permute((0, 3, 1, 2)).reshape([64, 32])
     return gl.convert_layout(a.to(gl.float8e4nv, bitcast=True), a_layout, assert_trivial=True)
@@ -109,7 +99,7 @@ def _decode(p, a_layout: gl.constexpr):
 @gluon.jit
 def _start(packed, x, at, zero, a_layout: gl.constexpr):
     """Begins the product of 32 channels."""
-    a = _decode(packed.reshape([64, 2, 4]), a_layout)
+    a = _decode(packed, a_layout)
     b = x.slice(32 * at, 32, dim=1).permute((1, 0))
     return warpgroup_mma(a, b, zero, use_acc=False, is_async=True)
 
@@ -118,6 +108,7 @@ def _start(packed, x, at, zero, a_layout: gl.constexpr):
 def mxfp4_tile(
     w_ring,
     x_ring,
+    s_ring,
     full,
     empty,
     w_scale,
@@ -129,6 +120,7 @@ def mxfp4_tile(
     stride_xk,
     slot,
     phase,
+    WHOLE: gl.constexpr,
     PART: gl.constexpr,
     SPAN: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -138,11 +130,11 @@ def mxfp4_tile(
     """One tile of packed e2m1 weights with an e8m0 scale per 32 channels; a step is 128 or 256 channels."""
     a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 4)
     load_layout: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 4], [8, 0], [0, 8], [0, 16]],
+        [[8, 0], [0, 4], [0, 8]],
         [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
         [[16, 0], [32, 0]],
         [],
-        [64, 32],
+        [64, 16],
     )
     acc = gl.zeros((64, BLOCK_M), gl.float32, acc_layout)
     zero = gl.zeros((64, BLOCK_M), gl.float32, acc_layout)
@@ -154,15 +146,19 @@ def mxfp4_tile(
             p = (
                 w_ring.index(slot)
                 .slice(64 * PART, 64)
-                .slice(32 * half, 32, dim=1)
+                .slice(16 * half, 16, dim=1)
                 .load(load_layout)
             )
             at = step * SPAN + half
             ahead = gl.load(w_scale + gl.minimum(at + 1, steps * SPAN - 1) + wo)
-            xs = gl.load(x_scale + at * stride_xk + of, mask=live, other=0.0)
-            p0, p1 = gl.split(p.reshape([64, 2, 16]).permute((0, 2, 1)))
-            b0, b1 = gl.split(p0.reshape([64, 2, 8]).permute((0, 2, 1)))
-            b2, b3 = gl.split(p1.reshape([64, 2, 8]).permute((0, 2, 1)))
+            xs = (
+                s_ring.index(slot * SPAN + half)
+                .slice(0, BLOCK_M)
+                .load(gl.SliceLayout(0, acc_layout))
+            )
+            p0, p1 = gl.split(p.reshape([64, 2, 8]).permute((0, 2, 1)))
+            b0, b1 = gl.split(p0.reshape([64, 2, 4]).permute((0, 2, 1)))
+            b2, b3 = gl.split(p1.reshape([64, 2, 4]).permute((0, 2, 1)))
             packed = (b0, b1, b2, b3)
             x = x_ring.index(slot * SPAN + half)
             inner = zero
@@ -174,16 +170,14 @@ def mxfp4_tile(
                     now = warpgroup_mma_wait(1, [now])
                 else:
                     now = warpgroup_mma_wait(0, [now])
-                code = (codes >> (8 * i)) & 255
-                s = gl.where(code == 255, 0x7FC00000, gl.maximum(code << 23, 0x00400000))
-                s = s.to(gl.float32, bitcast=True)
+                s = (((codes >> (8 * i)) & 255) << 23).to(gl.float32, bitcast=True)
                 if i == 0:
                     inner = now * s[:, None]
                 else:
                     inner += now * s[:, None]
             if half == SPAN - 1:
                 mbarrier.arrive(empty.index(slot), count=1)
-            acc += inner * (xs * 64.0)[None, :]
+            acc += inner * xs[None, :]
         slot += 1
         if slot == DEPTH:
             slot = 0

@@ -23,12 +23,12 @@ class IndexTuning:
 
     Attributes:
         queries: Queries of a tile; queries times heads is 64, 128 or 256.
-        depth: Tiles of 128 keys in the ring of shared memory.
-        chunk: Keys a unit of work, a multiple of 128.
+        depth: Tiles of 64 keys in the ring of shared memory.
+        chunk: Keys a unit of work, a multiple of 64.
     """
 
     queries: int
-    depth: int = 6
+    depth: int = 12
     chunk: int = 8192
 
 
@@ -59,7 +59,7 @@ def index_scores(
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8)
     wide = tuning.queries * heads
     q_desc = TensorDescriptor(q.view(t * heads, d), [t * heads, d], [d, 1], [wide, d], layout)
-    k_desc = TensorDescriptor(keys, [s, d], [d, 1], [128, d], layout)
+    k_desc = TensorDescriptor(keys, [s, d], [d, 1], [64, d], layout)
     units = -(-t // tuning.queries) * -(-s // tuning.chunk)
     index_scores_kernel[(min(units, num_sms(q.device.index)),)](
         q_desc,

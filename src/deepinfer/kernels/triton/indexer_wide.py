@@ -1,7 +1,7 @@
 """Index scores of many queries on Hopper: keys are the tall operand, all heads of a few queries the wide one.
 
-A program keeps its queries in shared memory and lets the keys pass by; two warpgroups take 64 keys each of a tile of
-128. The scores of all heads are weighted and summed in registers, head after head in a fixed order.
+A program keeps its queries in shared memory and lets the keys pass by; three warpgroups take tiles of 64 keys in turn.
+The scores of all heads are weighted and summed in registers, in one order.
 """
 
 from __future__ import annotations
@@ -20,14 +20,20 @@ __all__ = ["index_scores_kernel"]
 
 @gluon.jit
 def _bounds(starts, ends, block, T, QUERIES: gl.constexpr):
-    """First and last key that any query of a block sees."""
+    """First and last key that any query of a block sees, and those that all see."""
     first = gl.load(starts + gl.minimum(block * QUERIES, T - 1))
     end = gl.load(ends + gl.minimum(block * QUERIES, T - 1))
+    late = first
+    early = end
     for i in gl.static_range(1, QUERIES):
         t = gl.minimum(block * QUERIES + i, T - 1)
-        first = gl.minimum(first, gl.load(starts + t))
-        end = gl.maximum(end, gl.load(ends + t))
-    return first, end
+        start = gl.load(starts + t)
+        stop = gl.load(ends + t)
+        first = gl.minimum(first, start)
+        end = gl.maximum(end, stop)
+        late = gl.maximum(late, start)
+        early = gl.minimum(early, stop)
+    return first, end, late, early
 
 
 @gluon.jit
@@ -57,9 +63,9 @@ def _copies(
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
         block = unit % blocks
         low = (unit // blocks) * CHUNK
-        first, end = _bounds(starts, ends, block, T, QUERIES)
-        first = gl.maximum(first, low) // 128
-        last = gl.cdiv(gl.minimum(end, gl.minimum(low + CHUNK, S)), 128)
+        first, end, late, early = _bounds(starts, ends, block, T, QUERIES)
+        first = gl.maximum(first, low) // 64
+        last = gl.cdiv(gl.minimum(end, gl.minimum(low + CHUNK, S)), 64)
         if first < last:
             q_slot = turn % 2
             mbarrier.wait(q_empty.index(q_slot), ((turn // 2) & 1) ^ 1)
@@ -70,9 +76,9 @@ def _copies(
             turn += 1
             for tile in range(first, last):
                 mbarrier.wait(empty.index(slot), phase)
-                mbarrier.expect(full.index(slot), 128 * 128)
+                mbarrier.expect(full.index(slot), 64 * 128)
                 tma.async_copy_global_to_shared(
-                    k_desc, [tile * 128, 0], full.index(slot), k_ring.index(slot)
+                    k_desc, [tile * 64, 0], full.index(slot), k_ring.index(slot)
                 )
                 slot += 1
                 if slot == DEPTH:
@@ -88,12 +94,11 @@ def _sums(acc, w, QUERIES: gl.constexpr, HEADS: gl.constexpr):
 
 
 @gluon.jit
-def _write(y, to, start, end, inside, s, sf, S, offset):
+def _write(y, to, s, start, end, inside, sf, S):
     """Scores of 64 keys, where the query sees them."""
-    at = s + offset
-    seen = (at[:, None] >= start[None, :]) & (at[:, None] < end[None, :])
+    seen = (s[:, None] >= start[None, :]) & (s[:, None] < end[None, :])
     y = gl.where(seen, y * sf[:, None], float("-inf"))
-    gl.store(to + at[:, None], y.to(to.dtype.element_ty), mask=(at < S)[:, None] & inside[None, :])
+    gl.store(to + s[:, None], y.to(to.dtype.element_ty), mask=(s < S)[:, None] & inside[None, :])
 
 
 @gluon.jit
@@ -120,27 +125,27 @@ def _products(
     DEPTH: gl.constexpr,
 ):
     COLUMNS: gl.constexpr = QUERIES * HEADS
+    PARTS: gl.constexpr = 3
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 32])
-    slot = 0
-    phase = 0
-    turn = 0
     zero = gl.zeros((64, COLUMNS), gl.float32, acc_layout)
     column = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, acc_layout))
-    blocks = gl.cdiv(T, QUERIES)
-    units = blocks * gl.cdiv(S, CHUNK)
     sum_layout: gl.constexpr = _sums(
         zero, gl.zeros((COLUMNS,), gl.float32, gl.SliceLayout(0, acc_layout)), QUERIES, HEADS
     ).type.layout
     key_layout: gl.constexpr = gl.SliceLayout(1, sum_layout)
     query_layout: gl.constexpr = gl.SliceLayout(0, sum_layout)
-    s = 64 * PART + gl.arange(0, 64, layout=key_layout)
+    s = gl.arange(0, 64, layout=key_layout)
+    blocks = gl.cdiv(T, QUERIES)
+    units = blocks * gl.cdiv(S, CHUNK)
+    turn = 0
+    passed = 0
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
         block = unit % blocks
         low = (unit // blocks) * CHUNK
-        first, last = _bounds(starts, ends, block, T, QUERIES)
+        first, last, late, early = _bounds(starts, ends, block, T, QUERIES)
         high = gl.minimum(low + CHUNK, S)
-        first = gl.maximum(first, low) // 128
-        last = gl.cdiv(gl.minimum(last, high), 128)
+        first = gl.maximum(first, low) // 64
+        last = gl.cdiv(gl.minimum(last, high), 64)
         t = block * QUERIES + column // HEADS
         w = gl.load(weights + t * stride_wt + column % HEADS, mask=t < T, other=0.0)
         t = block * QUERIES + gl.arange(0, QUERIES, layout=query_layout)
@@ -148,35 +153,42 @@ def _products(
         start = gl.load(starts + t, mask=inside, other=0)
         end = gl.load(ends + t, mask=inside, other=0)
         to = (out + t.to(gl.int64) * stride_ot)[None, :]
+        # Tiles that all queries of the block see need no comparison.
+        plain_from = gl.where((block + 1) * QUERIES <= T, gl.cdiv(late, 64), last)
+        plain_to = gl.minimum(early, high) // 64
         if first < last:
             q_slot = turn % 2
             q = q_ring.index(q_slot).permute((1, 0))
             mbarrier.wait(q_full.index(q_slot), (turn // 2) & 1)
-            for tile in range(first, last):
-                mbarrier.wait(full.index(slot), phase)
-                acc = warpgroup_mma(
-                    k_ring.index(slot).slice(64 * PART, 64), q, zero, use_acc=False, is_async=True
-                )
-                sf = gl.load(k_scale + (s + tile * 128), mask=s + tile * 128 < S, other=0.0)
+            skip = (PART + PARTS - passed % PARTS) % PARTS
+            for tile in range(first + skip, last, PARTS):
+                count = passed + tile - first
+                slot = count % DEPTH
+                mbarrier.wait(full.index(slot), (count // DEPTH) & 1)
+                acc = warpgroup_mma(k_ring.index(slot), q, zero, use_acc=False, is_async=True)
+                at = tile * 64
+                sf = gl.load(k_scale + at + gl.minimum(s, S - 1 - at))
                 acc = warpgroup_mma_wait(0, [acc])
                 mbarrier.arrive(empty.index(slot), count=1)
                 y = _sums(acc, w, QUERIES, HEADS)
-                _write(y, to, start, end, inside, s, sf, S, tile * 128)
-                slot += 1
-                if slot == DEPTH:
-                    slot = 0
-                    phase ^= 1
+                if (tile >= plain_from) & (tile < plain_to):
+                    gl.store((to + at) + s[:, None], (y * sf[:, None]).to(to.dtype.element_ty))
+                else:
+                    _write(y, to + at, s, start - at, end - at, inside, sf, S - at)
             mbarrier.arrive(q_empty.index(q_slot), count=1)
             turn += 1
+            passed += last - first
         # Keys that no query of the block sees.
         unseen = gl.zeros((64, QUERIES), gl.float32, sum_layout)
         sf = gl.zeros((64,), gl.float32, key_layout)
-        top = gl.cdiv(high, 128)
-        first = gl.minimum(gl.maximum(first, low // 128), top)
-        for tile in range(low // 128, first):
-            _write(unseen, to, start, end, inside, s, sf, S, tile * 128)
-        for tile in range(gl.maximum(last, first), top):
-            _write(unseen, to, start, end, inside, s, sf, S, tile * 128)
+        top = gl.cdiv(high, 64)
+        first = gl.minimum(gl.maximum(first, low // 64), top)
+        for tile in range(low // 64 + PART, first, PARTS):
+            at = tile * 64
+            _write(unseen, to + at, s, start - at, end - at, inside, sf, S - at)
+        for tile in range(gl.maximum(last, first) + PART, top, PARTS):
+            at = tile * 64
+            _write(unseen, to + at, s, start - at, end - at, inside, sf, S - at)
 
 
 @gluon.jit(do_not_specialize=["T", "S"])
@@ -199,17 +211,17 @@ def index_scores_kernel(
 ):
     """`out[t, s] = k_scale[s] * sum over h of weights[t, h] * max(q[t, h] . k[s], 0)`, -inf outside of t's keys."""
     q_ring = gl.allocate_shared_memory(gl.float8e4nv, [2, QUERIES * HEADS, 128], q_desc.layout)
-    k_ring = gl.allocate_shared_memory(gl.float8e4nv, [DEPTH, 128, 128], k_desc.layout)
+    k_ring = gl.allocate_shared_memory(gl.float8e4nv, [DEPTH, 64, 128], k_desc.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(2):
         mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(q_empty.index(i), count=2)
+        mbarrier.init(q_empty.index(i), count=3)
     for i in gl.static_range(DEPTH):
         mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=2)
+        mbarrier.init(empty.index(i), count=1)
     gl.warp_specialize(
         [
             (
@@ -263,6 +275,31 @@ def index_scores_kernel(
                 ),
             ),
             (
+                _products,
+                (
+                    out,
+                    weights,
+                    k_scale,
+                    starts,
+                    ends,
+                    q_ring,
+                    k_ring,
+                    q_full,
+                    q_empty,
+                    full,
+                    empty,
+                    T,
+                    S,
+                    stride_ot,
+                    stride_wt,
+                    2,
+                    QUERIES,
+                    HEADS,
+                    CHUNK,
+                    DEPTH,
+                ),
+            ),
+            (
                 _copies,
                 (
                     q_desc,
@@ -284,6 +321,6 @@ def index_scores_kernel(
                 ),
             ),
         ],
-        [4, 1],
-        [240, 24],
+        [4, 4, 1],
+        [160, 160, 24],
     )

@@ -61,25 +61,13 @@ def _from_key(key, BITS: gl.constexpr):
 
 
 @gluon.jit
-def _search(keys, k, BITS: gl.constexpr):
-    """The k-th largest key, two bits at a time; keys that do not count are -1. 0 if there are fewer."""
+def _search(keys, k, BITS: gl.constexpr, LOW: gl.constexpr):
+    """The k-th largest key but for its LOW last bits; keys that do not count are -1. 0 if there are fewer."""
     found = gl.to_tensor(0).to(keys.dtype)
-    for i in range(BITS // 2):
-        step = gl.to_tensor(1).to(keys.dtype) << (BITS - 2 - 2 * i)
-        three = (keys >= found + step).to(gl.int64)
-        three += (keys >= found + 2 * step).to(gl.int64) << 20
-        three += (keys >= found + 3 * step).to(gl.int64) << 40
-        count = gl.sum(gl.ravel(three), 0)
-        reached = (count & 0xFFFFF) >= k
-        found = gl.where(
-            (count >> 40) >= k,
-            found + 3 * step,
-            gl.where(
-                ((count >> 20) & 0xFFFFF) >= k,
-                found + 2 * step,
-                gl.where(reached, found + step, found),
-            ),
-        )
+    for i in range(BITS - LOW):
+        trial = found | (gl.to_tensor(1).to(keys.dtype) << (BITS - 1 - i))
+        count = gl.sum(gl.ravel((keys >= trial).to(gl.int32)), 0)
+        found = gl.where(count >= k, trial, found)
     return found
 
 
@@ -135,7 +123,7 @@ def _row(
         bits = groups.to(gl.int32, bitcast=True)
         if BITS == 16:
             bits = bits >> 16
-        bound = _search(_keys(bits, BITS), k, BITS)
+        bound = _search(_keys(bits, BITS), k, BITS, 2 if BITS == 16 else 14)
         least = _from_key(bound, BITS)
         total = 0
         for start in range(0, whole, 4 * BLOCK):
@@ -166,7 +154,7 @@ def _row(
     if (total >= k) & (total <= CAPACITY):
         inside = c < total
         keys = gl.where(inside, keys, -1)
-        last = _search(keys, k, BITS)
+        last = _search(keys, k, BITS, 0)
         more = (keys > last).to(gl.int32)
         same = (inside & (keys == last)).to(gl.int32)
         room = k - gl.sum(more, 0)
