@@ -35,6 +35,7 @@ class Books:
         self.retries = np.zeros(count, np.int64)
         self.made = [0] * count  # tokens made before the latest failure, beside the first
         self.num_decisions = 0
+        self.end_s = 0.0  # of the last arrival or step
 
     def first_token(self, job: PrefillJob, now_s: float) -> None:
         """A prompt is done; after a failure the first time counts.
@@ -56,12 +57,13 @@ class Books:
             index: Its place in the trace.
             now_s: The time.
         """
-        self.finish_s[index] = now_s
+        self.finish_s[index] = self.end_s = now_s
 
-    def report(self, **totals: Any) -> FleetReport:
+    def report(self, *, has_decode: bool, **totals: Any) -> FleetReport:
         """The report.
 
         Args:
+            has_decode: Whether tokens behind the first were made.
             totals: What is not of single requests.
 
         Returns:
@@ -70,6 +72,8 @@ class Books:
         outputs = np.array([record.output_tokens for record in self.records], float)
         with np.errstate(divide="ignore", invalid="ignore"):
             tpot = np.where(outputs > 1, (self.finish_s - self.first_s) / (outputs - 1.0), np.nan)
+        if not has_decode:
+            tpot[:] = np.nan
         prompts = np.array([record.input_tokens for record in self.records], np.int64)
         has_ids = np.array([bool(record.block_ids) for record in self.records], np.int64)
         return FleetReport(

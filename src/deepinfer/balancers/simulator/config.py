@@ -59,6 +59,9 @@ class PrefillConfig:
         cache_blocks: Blocks of an engine's cache, or of the store.
         block_tokens: Tokens of a block.
         ranks: When a prompt gets its rank.
+
+    Raises:
+        ConfigError: A field is out of range or of another type.
     """
 
     num_engines: int = 8
@@ -84,6 +87,9 @@ class PrefillConfig:
         checks.check_int("block_tokens", self.block_tokens, 1, 2**31, ConfigError)
         if self.chunk_s is not None:
             checks.check_float("chunk_s", self.chunk_s, 0.0, 1e6, ConfigError, open_low=True)
+        _check_type("cost", self.cost, PrefillCost)
+        _check_type("cache", self.cache, CacheKind)
+        _check_type("ranks", self.ranks, RankChoice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,10 +168,18 @@ class Slo:
     Attributes:
         ttft_s: Most seconds to the first token.
         tpot_s: Most mean seconds between tokens.
+
+    Raises:
+        ConfigError: A promise is no number from 0.
     """
 
     ttft_s: float = 5.0
     tpot_s: float = 0.05
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        checks.check_float("ttft_s", self.ttft_s, 0.0, 1e12, ConfigError)
+        checks.check_float("tpot_s", self.tpot_s, 0.0, 1e12, ConfigError)
 
 
 class FleetChangeKind(Enum):
@@ -188,9 +202,27 @@ class FleetChange:
         engine: Which.
         kind: What.
         is_decode: Whether it is an engine of the decode pool.
+
+    Raises:
+        ConfigError: A field is out of range or of another type.
     """
 
     time_s: float
     engine: int
     kind: FleetChangeKind
     is_decode: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        checks.check_float("time_s", self.time_s, 0.0, 1e12, ConfigError)
+        checks.check_int("engine", self.engine, 0, 65_535, ConfigError)
+        _check_type("kind", self.kind, FleetChangeKind)
+        checks.check_bool("is_decode", self.is_decode, ConfigError)
+
+
+def _check_type(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        members = (
+            [str(member) for member in kind] if issubclass(kind, Enum) else ["a " + kind.__name__]
+        )
+        checks.fail(name, value, " or ".join(members), ConfigError)

@@ -13,6 +13,7 @@ from deepinfer.balancers.fleet import Fleet
 from deepinfer.balancers.simulator.books import Books
 from deepinfer.balancers.simulator.config import DecodeConfig, FleetChangeKind
 from deepinfer.balancers.simulator.decode_engine import DecodeEngine, DecodeJob
+from deepinfer.core.errors import InvariantBroken
 
 __all__ = ["DecodePool"]
 
@@ -43,7 +44,6 @@ class DecodePool:
         self.lost = lost
         self.now_s = 0.0
         self.engines = [DecodeEngine(config) for _ in range(config.num_engines)]
-        self.alive = [True] * config.num_engines
         self.epochs = [0] * config.num_engines
         self.waiting: deque[DecodeJob] = deque()
         self.fleet = Fleet(
@@ -71,7 +71,7 @@ class DecodePool:
         self.admit()
 
     def admit(self) -> None:
-        """Places whoever fits, first come first served."""
+        """Places whoever fits, first come first served; whoever can never fit is left unfinished and holds up nobody."""
         while self.waiting:
             job = self.waiting[0]
             request = RouteRequest(
@@ -81,7 +81,14 @@ class DecodePool:
             )
             target = self.router.decide(request, self.fleet).target
             if target is None:
-                return
+                if not self._never_fits(job):
+                    return
+                self.waiting.popleft()
+                continue
+            if not 0 <= target < len(self.fleet) or not self.fleet.ready[target]:
+                raise InvariantBroken(
+                    f"the decode router chose rank {target}, which is not ready; see Router for what it must keep."
+                )
             self.waiting.popleft()
             number, rank = divmod(target, self.config.num_ranks)
             self.engines[number].add(job, rank)
@@ -139,6 +146,12 @@ class DecodePool:
                 self.lost(job.index, made)
             self._show(number)
         self.admit()
+
+    def _never_fits(self, job: DecodeJob) -> bool:
+        """Whether a request that nobody takes now is one that nobody will ever take."""
+        if job.context_tokens + job.tokens_left > self.config.capacity_tokens:
+            return True
+        return bool(self.fleet.ready.all()) and not any(e.num_jobs for e in self.engines)
 
     @property
     def efficiency(self) -> float:

@@ -146,9 +146,10 @@ class PrefillEngine:
         fills = [_Fill(self.config) for _ in self.queues]
         for fill, queue in zip(fills, self.queues, strict=True):
             for job in queue:
-                self._look_up_again(job)
-                if not fill.take(job):
+                if fill.is_full:
                     break
+                self._look_up_again(job)
+                fill.take(job)
         while self.unbound:
             fill = min(fills, key=_used)
             if fill.is_full:
@@ -168,7 +169,7 @@ class PrefillEngine:
         """Ends the running step.
 
         Returns:
-            The prompts that are done, and the blocks that the cache gained and gave up.
+            The prompts that are done, and the blocks that the cache gained and gave up, each in one of the two.
         """
         step = self.step
         if step is None:
@@ -176,8 +177,7 @@ class PrefillEngine:
         self.step = None
         self.busy_s += step.duration_s
         finished: list[PrefillJob] = []
-        stored: list[Hashable] = []
-        removed: list[Hashable] = []
+        moved: dict[Hashable, None] = {}  # parents before children
         cost = self.config.cost
         for job, tokens in step.chunks:
             spent = float(cost.seconds(float(job.done_tokens), float(tokens)))
@@ -187,18 +187,22 @@ class PrefillEngine:
             job.remaining_s = left
             if self.config.cache is not CacheKind.NONE:
                 new, gone = self.cache.use(job.keys[: job.done_tokens // self.config.block_tokens])
-                stored += new
-                removed += gone
+                moved.update(dict.fromkeys([*new, *gone]))
             if job.done_tokens >= job.tokens:
                 finished.append(job)
                 self.queues[job.rank].remove(job)
         for rank, queue in enumerate(self.queues):
             if not queue:
                 self.remaining_s[rank] = 0.0  # no drift from rounding
-        return finished, stored, removed
+        # What one prompt of a step brings in, another may drive out.
+        stored = [key for key in moved if key in self.cache]
+        return finished, stored, [key for key in moved if key not in self.cache]
 
-    def fail(self) -> list[PrefillJob]:
+    def fail(self, now_s: float) -> list[PrefillJob]:
         """Dies.
+
+        Args:
+            now_s: The time; the part of its step until now counts as busy.
 
         Returns:
             The prompts that it held; they must be routed again.
@@ -208,6 +212,8 @@ class PrefillEngine:
             queue.clear()
         self.remaining_s[:] = 0.0
         self.unbound_s = 0.0
+        if self.step is not None:
+            self.busy_s += now_s - self.step.begin_s
         self.step = None
         if self.config.cache is CacheKind.ENGINE:
             self.cache.clear()
@@ -225,7 +231,7 @@ class PrefillEngine:
 
     def _look_up_again(self, job: PrefillJob) -> None:
         """Before its first chunk: prompts that ran meanwhile may have left blocks, or driven some out."""
-        if job.hit_tokens < 0:
+        if job.done_tokens <= max(job.hit_tokens, 0):
             hit = job.hit_tokens = job.done_tokens = self._lookup(job)
             fresh = float(self.config.cost.seconds(float(hit), float(job.tokens - hit)))
             self.remaining_s[job.rank] += fresh - job.remaining_s
@@ -243,8 +249,8 @@ class _Fill:
         self.chunks: list[tuple[PrefillJob, int]] = []
         self.is_full = False
 
-    def take(self, job: PrefillJob) -> bool:
-        """Adds as much of a prompt as fits; False when the prompt does not end in this step."""
+    def take(self, job: PrefillJob) -> None:
+        """Adds as much of a prompt as fits; it is full when the prompt does not end in this step."""
         left = job.tokens - job.done_tokens
         tokens = self._chunk(job, left)
         if tokens:
@@ -255,7 +261,6 @@ class _Fill:
             self.time_left -= seconds
             self.tokens_left -= tokens
         self.is_full = tokens < left or self.tokens_left < 1 or self.time_left <= 0
-        return tokens == left
 
     def _chunk(self, job: PrefillJob, left: int) -> int:
         config = self.config

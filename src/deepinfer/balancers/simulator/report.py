@@ -40,7 +40,7 @@ class FleetReport:
         decode_max_requests: Mean over the steps of the fullest rank's requests over the mean rank's.
         decode_max_kv: The same of cached tokens.
         num_decisions: Decisions of the prefill router.
-        end_s: When the last event happened.
+        end_s: When the last request came or the last step ended; changes, reports and rounds behind that do not count.
         tier_bounds: Upper ends of the context tiers but the last.
     """
 
@@ -68,6 +68,11 @@ class FleetReport:
     def num_unserved(self) -> int:
         """Requests without a first token."""
         return int(np.isnan(self.ttft_s).sum())
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests without a last token: those without a first one, and those that no decode rank took or finished."""
+        return int(np.isnan(self.finish_s).sum())
 
     @property
     def block_hit_rate(self) -> float:
@@ -115,7 +120,7 @@ class FleetReport:
         return _percentile(self._of_tier(self.tpot_s, tier), q)
 
     def goodput(self, slo: Slo) -> float:
-        """Requests a second that kept both promises.
+        """Requests a second that were finished and kept both promises.
 
         Args:
             slo: The promises.
@@ -124,6 +129,7 @@ class FleetReport:
             Requests a second of the run.
         """
         kept = (self.ttft_s <= slo.ttft_s) & ~(self.tpot_s > slo.tpot_s)
+        kept &= ~np.isnan(self.finish_s)
         return float(kept.sum()) / self.end_s if self.end_s else 0.0
 
     def summary(self) -> dict[str, Any]:
@@ -131,6 +137,7 @@ class FleetReport:
         return {
             "requests": int(self.arrival_s.size),
             "unserved": self.num_unserved,
+            "unfinished": self.num_unfinished,
             "retries": int(self.retries.sum()),
             "block_hit_rate": self.block_hit_rate,
             "ttft_mean_s": float(np.nanmean(self.ttft_s))

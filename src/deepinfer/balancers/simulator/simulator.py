@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from deepinfer.balancers.simulator.prefill_engine import PrefillEngine, PrefillJ
 from deepinfer.balancers.simulator.report import FleetReport
 from deepinfer.balancers.traffic.records import TraceRecord
 from deepinfer.core import _checks as checks
-from deepinfer.core.errors import ConfigError
+from deepinfer.core.errors import ConfigError, InvariantBroken
 
 __all__ = ["FleetSimulator"]
 
@@ -54,7 +53,7 @@ class FleetSimulator:
         tier_bounds: Tiers of the report; those of a `TierRouter` win.
 
     Raises:
-        ConfigError: A number is out of range, or a decode router is missing.
+        ConfigError: A number is out of range, something is no router, or a decode router is missing.
 
     Examples:
         >>> from deepinfer.balancers.prefill import LeastWork
@@ -84,6 +83,9 @@ class FleetSimulator:
                 "a decode pool needs decode_router, the router over its ranks.",
                 field="decode_router",
             )
+        for name, value in (("router", router), ("decode_router", decode_router)):
+            if not isinstance(value, Router) and (name == "router" or value is not None):
+                checks.fail(name, value, "a router, with a method decide", ConfigError)
         self.prefill = prefill
         self.router = router
         self.index = index
@@ -100,8 +102,14 @@ class FleetSimulator:
             limit = (
                 (decode.num_engines if decode else 0) if change.is_decode else prefill.num_engines
             )
-            if not 0 <= change.engine < limit:
-                checks.fail("changes", change, f"engines from 0 to {limit - 1}", ConfigError)
+            if not change.engine < limit:
+                pool = "the decode pool" if change.is_decode else "the prefill pool"
+                has = f"has engines 0 to {limit - 1}" if limit else "does not exist"
+                raise ConfigError(
+                    f"a change is of engine {change.engine}, and {pool} {has}.",
+                    field="changes",
+                    value=change.engine,
+                )
 
     def run(
         self, records: Sequence[TraceRecord], *, max_time_s: float | None = None
@@ -113,8 +121,24 @@ class FleetSimulator:
             max_time_s: Stop at this time, with requests unserved; None goes on until nothing happens any more.
 
         Returns:
-            The report.
+            The report. Requests whose cache entries no decode rank can ever hold stay unfinished.
+
+        Raises:
+            ConfigError: The blocks of a record are not those of the engines, or `max_time_s` is no number.
+            InvariantBroken: A router chose a worker that is not ready.
         """
+        if max_time_s is not None:
+            checks.check_float("max_time_s", max_time_s, 0.0, 1e15, ConfigError)
+        size = self.prefill.block_tokens
+        for number, record in enumerate(records):
+            if record.block_ids and record.block_tokens != size:
+                raise ConfigError(
+                    f"record {number} has ids of {record.block_tokens}-token blocks, and the engines have blocks of "
+                    f"{size} tokens; use PrefillConfig(block_tokens={record.block_tokens}) and the same in the router.",
+                    field="block_tokens",
+                    value=size,
+                    limit=str(record.block_tokens),
+                )
         return _Run(self, records).run(max_time_s)
 
 
@@ -134,6 +158,7 @@ class _Run:
         ]
         self.states = [WorkerState.READY] * config.num_engines
         self.epochs = [0] * config.num_engines
+        self.lives = [0] * config.num_engines  # of their caches
         self.sequences = [0] * config.num_engines
         self.fleet = Fleet(WorkerSnapshot(name=engine.name) for engine in self.engines)
         self.books = Books(records, config.block_tokens)
@@ -180,13 +205,17 @@ class _Run:
             block_keys=keys,
             session=None if record.session is None else str(record.session),
         )
+        self.books.end_s = self.now
         decision = self.simulator.router.decide(request, self.fleet)
         self.books.num_decisions += 1
         target = decision.target
         if target is None:
             self.pending.append(number)
             return
-        self.books.engine[number] = target
+        if not 0 <= target < len(self.engines) or not self.fleet.ready[target]:
+            raise InvariantBroken(
+                f"the router chose engine {target}, which is not ready; see Router for what it must keep."
+            )
         job = PrefillJob(number, tokens, keys)
         engine = self.engines[target]
         hit = 0.0
@@ -205,12 +234,12 @@ class _Run:
             waiting_s=own,
             kv_tokens=tokens,
         )
-        if (
-            self.states[target] is WorkerState.DEAD
-        ):  # nobody has told the router; a refused request does
+        # When nobody has told the router yet, a refused request does.
+        if self.states[target] is not WorkerState.READY:
             self.fleet.update(self.snapshot(target))
             self.lose([number])
             return
+        self.books.engine[number] = target
         engine.add(job)
         self.begin(target)
 
@@ -227,6 +256,7 @@ class _Run:
     def end(self, target: int, epoch: int) -> None:
         if epoch != self.epochs[target]:
             return  # it died meanwhile
+        self.books.end_s = self.now
         engine = self.engines[target]
         finished, stored, removed = engine.end()
         self.begin(target)
@@ -246,23 +276,35 @@ class _Run:
             )
         self.retry()
 
-    def tell(self, target: int, stored: Sequence[Any] = (), removed: Sequence[Any] = ()) -> None:
+    def tell(
+        self, target: int, stored: Sequence[Hashable] = (), removed: Sequence[Hashable] = ()
+    ) -> None:
         """Reports the engine's load, and what its cache gained and lost, after the delay."""
-        engine, snapshot = self.engines[target], self.snapshot(target)
-        update = None
+        snapshot = self.snapshot(target)
+        updates = []
         if self.simulator.index is not None and (stored or removed):
-            update = CacheUpdate(
-                worker=engine.name,
-                epoch=self.epochs[target],
-                sequence=self.sequences[target],
-                stored=tuple(stored),
-                removed=tuple(removed),
-            )
-            self.sequences[target] += 1
+            updates.append(self.message(target, stored, removed))
+            if removed and self.simulator.prefill.cache is CacheKind.STORE:
+                # What one engine drives out of the store, another may have brought in.
+                others = [other for other in range(len(self.engines)) if other != target]
+                updates += [self.message(other, (), removed) for other in others]
         if self.simulator.event_delay_s:
-            self.at(self.now + self.simulator.event_delay_s, lambda: self.heard(snapshot, update))
+            later = self.now + self.simulator.event_delay_s
+            self.at(later, lambda: self.heard(snapshot, updates))
         else:
-            self.heard(snapshot, update)
+            self.heard(snapshot, updates)
+
+    def message(
+        self, target: int, stored: Sequence[Hashable], removed: Sequence[Hashable]
+    ) -> CacheUpdate:
+        self.sequences[target] += 1
+        return CacheUpdate(
+            worker=self.engines[target].name,
+            epoch=self.lives[target],
+            sequence=self.sequences[target] - 1,
+            stored=tuple(stored),
+            removed=tuple(removed),
+        )
 
     def snapshot(self, target: int) -> WorkerSnapshot:
         engine = self.engines[target]
@@ -277,10 +319,11 @@ class _Run:
             waiting_s=engine.waiting_s(self.now),
         )
 
-    def heard(self, snapshot: WorkerSnapshot, update: CacheUpdate | None) -> None:
+    def heard(self, snapshot: WorkerSnapshot, updates: Sequence[CacheUpdate]) -> None:
         self.fleet.update(snapshot)
-        if update is not None and self.simulator.index is not None:
-            self.simulator.index.apply(update)
+        if self.simulator.index is not None:
+            for update in updates:
+                self.simulator.index.apply(update)
         self.retry()
 
     def retry(self) -> None:
@@ -306,11 +349,13 @@ class _Run:
         target = change.engine
         if change.kind is FleetChangeKind.FAIL and self.states[target] is not WorkerState.DEAD:
             self.states[target] = WorkerState.DEAD
-            jobs = self.engines[target].fail()
-            if self.simulator.index is not None:
-                self.simulator.index.drop(self.engines[target].name)
+            jobs = self.engines[target].fail(self.now)
             self.epochs[target] += 1
-            self.sequences[target] = 0
+            if self.simulator.prefill.cache is not CacheKind.STORE:  # a store outlives its engines
+                if self.simulator.index is not None:
+                    self.simulator.index.drop(self.engines[target].name)
+                self.lives[target] += 1
+                self.sequences[target] = 0
             self.tell(target)
             self.lose([job.index for job in jobs])
         elif change.kind is FleetChangeKind.DRAIN and self.states[target] is WorkerState.READY:
@@ -333,12 +378,13 @@ class _Run:
     def report(self) -> FleetReport:
         pool = self.pool
         return self.books.report(
+            has_decode=pool is not None,
             prefill_busy_s=np.array([engine.busy_s for engine in self.engines]),
             prefill_efficiency=self.rank_sum / self.step_sum if self.step_sum else 1.0,
             decode_efficiency=pool.efficiency if pool else float("nan"),
             decode_busy_s=pool.busy_s if pool else np.zeros(0),
             decode_max_requests=pool.max_requests if pool else float("nan"),
             decode_max_kv=pool.max_kv if pool else float("nan"),
-            end_s=self.now,
+            end_s=self.books.end_s,
             tier_bounds=self.simulator.tier_bounds,
         )
