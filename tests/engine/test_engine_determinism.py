@@ -91,7 +91,7 @@ def test_one_stream_over_preemption_hits_and_threads(model: DeepseekV41) -> None
     def run(**options: Any) -> Sequence[tuple[int, float]]:
         return stream(model, neighbours=2, **options)
 
-    cases = {"preempted_at": [0, 4], "warm": [False, True], "threads": [1, 2], "depth": [1]}
+    cases = {"preempted_at": [4], "warm": [False, True], "threads": [1, 2], "depth": [1]}
     found = unique_streams(run, cases)
     assert found.count == 1, found
 
