@@ -9,6 +9,8 @@ import pytest
 
 from deepinfer import Engine, SamplingParams
 from deepinfer.core.errors import EmptyLanguage, GrammarSyntaxError
+from deepinfer.grammar import TokenVocab
+from deepinfer.models import resolve_checkpoint
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -75,3 +77,12 @@ def test_grammars_are_shared_between_requests(engine):
     first = engine.generate(["one", "one"], params)
     assert first[0].token_ids == first[1].token_ids
     assert engine.generate(["one"], params)[0].token_ids == first[0].token_ids
+
+
+def test_the_engines_tokenizer_gives_the_vocabulary_of_its_checkpoint(engine):
+    vocab = TokenVocab.from_tokenizer(engine.tokenizer)
+    read = TokenVocab.from_tokenizer(resolve_checkpoint("nano"))
+    assert vocab.fingerprint == read.fingerprint
+    assert vocab.eos_ids == read.eos_ids == (1,)
+    assert set(range(12)) <= vocab.special_ids
+    assert vocab.encode('{"a": 1}') == read.encode('{"a": 1}')

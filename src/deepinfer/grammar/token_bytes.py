@@ -13,7 +13,7 @@ import numpy as np
 
 from deepinfer.core.errors import ConfigError
 
-__all__ = ["TokenTable", "read_tokenizer"]
+__all__ = ["TokenTable", "knows_its_bytes", "read_tokenizer"]
 
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _MARKER = re.compile(r"<[^<>]+>|<\|.+\|>|\[[A-Z_0-9]+\]")
@@ -54,8 +54,9 @@ def read_tokenizer(tokenizer: Any) -> TokenTable:
     text.
 
     Args:
-        tokenizer: A `tokenizers.Tokenizer`, an object that holds one as `backend_tokenizer` or `_tokenizer`, or the
-            path of a `tokenizer.json` or of its folder.
+        tokenizer: A `tokenizers.Tokenizer`, an object that holds one as `backend_tokenizer` or `_tokenizer`, the
+            tokenizer of an engine, which says its bytes and control tokens itself, or the path of a `tokenizer.json`
+            or of its folder.
 
     Returns:
         The table.
@@ -63,6 +64,8 @@ def read_tokenizer(tokenizer: Any) -> TokenTable:
     Raises:
         ConfigError: It is none of these, or the file holds no vocabulary.
     """
+    if knows_its_bytes(tokenizer):
+        return _told_by(tokenizer)
     data = _load(tokenizer)
     model = data.get("model") or {}
     pieces = _pieces(model)
@@ -97,6 +100,32 @@ def read_tokenizer(tokenizer: Any) -> TokenTable:
     ends = {name.encode() for name in _EOS_NAMES}
     eos = tuple(sorted(index for index in special if table[index] in ends))
     return TokenTable(table, tuple(sorted(special)), eos)
+
+
+def knows_its_bytes(tokenizer: Any) -> bool:
+    """Whether a tokenizer says the bytes and the control tokens itself, as an engine's does.
+
+    What such a one holds inside need not know its control tokens, and must not be read in its place.
+
+    Args:
+        tokenizer: Any object.
+
+    Returns:
+        Whether it has `token_bytes`, `vocab_size`, `control_ids` and `eos_token_ids`.
+    """
+    names = ("token_bytes", "vocab_size", "control_ids", "eos_token_ids")
+    return all(hasattr(tokenizer, name) for name in names)
+
+
+def _told_by(tokenizer: Any) -> TokenTable:
+    size = int(tokenizer.vocab_size)
+    ends = {int(token) for token in tokenizer.eos_token_ids}
+    special = {int(token) for token in tokenizer.control_ids} | ends
+    return TokenTable(
+        [bytes(tokenizer.token_bytes(token)) for token in range(size)],
+        tuple(sorted(special)),
+        tuple(sorted(ends)),
+    )
 
 
 def _load(tokenizer: Any) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from deepinfer.core.errors import ConfigError
 from deepinfer.grammar.mask_splits import TrieSplits
 from deepinfer.grammar.slices import Slice, build_slices
-from deepinfer.grammar.token_bytes import read_tokenizer
+from deepinfer.grammar.token_bytes import knows_its_bytes, read_tokenizer
 from deepinfer.grammar.trie import TokenTrie
 from deepinfer.grammar.trie_cache import load_or_build
 
@@ -101,8 +101,8 @@ class TokenVocab:
         """Reads the vocabulary of a tokenizer.
 
         Args:
-            tokenizer: A `tokenizers.Tokenizer`, an object that wraps one, or the path of a `tokenizer.json` or of its
-                folder.
+            tokenizer: A `tokenizers.Tokenizer`, an object that wraps one, an engine's tokenizer, or the path of a
+                `tokenizer.json` or of its folder.
             eos_ids: Ids that end an output. None takes the control tokens with a usual name for it; a model's
                 generation config says it better.
             vocab_size: Columns of the logits, or None for the number of tokens.
@@ -317,6 +317,8 @@ def _encoder(tokenizer: Any) -> Callable[[str], list[int]] | None:
             return list(loaded[0].encode(text, add_special_tokens=False).ids)
 
         return encode_file
+    if knows_its_bytes(tokenizer):
+        return lambda text: list(tokenizer.encode(text, add_bos=False))
     for name in ("backend_tokenizer", "_backend", "_tokenizer"):
         tokenizer = getattr(tokenizer, name, tokenizer)
 
