@@ -93,10 +93,10 @@ def test_an_index_of_what_came_and_went_in_one_step() -> None:
 def test_the_cache_is_looked_up_when_a_prompt_begins(ranks: RankChoice) -> None:
     """The second prompt waits beside the first, and begins when the first has left its blocks."""
     config = dataclasses.replace(ONE, chunk_tokens=12, chunk_multiple=1, ranks=ranks)
-    trace = [record(0.0, 12, 1, 1, 2, 3), record(0.0, 13, 1, 1, 2, 3)]
-    assert FleetSimulator(config, RoundRobin()).run(trace).hit_tokens.tolist() == [0, 12]
+    trace = [record(0.0, 12), record(0.0, 12, 1, 1, 2, 3), record(0.0, 13, 1, 1, 2, 3)]
+    assert FleetSimulator(config, RoundRobin()).run(trace).hit_tokens.tolist() == [0, 0, 12]
     late = dataclasses.replace(config, chunk_tokens=13, chunk_multiple=8)
-    assert FleetSimulator(late, RoundRobin()).run(trace).hit_tokens.tolist() == [0, 12]
+    assert FleetSimulator(late, RoundRobin()).run(trace).hit_tokens.tolist() == [0, 0, 12]
 
 
 def test_what_one_engine_drives_out_of_a_store_is_claimed_by_none() -> None:
