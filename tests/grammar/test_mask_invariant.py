@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -81,3 +82,30 @@ def test_the_check_sees_a_wrong_row(vocab, monkeypatch):
     check_invariant(GRAMMARS["regex: literal"](), vocab)
     with pytest.raises(AssertionError):
         check_invariant(GRAMMARS["regex: control token names"](), vocab, max_states=3, text_ids=[3])
+
+
+@pytest.mark.parametrize("text", [b"[[[[1", b'[[[[["a"', b'[{"a":[[[[]', b'{"a":{"a":{"a":1'])
+def test_closers_reach_as_deep_as_tokens_do(text, thresholds):
+    vocab = sv.synthetic_vocab()
+    compiled = CompiledGrammar(toy_automata.json_values(), vocab)
+    matcher = GrammarMatcher(compiled, stop_ids=[])
+    assert matcher.accept_bytes(text)
+    assert mask(matcher) == brute_mask(compiled.automaton, vocab, matcher.state)
+    deeper = GrammarMatcher(compiled, stop_ids=[])
+    assert deeper.accept_bytes(b"[" * 40 + text)
+    assert mask(deeper) == brute_mask(compiled.automaton, vocab, deeper.state)
+
+
+def test_states_without_a_known_rest_are_told():
+    automaton = toy_automata.json_values()
+    state = automaton.truncate(automaton.run(automaton.start, b"[[[1"), 1)
+    behind = automaton.run(state, b"]")
+    rows = mask_states.StateRows(automaton)
+    rows.require_certain(np.array([0, state], dtype=np.int32))
+    assert automaton.uncertain(behind)
+    for ask in (
+        lambda: rows.require_certain(np.array([state, behind], dtype=np.int32)),
+        lambda: rows.moves(behind),
+    ):
+        with pytest.raises(mask_states.NeedsDepth):
+            ask()
