@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from deepinfer.cache import SlotCacheManager
-from deepinfer.core import _checks as checks
 from deepinfer.core.clock import Clock, MonotonicClock
 from deepinfer.core.config import EngineConfig
 from deepinfer.core.errors import ConfigError
@@ -26,7 +25,7 @@ from deepinfer.engine.cache_setup import (
     window_layers,
 )
 from deepinfer.engine.constraints import GrammarMasks
-from deepinfer.engine.drafter import DRAFTERS
+from deepinfer.engine.drafter import make_drafter
 from deepinfer.engine.guarded_sink import GuardedSink
 from deepinfer.engine.loop import EngineLoop
 from deepinfer.engine.memory import allocating
@@ -49,6 +48,7 @@ from deepinfer.engine.prompts import PromptEncoder
 from deepinfer.engine.runner import ModelRunner
 from deepinfer.engine.stats import StatsRecorder
 from deepinfer.engine.structured import StructuredOutput
+from deepinfer.engine.verification import set_verification
 from deepinfer.sampling import Sampler
 from deepinfer.scheduling import (
     Scheduler,
@@ -68,12 +68,12 @@ PART_NAMES = (
     "cache",
     "sampler",
     "drafter",
+    "verify",
     "grammar",
     "sink",
     "clock",
 )
 _MIN_CHUNK = 16
-_MOST_DRAFTS = 2**20
 _FIRST_CHUNK = 512  # until steps were timed
 _MAX_SCATTER = 0.25  # of step times around their fit: a rough one keeps a target better than none
 
@@ -94,6 +94,7 @@ class Parts:
         loop: Moves them on.
         device: Where the model is.
         owner: Marks the parts that no other engine may use meanwhile.
+        ungenerated_ids: Ids that no output may hold.
     """
 
     info: ModelInfo
@@ -107,6 +108,7 @@ class Parts:
     loop: EngineLoop
     device: torch.device
     owner: Owner
+    ungenerated_ids: tuple[int, ...] = ()
 
     def close(self, successor: Parts | None = None) -> None:
         """Aborts every request and lets go of model and cache.
@@ -133,6 +135,7 @@ def assemble(
     cache: Any = None,
     sampler: Any = None,
     drafter: Any = None,
+    verify: Any = None,
     grammar: Any = None,
     sink: StatsSink | None = None,
     clock: Clock | None = None,
@@ -151,6 +154,8 @@ def assemble(
         sampler: A sampler, or None for `Sampler`.
         drafter: A drafter, its registered name such as "dspark", something called with (model) that returns one,
             or None to decode without drafts.
+        verify: How many drafts are verified: None or "all", "scheduled", a `deepinfer.speculative.StepCostModel`, a
+            `VerificationScheduler`, or a policy with `choose(confidences, num_running)`.
         grammar: Called with the `SamplingParams` of a constrained request, or None for `StructuredOutput` with a
             tokenizer that tells its vocabulary, and for none without.
         sink: Takes events, or None.
@@ -195,7 +200,7 @@ def assemble(
             if not (part is None or isinstance(part, str | type) or callable(part)):
                 owner.claim(name, part)
         info: ModelInfo = runner.info if runner is not None else model_info(model, tokenizer)
-        drafter = _make_drafter(drafter, model)
+        drafter = make_drafter(drafter, model)
         owner.claim("drafter", drafter)
         clock = clock or MonotonicClock()
         cached = _Cached(config, info, model, runner, drafter, cache, scheduler)
@@ -205,6 +210,7 @@ def assemble(
         if runner is not None:
             forget_slots(runner, cache.num_slots)
         scheduler = _make_scheduler(scheduler, config, limits, cache, clock)
+        never = () if model is None else ungenerated_ids(model, tokenizer)
         if runner is None:
             runner = ModelRunner(
                 model,
@@ -215,7 +221,7 @@ def assemble(
                 max_step_tokens=limits.prefill_chunk_tokens,
                 drafter=drafter,
                 may_draft=getattr(scheduler, "may_draft", None),
-                ungenerated_ids=ungenerated_ids(model, tokenizer),
+                ungenerated_ids=never,
                 device=device_of(model),
                 cache=model_cache,
                 cache_shape=shape,
@@ -230,7 +236,7 @@ def assemble(
         grammar = StructuredOutput(tokenizer, info.vocab_size, tuple(info.eos_token_ids))
     masks = GrammarMasks(info.vocab_size, info.eos_token_ids)
     recorder = StatsRecorder(sink)
-    return Parts(
+    parts = Parts(
         info=info,
         limits=limits,
         cache=cache,
@@ -248,7 +254,15 @@ def assemble(
         loop=EngineLoop(scheduler, runner, masks, recorder, clock, tokenizer, config.async_depth),
         device=device_of(model),
         owner=owner,
+        ungenerated_ids=never,
     )
+    if verify is not None and verify != "all":
+        try:
+            set_verification(config, parts, verify)
+        except BaseException:
+            parts.close()
+            raise
+    return parts
 
 
 class _Cached:
@@ -383,15 +397,3 @@ def _make_scheduler(
         scheduler = scheduler(limits, cache)
     check_part("scheduler", scheduler, EngineScheduler)
     return scheduler
-
-
-def _make_drafter(drafter: Any, model: Any) -> EngineDrafter | None:
-    if drafter is None:
-        return None
-    if isinstance(drafter, str):
-        drafter = DRAFTERS.create(drafter, model)
-    elif is_factory(drafter, "propose"):
-        drafter = drafter(model)
-    check_part("drafter", drafter, EngineDrafter)
-    checks.check_int("drafter.draft_length", drafter.draft_length, 0, _MOST_DRAFTS, ConfigError)
-    return drafter

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from typing import Any
 
 from deepinfer.core import _checks as checks
+from deepinfer.core.config import EngineConfig
 from deepinfer.core.errors import InvalidRequest
 from deepinfer.core.plan import LoadSnapshot
 from deepinfer.engine.assemble import Parts
+from deepinfer.engine.fingerprint import fingerprint
 from deepinfer.engine.loop import EngineLoop
+from deepinfer.engine.prompts import Message, PromptEncoder
 from deepinfer.engine.stats import EngineStats
 from deepinfer.engine.trace import Trace
+from deepinfer.engine.verification import profile_parts
+from deepinfer.speculative import StepCostModel
 
 __all__ = ["EngineControls"]
 
@@ -18,6 +25,8 @@ __all__ = ["EngineControls"]
 class EngineControls:
     """The part of an `Engine` that looks at it and steers it."""
 
+    config: EngineConfig
+    _encoder: PromptEncoder
     _lock: threading.RLock
     _loop: EngineLoop
     _parts: Parts
@@ -73,6 +82,53 @@ class EngineControls:
         """Counters since the start, and how busy the engine is."""
         with self._lock:
             return self._loop.recorder.stats(self.load, self._parts.runner, self._parts.cache)
+
+    def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's answer.
+
+        Args:
+            messages: Mappings with "role" and "content", oldest first.
+            options: `tools`, `thinking_mode`, `reasoning_effort` and others of `deepinfer.engine.chat.render_chat`.
+
+        Returns:
+            The ids.
+
+        Raises:
+            InvalidRequest: A message or an option is unusable, or there is no tokenizer.
+        """
+        return self._encoder.encode_chat(messages, **options)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Versions, device, options and parts as plain values, for measurements and reports."""
+        return fingerprint(self.config, self._parts)
+
+    def profile_steps(
+        self, *, context_tokens: int = 64, max_requests: int | None = None, repeats: int = 4
+    ) -> StepCostModel:
+        """Times steps that decode and verify, with 1, 2, 4, ... requests and every number of drafts.
+
+        `engine.replace(verify=engine.profile_steps())` verifies as many drafts as pay. The result can be saved; it holds
+        for this model, device and way of running.
+
+        Args:
+            context_tokens: Tokens of each prompt.
+            max_requests: Most requests at once; None for `max_num_seqs`.
+            repeats: Steps timed of each size.
+
+        Returns:
+            Seconds by number of rows, and of drafting by number of requests.
+
+        Raises:
+            ConfigError: Requests are unfinished, a number is out of range, or the scheduler cannot be told how much to
+                verify.
+            EngineDead: The engine is closed, or stopped.
+        """
+        with self._lock:
+            self._loop.raise_if_dead()
+            return profile_parts(
+                self.config, self._parts, context_tokens=context_tokens, max_requests=max_requests,
+                repeats=repeats,
+            )  # fmt: skip
 
     def trace(self, capacity: int = 200_000) -> Trace:
         """Records where the time goes: `with engine.trace() as trace: ...`, then `trace.save("trace.json")`.

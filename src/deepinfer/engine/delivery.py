@@ -88,7 +88,8 @@ class Delivery:
             self.recorder.token(builder, last_s, len(delta.token_ids), now)
         if builder.drafts != before:
             verified, accepted = builder.drafts
-            self.recorder.drafts(verified - before[0], accepted - before[1])
+            proposed = len(progress.results.draft_confidences.get(progress.index, ()))
+            self.recorder.drafts(verified - before[0], accepted - before[1], proposed)
         if delta.finished or not builder.wants_ends_only:
             self._hand_on(builder, delta, now)
 

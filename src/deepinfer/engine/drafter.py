@@ -8,15 +8,19 @@ from typing import Any
 
 from torch import Tensor
 
+from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
 from deepinfer.core.protocols import DraftBatch, DraftView
 from deepinfer.core.registry import Registry
 from deepinfer.engine.draft_graphs import DraftGraphs
+from deepinfer.engine.part_checks import check_part, is_factory
 from deepinfer.engine.parts import EngineDrafter
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.speculative.ngram import NgramDrafter
 
-__all__ = ["DRAFTERS", "DSparkDrafter"]
+__all__ = ["DRAFTERS", "DSparkDrafter", "make_drafter"]
+
+_MOST_DRAFTS = 2**20
 
 
 class DSparkDrafter:
@@ -104,7 +108,7 @@ class DSparkDrafter:
             One block a row, cut to `max_drafts`, and its confidences.
         """
         rows = view.anchor_ids, view.positions, view.slots
-        draws = {}
+        draws: dict[str, Any] = {}
         if view.temperatures and hasattr(self._draft, "draft_coupled"):
             draws = {"temperatures": view.temperatures, "seeds": view.seeds}
         found = None if self._graphs is None else self._graphs.draft(*rows, **draws)
@@ -121,3 +125,27 @@ DRAFTERS: Registry[EngineDrafter] = Registry("drafter", group="deepinfer.drafter
 """Drafters by name; a factory is called with the model."""
 DRAFTERS.register("dspark", DSparkDrafter)
 DRAFTERS.register("ngram", lambda model: NgramDrafter())
+
+
+def make_drafter(drafter: Any, model: Any) -> EngineDrafter | None:
+    """The drafter that an engine's `drafter` stands for.
+
+    Args:
+        drafter: A drafter, its registered name, something called with the model that returns one, or None.
+        model: The model.
+
+    Returns:
+        The drafter, or None.
+
+    Raises:
+        ConfigError: It is none of these, or its `draft_length` is out of range.
+    """
+    if drafter is None:
+        return None
+    if isinstance(drafter, str):
+        drafter = DRAFTERS.create(drafter, model)
+    elif is_factory(drafter, "propose"):
+        drafter = drafter(model)
+    check_part("drafter", drafter, EngineDrafter)
+    checks.check_int("drafter.draft_length", drafter.draft_length, 0, _MOST_DRAFTS, ConfigError)
+    return drafter

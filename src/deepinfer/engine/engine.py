@@ -16,10 +16,9 @@ from deepinfer.core.types import Output, OutputDelta
 from deepinfer.engine.assemble import PART_NAMES, Parts, assemble
 from deepinfer.engine.batching import generate
 from deepinfer.engine.controls import EngineControls
-from deepinfer.engine.fingerprint import fingerprint
 from deepinfer.engine.loading import as_config, load_parts
 from deepinfer.engine.outputs import OutputBuilder, Sink
-from deepinfer.engine.prompts import Message, Prompt, as_params
+from deepinfer.engine.prompts import Prompt, as_params
 from deepinfer.engine.streaming import TokenStream
 
 __all__ = ["Engine"]
@@ -45,8 +44,11 @@ class Engine(EngineControls):
         cache: "blocks" (blocks that requests with equal beginnings share), "slots" (one contiguous slot a request),
             a cache manager, or something called with (limits) that returns one; None for "blocks".
         sampler: Chooses tokens; None for `Sampler`.
-        drafter: "dspark" for the model's own draft, a drafter, or None to decode without drafts. Drafts are used
-            for greedy requests without penalties and grammars; the others are decoded one token a step.
+        drafter: "dspark" for the model's own draft, "ngram", a drafter, or None to decode without drafts. Drafts change
+            how many steps an output takes and nothing else.
+        verify: How many drafts of each row are verified: None or "all"; "scheduled", as many as pay, by step times that
+            are measured at the start; a `deepinfer.speculative.StepCostModel` with times measured before; a
+            `VerificationScheduler`; or a policy with `choose(confidences, num_running)`.
         grammar: Called with the `SamplingParams` of a constrained request; returns a compiled grammar.
         sink: Takes events (`deepinfer.core.events`).
         clock: Time of events.
@@ -73,6 +75,7 @@ class Engine(EngineControls):
         cache: Any = None,
         sampler: Any = None,
         drafter: Any = None,
+        verify: Any = None,
         grammar: Any = None,
         sink: Any = None,
         clock: Any = None,
@@ -304,25 +307,6 @@ class Engine(EngineControls):
             if not self._loop.has(rid):
                 del self._kept[rid]
             return [builder.output() for builder in builders]
-
-    def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's answer.
-
-        Args:
-            messages: Mappings with "role" and "content", oldest first.
-            options: `tools`, `thinking_mode`, `reasoning_effort` and others of `deepinfer.engine.chat.render_chat`.
-
-        Returns:
-            The ids.
-
-        Raises:
-            InvalidRequest: A message or an option is unusable, or there is no tokenizer.
-        """
-        return self._encoder.encode_chat(messages, **options)
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Versions, device, options and parts as plain values, for measurements and reports."""
-        return fingerprint(self.config, self._parts)
 
     def replace(self, **parts: Any) -> Engine:
         """An engine with some parts changed; this one is closed.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import platform
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import deepinfer
 from deepinfer.core.config import EngineConfig
-from deepinfer.engine.assemble import Parts
+
+if TYPE_CHECKING:
+    from deepinfer.engine.assemble import Parts
 
 __all__ = ["fingerprint"]
 

@@ -162,7 +162,9 @@ class ModelRunner(RecordsSteps):
         self._prepare_cache(step)
         self._enter_rows(step)
         if self._drafter is not None:
+            drafting = time.perf_counter()
             propose_drafts(step, self._drafter, self.info.vocab_size, self._never)
+            step.draft_s = time.perf_counter() - drafting
         if step.lane is not None or step.rows:
             self._run_model(step)
         step.busy_s += time.perf_counter() - began

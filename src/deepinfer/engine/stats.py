@@ -23,6 +23,7 @@ from deepinfer.core.events import (
 from deepinfer.core.plan import ROLES, LoadSnapshot, PlanRows, RowRole
 from deepinfer.core.protocols import StatsSink
 from deepinfer.core.types import FinishReason
+from deepinfer.engine.draft_stats import BlockCounts, PositionCounts
 from deepinfer.engine.latency import Latency, LatencyWindow
 from deepinfer.engine.outputs import OutputBuilder
 from deepinfer.engine.pipeline import Flight
@@ -55,6 +56,7 @@ class EngineStats:
         generated_tokens: Tokens that became output.
         draft_tokens_verified: Drafts checked, as in the `usage` of outputs.
         draft_tokens_accepted: Drafts that became output.
+        drafts_by_position: Drafts proposed, verified and accepted at the first, second, ... place of a block.
         step_seconds: Time in the model and the sampler.
         overhead_seconds: Other time of the host in steps: planning, books, text.
         predicted_seconds: Predicted time of the steps for which the scheduler predicted one.
@@ -88,6 +90,7 @@ class EngineStats:
     generated_tokens: int = 0
     draft_tokens_verified: int = 0
     draft_tokens_accepted: int = 0
+    drafts_by_position: tuple[PositionCounts, ...] = ()
     step_seconds: float = 0.0
     overhead_seconds: float = 0.0
     predicted_seconds: float = 0.0
@@ -104,6 +107,11 @@ class EngineStats:
     host_copies: int = 0
     host_copies_failed: int = 0
     cache: Any = None
+
+    @property
+    def draft_rows_saved(self) -> int:
+        """Drafts that were proposed and not verified, each a row less to run."""
+        return sum(counts.proposed - counts.verified for counts in self.drafts_by_position)
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers as plain values."""
@@ -128,6 +136,7 @@ class StatsRecorder:
         self._traces: tuple[Trace, ...] = ()
         self._num_delivered = 0  # since the step counted last
         self._drafts_delivered = (0, 0)  # verified and accepted, since then
+        self._blocks = BlockCounts()
         self._counted: tuple[tuple[Any, ...], tuple[int, int, int]] = ((), (0, 0, 0))
 
     def attach(self, trace: Trace) -> None:
@@ -169,15 +178,17 @@ class StatsRecorder:
         else:
             self._latencies["inter_token"].add((now - last_s) / count)
 
-    def drafts(self, num_verified: int, num_accepted: int) -> None:
+    def drafts(self, num_verified: int, num_accepted: int, num_proposed: int = 0) -> None:
         """Counts drafts of an output.
 
         Args:
             num_verified: How many were checked.
             num_accepted: How many of them became output.
+            num_proposed: Drafts of the block that they are the beginning of, where that is known.
         """
         verified, accepted = self._drafts_delivered
         self._drafts_delivered = (verified + num_verified, accepted + num_accepted)
+        self._blocks.add(max(num_proposed, num_verified), num_verified, num_accepted)
 
     def next_tokens(self, last_s: float, count: int, now: float) -> None:
         """Counts one more token of each of several outputs.
@@ -327,6 +338,7 @@ class StatsRecorder:
             host_copies=getattr(tier, "num_copies", 0),
             host_copies_failed=getattr(tier, "num_failed", 0),
             cache=found,
+            drafts_by_position=self._blocks.by_position(),
             **numbers,
             **latencies,
         )

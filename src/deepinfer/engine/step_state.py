@@ -105,6 +105,7 @@ class RunningStep:
         prompt_logprobs: Entries by place in the plan.
         failed_loads: Requests whose cache content could not be loaded.
         busy_s: Seconds that the host spent in the calls for this step.
+        draft_s: Seconds of them that drafting took.
         sampled: What was chosen.
         host_tokens: The chosen tokens on the host, once they are there.
         vocab_size: Columns of the logits that were sampled from, or 0 before.
@@ -128,6 +129,7 @@ class RunningStep:
     prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)
     failed_loads: tuple[str, ...] = ()
     busy_s: float = 0.0
+    draft_s: float = 0.0
     sampled: Sampled | None = None
     host_tokens: Tensor | None = None
     vocab_size: int = 0

@@ -53,6 +53,7 @@ class Planner:
 
     @verify_lengths.setter
     def verify_lengths(self, policy: VerifyLengthPolicy | None) -> None:
+        """Asks another policy from the next plan on."""
         self._decodes.verify_lengths = policy
 
     def decide(self, now: float) -> Decision | None:

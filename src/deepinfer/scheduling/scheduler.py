@@ -111,6 +111,7 @@ class Scheduler:
 
     @verify_lengths.setter
     def verify_lengths(self, policy: VerifyLengthPolicy | None) -> None:
+        """Asks another policy from the next plan on."""
         self._planner.verify_lengths = policy
 
     @property

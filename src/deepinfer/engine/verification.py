@@ -1,0 +1,334 @@
+"""How many drafts an engine verifies: its `verify` part, and the step costs that a schedule needs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from deepinfer.core import _checks as checks
+from deepinfer.core.config import EngineConfig
+from deepinfer.core.errors import ConfigError
+from deepinfer.core.params import SamplingParams
+from deepinfer.core.plan import ROLES, LoadSnapshot, RowRole
+from deepinfer.core.protocols import VerifyLengthPolicy
+from deepinfer.core.types import OutputDelta, Request
+from deepinfer.engine.fingerprint import fingerprint as engine_facts
+from deepinfer.engine.loop import EngineLoop
+from deepinfer.engine.pipeline import Flight
+from deepinfer.engine.stats import StatsRecorder
+from deepinfer.scheduling import Progress
+from deepinfer.speculative import ScheduledLengths, StepCostModel, VerificationScheduler
+
+if TYPE_CHECKING:
+    from deepinfer.engine.assemble import Parts
+
+__all__ = [
+    "cost_fingerprint",
+    "profile_parts",
+    "profile_steps",
+    "set_verification",
+    "verify_policy",
+]
+
+_DECODE = ROLES.index(RowRole.DECODE)
+_SHORT = 8  # steps without all requests and without a prompt after which the rest is given up
+_WARM = 2  # steps behind a change of lengths that are not counted: recordings, and a step in flight
+
+
+class _Fixed:
+    """Verifies the same number of drafts of every row."""
+
+    def __init__(self) -> None:
+        self.length = 0
+
+    def choose(self, confidences: Sequence[Sequence[float]], num_running: int) -> list[int]:
+        return [min(self.length, len(row)) for row in confidences]
+
+
+class _Probe(StatsRecorder):
+    """Notes the last step instead of counting it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = self.requests = 0
+        self.is_decoding = False
+        self.draft_s = 0.0
+
+    def step(
+        self, flight: Flight, progress: Sequence[Progress], load: LoadSnapshot | None, *, now: float
+    ) -> None:
+        rows, result = flight.plan.rows, flight.result
+        self.requests = len(rows)
+        self.is_decoding = bool((rows.roles >= _DECODE).all())
+        drafts = 0 if result is None else sum(row.num_drafts for row in result.rows)
+        self.rows = self.requests + drafts
+        self.draft_s = float(getattr(flight.handle, "draft_s", 0.0))
+
+
+def verify_policy(verify: Any, *, records_graphs: bool = False) -> VerifyLengthPolicy | None:
+    """The policy that an engine's `verify` stands for.
+
+    Args:
+        verify: None or "all", a `StepCostModel`, a `VerificationScheduler`, or a policy.
+        records_graphs: Whether steps are padded to the longest row, which makes one length for all rows the best use
+            of a step.
+
+    Returns:
+        The policy; None verifies every draft.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    if verify is None or verify == "all":
+        return None
+    if isinstance(verify, StepCostModel):
+        search = "uniform" if records_graphs else "global"
+        verify = VerificationScheduler(verify, search=search)
+    if isinstance(verify, VerificationScheduler):
+        return ScheduledLengths(verify)
+    if not isinstance(verify, VerifyLengthPolicy) or isinstance(verify, type):
+        raise ConfigError(
+            f"verify is {verify!r}; it must be 'all', 'scheduled', a StepCostModel, a VerificationScheduler, or an "
+            "object with choose(confidences, num_running).",
+            field="verify",
+            value=verify,
+            limit="'all', 'scheduled', a cost model or a policy",
+        )
+    return verify
+
+
+def _use_policy(scheduler: Any, policy: VerifyLengthPolicy | None) -> None:
+    if not hasattr(scheduler, "verify_lengths"):
+        raise ConfigError(
+            f"{type(scheduler).__name__} has no verify_lengths, so verify cannot reach it; give the policy to the "
+            "scheduler itself, or use deepinfer.scheduling.Scheduler.",
+            field="verify",
+        )
+    scheduler.verify_lengths = policy
+
+
+def set_verification(config: EngineConfig, parts: Parts, verify: Any) -> None:
+    """Gives an engine its `verify`; "scheduled" times its steps first.
+
+    Args:
+        config: Options of the engine.
+        parts: Its parts.
+        verify: As in `Engine`.
+
+    Raises:
+        ConfigError: There is no drafter, the scheduler cannot be told, `verify` is unusable, or it is a cost model of
+            something else.
+    """
+    if parts.drafter is None:
+        raise ConfigError(
+            f"verify is {verify!r}, and the engine has no drafter whose drafts could be verified; give one, such as "
+            "drafter='dspark', or leave verify out.",
+            field="verify",
+        )
+    if isinstance(verify, str) and verify == "scheduled":
+        verify = profile_parts(config, parts)
+    elif isinstance(verify, StepCostModel) and verify.fingerprint:
+        here = cost_fingerprint(config, parts)
+        if verify.fingerprint != here:
+            raise ConfigError(
+                f"the cost model was measured for {verify.fingerprint}, and this engine is {here}: another model, "
+                "device, number of threads or option. Measure again with engine.profile_steps().",
+                field="verify",
+                value=verify.fingerprint,
+                limit=here,
+            )
+    is_padded = getattr(parts.runner, "_graphs", None) is not None
+    _use_policy(parts.scheduler, verify_policy(verify, records_graphs=is_padded))
+
+
+def profile_parts(
+    config: EngineConfig,
+    parts: Parts,
+    *,
+    context_tokens: int = 64,
+    max_requests: int | None = None,
+    repeats: int = 3,
+) -> StepCostModel:
+    """`profile_steps` of an engine's parts.
+
+    Args:
+        config: Options of the engine.
+        parts: Its parts, without unfinished requests.
+        context_tokens: Tokens of each prompt.
+        max_requests: Most requests at once; None for `max_num_seqs`.
+        repeats: Steps timed of each size.
+
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: A number is out of range, or the steps cannot be timed.
+    """
+    limits = parts.limits
+    most = checks.optional(
+        max_requests,
+        lambda v: checks.check_int("max_requests", v, 1, limits.max_num_seqs, ConfigError),
+    )
+    checks.check_int("context_tokens", context_tokens, 1, 2**31, ConfigError)
+    steps = (limits.draft_length + 1) * (limits.draft_length + 2) * (_WARM + repeats)
+    prompt_len = max(1, min(context_tokens, limits.max_model_len - steps))
+    left_out = {*parts.info.eos_token_ids, *parts.ungenerated_ids}
+    ids = [token for token in range(parts.info.vocab_size) if token not in left_out] or [0]
+    drawn = np.random.default_rng(0).integers(len(ids), size=prompt_len)
+    return profile_steps(
+        parts.loop,
+        draft_length=limits.draft_length,
+        max_requests=most or limits.max_num_seqs,
+        prompt=[ids[at] for at in drawn.tolist()],
+        max_model_len=limits.max_model_len,
+        fingerprint=cost_fingerprint(config, parts),
+        repeats=repeats,
+    )
+
+
+def cost_fingerprint(config: EngineConfig, parts: Parts) -> str:
+    """What a cost model holds for: model, device, threads, versions and the options that change a step's time.
+
+    Args:
+        config: Options of the engine.
+        parts: Its parts.
+
+    Returns:
+        Sixteen hexadecimal digits.
+    """
+    facts = engine_facts(config, parts)
+    kept = {key: facts[key] for key in ("deepinfer", "torch", "device_name", "threads", "model")}
+    names = ("deterministic", "cuda_graphs", "rounding", "dtype", "async_depth", "max_num_seqs")
+    kept["options"] = {name: facts["config"][name] for name in names}
+    kept["drafter"] = facts["parts"].get("drafter")
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def profile_steps(
+    loop: EngineLoop,
+    *,
+    draft_length: int,
+    max_requests: int,
+    prompt: Sequence[int],
+    max_model_len: int,
+    fingerprint: str = "",
+    repeats: int = 4,
+) -> StepCostModel:
+    """Times steps that decode and verify, for 1, 2, 4, ... requests and every number of drafts.
+
+    The steps are those of the engine itself, with everything that a step costs on the host; the time of drafting is
+    kept apart. Of the steps of one size the fastest counts. Nothing of it enters the engine's statistics.
+
+    Args:
+        loop: The loop, without live requests.
+        draft_length: Most drafts of a row.
+        max_requests: Most requests at once.
+        prompt: Token ids that every request begins with.
+        max_model_len: Most tokens of a request.
+        fingerprint: What the samples hold for.
+        repeats: Steps timed of each size.
+
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: Requests are unfinished, or the scheduler cannot be told how much to verify.
+    """
+    checks.check_int("repeats", repeats, 1, 1000, ConfigError)
+    if loop.num_live:
+        raise ConfigError(
+            f"{loop.num_live} requests are unfinished; profile an engine that has nothing to do."
+        )
+    scheduler: Any = loop.scheduler
+    recorder, before = loop.recorder, getattr(scheduler, "verify_lengths", None)
+    policy, probe = _Fixed(), _Probe()
+    if draft_length:
+        _use_policy(scheduler, policy)
+    loop.recorder = probe
+    counts = [1 << k for k in range(max_requests.bit_length()) if 1 << k < max_requests]
+    tokens: list[int] = []
+    seconds: list[float] = []
+    drafting: dict[int, float] = {}
+    try:
+        for count in (*counts, max_requests):
+            found = _profile(
+                loop, probe, policy, count, draft_length, prompt, max_model_len, repeats
+            )
+            if not found:
+                break  # so many do not fit the cache
+            tokens += [rows for rows, _, _ in found]
+            seconds += [max(1e-9, total - drafts) for _, total, drafts in found]
+            drafting[count] = min(
+                (drafts for rows, _, drafts in found if rows > count), default=0.0
+            )
+    finally:
+        loop.recorder = recorder
+        if draft_length:
+            _use_policy(scheduler, before)
+    if not tokens:
+        raise ConfigError(
+            f"no step could be timed: a prompt of {len(prompt)} tokens does not fit; give fewer context_tokens."
+        )
+    best: dict[int, float] = {}  # what disturbs a step only adds to it
+    for rows, value in zip(tokens, seconds, strict=True):
+        best[rows] = min(value, best.get(rows, value))
+    return StepCostModel(
+        sorted(best),
+        [best[rows] for rows in sorted(best)],
+        draft=drafting if draft_length else None,
+        fingerprint=fingerprint,
+    )
+
+
+def _profile(
+    loop: EngineLoop,
+    probe: _Probe,
+    policy: _Fixed,
+    count: int,
+    draft_length: int,
+    prompt: Sequence[int],
+    max_model_len: int,
+    repeats: int,
+) -> list[tuple[int, float, float]]:
+    """Rows, seconds and seconds of drafting of steps with `count` requests."""
+    names = [f"profile-{count}-{index}" for index in range(count)]
+    params = SamplingParams(
+        temperature=0.0, ignore_eos=True, max_tokens=max_model_len - len(prompt)
+    )
+    for index, rid in enumerate(names):
+        # Different first tokens, so that no prompt is a hit on another's.
+        ids = (*prompt[index % len(prompt) :], *prompt[: index % len(prompt)])
+        request = Request(rid=rid, prompt_token_ids=ids, params=params, cache_salt=rid)
+        loop.submit(rid, [request], _drop)
+    found: list[tuple[int, float, float]] = []
+    probe.requests = 0
+    try:
+        short = 0
+        while probe.requests != count or not probe.is_decoding:
+            loop.run_step()
+            short = short + 1 if probe.is_decoding and probe.requests < count else 0
+            if short > _SHORT or loop.num_live < count:
+                return found  # they do not fit together
+        for length in range(draft_length, -1, -1):
+            policy.length = length
+            for step in range(_WARM + repeats):
+                began = time.perf_counter()
+                loop.run_step()
+                elapsed = time.perf_counter() - began
+                if probe.requests != count or not probe.is_decoding:
+                    return found  # the cache is full, or they came to their end
+                if step >= _WARM:
+                    found.append((probe.rows, elapsed, probe.draft_s))
+    finally:
+        for rid in names:
+            loop.abort(rid)
+    return found
+
+
+def _drop(delta: OutputDelta) -> None:
+    """Takes a delta that nobody wants."""

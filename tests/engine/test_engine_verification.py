@@ -1,0 +1,161 @@
+"""How much of the drafts is verified: the `verify` part, and step times that it is decided by."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import pytest
+
+from deepinfer import Engine, SamplingParams
+from deepinfer.core.errors import ConfigError
+from deepinfer.engine.verification import verify_policy
+from deepinfer.speculative import (
+    NgramDrafter,
+    ScheduledLengths,
+    StepCostModel,
+    VerificationScheduler,
+)
+from deepinfer.testing import ToyModel, ToyTokenizer
+
+GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+DEAR = StepCostModel([1, 2, 40], [1e-3, 2e-3, 40e-3])
+FREE = StepCostModel([1, 40], [1e-3, 1.0001e-3])
+
+
+class Always:
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def choose(self, confidences: Sequence[Sequence[float]], num_running: int) -> list[int]:
+        return [self.length] * len(confidences)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_policy_decides(make_engine, drafting_model, depth: int) -> None:
+    verified = []
+    for verify in (None, "all", Always(2), Always(0)):
+        engine = make_engine(
+            drafting_model, drafter="dspark", verify=verify, config={"async_depth": depth}
+        )
+        output = engine.generate([5, 6], GREEDY)[0]
+        assert list(output.token_ids) == ToyModel().greedy([5, 6], 30)
+        verified.append(output.usage.verified)
+    assert verified[0] == verified[1] > verified[2] > verified[3]
+
+
+def test_costs_decide(make_engine, drafting_model) -> None:
+    """The toy is sure by half of each draft: where rows are dear none pays, where they are free all do."""
+    found = {}
+    for name, cost in (("dear", DEAR), ("free", FREE)):
+        engine = make_engine(drafting_model, drafter="dspark", verify=cost)
+        assert isinstance(engine._parts.scheduler.verify_lengths, ScheduledLengths)
+        output = engine.generate([5, 6], GREEDY)[0]
+        assert list(output.token_ids) == ToyModel().greedy([5, 6], 30)
+        found[name] = output.usage.verified / engine.stats().steps
+    assert found["dear"] < 1.5 < 3.5 < found["free"]
+
+
+def test_steps_are_timed(make_engine, drafting_model) -> None:
+    engine = make_engine(drafting_model, drafter="dspark", config={"max_num_batched_tokens": 32})
+    engine.generate([5, 6, 7], GREEDY)
+    before = engine.stats()
+    cost = engine.profile_steps(repeats=1)
+    after = engine.stats()
+    assert (after.steps, after.requests_added) == (before.steps, before.requests_added)
+    assert not engine.has_unfinished
+    engine.check()
+    assert cost.tokens == (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 18)  # 1 to 3 requests of 1 to 6 rows
+    assert sorted(cost.draft) == [1, 2, 3]
+    assert min(cost.draft.values()) > 0
+    assert len(cost.fingerprint) == 16
+    output = engine.generate([5, 6, 7], GREEDY)[0]
+    assert list(output.token_ids) == ToyModel().greedy([5, 6, 7], 30)
+    assert output.usage.verified > 50  # the schedule of the profile is gone
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("drafter", [None, NgramDrafter(2)])
+def test_steps_are_timed_whatever_drafts(make_engine, depth: int, drafter: object) -> None:
+    engine = make_engine(drafter=drafter, config={"async_depth": depth})
+    cost = engine.profile_steps(context_tokens=4, max_requests=2, repeats=1)
+    assert {1, 2} <= set(cost.tokens)
+    assert not engine.has_unfinished
+
+
+def test_costs_are_kept_and_hold_for_one_engine(make_engine, drafting_model, tmp_path) -> None:
+    engine = make_engine(drafting_model, drafter="dspark")
+    cost = engine.profile_steps(context_tokens=2, max_requests=1, repeats=1)
+    cost.save(tmp_path / "cost.json")
+    kept = StepCostModel.load(tmp_path / "cost.json")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a toy's steps may take the same time whatever they run
+        engine = make_engine(drafting_model, drafter="dspark", verify=kept)
+        assert isinstance(engine._parts.scheduler.verify_lengths, ScheduledLengths)
+        with pytest.raises(ConfigError, match="Measure again with"):
+            make_engine(drafting_model, drafter="dspark", verify=kept, config={"max_num_seqs": 2})
+
+
+def test_scheduled_measures_by_itself(drafting_model) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        engine = Engine(
+            model=drafting_model,
+            tokenizer=ToyTokenizer(),
+            drafter="dspark",
+            verify="scheduled",
+            config={"max_num_seqs": 2, "max_model_len": 128},
+        )
+    with engine:
+        assert engine.stats().steps == 0
+        output = engine.generate([5, 6], GREEDY)[0]
+        assert list(output.token_ids) == ToyModel().greedy([5, 6], 30)
+        other = engine.replace(verify=None)
+    with other:
+        assert other._parts.scheduler.verify_lengths is None
+
+
+def test_misuse_is_refused(make_engine, drafting_model) -> None:
+    with pytest.raises(ConfigError, match="has no drafter whose drafts"):
+        make_engine(verify="scheduled")
+    for wrong in ("sometimes", 3, Always):
+        with pytest.raises(ConfigError, match="it must be 'all', 'scheduled'"):
+            make_engine(drafting_model, drafter="dspark", verify=wrong)
+    engine = make_engine(drafting_model, drafter="dspark")
+    engine.add_request([5, 6], GREEDY)
+    with pytest.raises(ConfigError, match="profile an engine that has nothing to do"):
+        engine.profile_steps()
+    with pytest.raises(ConfigError, match="max_requests"):
+        engine.profile_steps(max_requests=99)
+
+
+def test_padded_steps_share_one_length() -> None:
+    assert verify_policy(FREE, records_graphs=True).scheduler.search == "uniform"
+    assert verify_policy(FREE).scheduler.search == "global"
+    own = VerificationScheduler(DEAR, search="early_stop")
+    assert verify_policy(own).scheduler is own
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_counts_by_position(make_engine, drafting_model, depth: int) -> None:
+    engine = make_engine(
+        drafting_model, drafter="dspark", verify=Always(3), config={"async_depth": depth}
+    )
+    text = ToyTokenizer().decode(ToyModel().greedy([5, 6], 30))
+    params = [GREEDY, GREEDY.replace(temperature=0.8, seed=3), GREEDY.replace(stop=text[17:20])]
+    outputs = engine.generate([[5, 6]] * 3, params)
+    stats = engine.stats()
+    places = stats.drafts_by_position
+    assert len(places) == 5
+    assert [sum(column) for column in zip(*places, strict=True)][1:] == [
+        stats.draft_tokens_verified,
+        stats.draft_tokens_accepted,
+    ]
+    assert stats.draft_tokens_accepted == sum(o.usage.accepted for o in outputs)
+    for counts in places:
+        assert counts.proposed >= counts.verified >= counts.accepted
+    assert list(places) == sorted(places, reverse=True)
+    assert places[0].proposed == places[4].proposed
+    assert 0 < places[4].verified < places[2].verified  # blocks before anything was known
+    assert stats.draft_rows_saved == sum(c.proposed - c.verified for c in places) > 20
+    assert make_engine().stats().drafts_by_position == ()
