@@ -111,32 +111,31 @@ def invariance(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 top_p=0.9 if number % 5 == 0 else 1.0,
             ),
         )
-        for number in range(options.runs)
+        for number in range(options.first + options.runs)
     ]
+    asked = asked[options.first :]
     config = {"deterministic": True, "max_model_len": 128, "max_num_seqs": 64}
     alone: list[tuple[int, ...]] = []
     with Engine(model=model, config={**config, "max_num_seqs": 1}) as engine:
         for prompt, params in asked:
             alone.append(engine.generate([prompt], params)[0].token_ids)
-    lengths: set[int] = set()
     same, verified, accepted = [0, 0], 0, 0
     for start in range(0, len(asked), 64):
         part = asked[start : start + 64]
-        dice = Dice(start)
+        dice = Dice(options.first + start)
         with Engine(
             model=model,
             drafter="dspark",
-            config={**config, "async_depth": start // 64 % 2},
+            config={**config, "async_depth": (options.first + start) // 64 % 2},
             scheduler=lambda limits, cache, dice=dice: Scheduler(
                 limits, cache, verify_lengths=dice
             ),
         ) as engine:
             outputs = engine.generate([p for p, _ in part], [s for _, s in part])
         for number, output in enumerate(outputs, start):
-            same[number % 2] += output.token_ids == alone[number]
+            same[asked[number][1].is_greedy] += output.token_ids == alone[number]
             verified += output.usage.verified
             accepted += output.usage.accepted
-            lengths.add(output.usage.verified)
     yield {
         "case": "same tokens alone without drafts and in 64 with drafts, any schedule",
         "value": round(100 * sum(same) / len(asked), 3),
@@ -155,6 +154,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="acceptance, invariance")
     parser.add_argument("--count", type=int, default=6, help="prompts of each kind")
     parser.add_argument("--runs", type=int, default=1000, help="requests of the invariance")
+    parser.add_argument("--first", type=int, default=0, help="number of the first of them")
     parser.add_argument("--device", default="cpu", help="where the model runs")
     parser.add_argument("--out", type=Path, help="append the lines to this file")
     options = parser.parse_args()
