@@ -45,14 +45,15 @@ def fill_batch(
             field="rows",
             value=len(places),
         )
-    groups: dict[tuple[int, frozenset[int], int], list[int]] = {}
+    groups: dict[tuple[object, int], list[int]] = {}
     for place, matcher in enumerate(matchers):
         if matcher is not None:
-            key = (id(matcher.compiled), matcher.stop_ids, matcher.state)
-            if matcher.is_plain:
-                groups.setdefault(key, []).append(place)
+            key = matcher.mask_key
+            members = groups.get(key)
+            if members is None:
+                groups[key] = [place]
             else:
-                groups[(-1 - place, matcher.stop_ids, 0)] = [place]
+                members.append(place)
     array = bitmask if isinstance(bitmask, np.ndarray) else bitmask.numpy()
     later: list[int] = []
     walked = 0

@@ -92,6 +92,7 @@ class CompiledGrammar:
         self._shallow: set[int] = set()  # truncated states whose row needs more frames
         self._steps: dict[int, int] = {}
         self._ends: dict[int, bool] = {}
+        self._kin: dict[frozenset[int], object] = {}
 
     def row(self, state: int) -> MaskRow:
         """The mask of a state, without the ids that end an output.
@@ -174,6 +175,10 @@ class CompiledGrammar:
         if token_id in vocab.special_ids and token_id not in self.text_ids:
             return False
         return bool(vocab.token_bytes(token_id))
+
+    def kin(self, stop_ids: frozenset[int]) -> object:
+        """One object for each set of ids that end outputs: matchers that share it have equal masks in equal states."""
+        return self._kin.setdefault(stop_ids, object())
 
     def matcher(self, **options: Any) -> GrammarMatcher:
         """Makes a matcher.

@@ -83,6 +83,9 @@ class GrammarMatcher:
             compiled.is_text(stop) and stop not in compiled.text_ids for stop in self.stop_ids
         )
         self._num_words = vocab.num_words
+        plain = after_token is None and not canonical_forced
+        # Matchers with one object here have equal masks in equal states.
+        self._kin = compiled.kin(self.stop_ids) if plain else object()
         self._first = compiled.start_state if after_token is None else FREE
         self._states = [self._first]
         self._num_tokens = 0
@@ -321,9 +324,9 @@ class GrammarMatcher:
         return self._states[-1]
 
     @property
-    def is_plain(self) -> bool:
-        """Whether its masks depend on nothing but the grammar, the state and `stop_ids`."""
-        return self._after is None and not self._canonical
+    def mask_key(self) -> tuple[object, int]:
+        """Equal for two matchers whose masks are equal now; unequal keys say nothing."""
+        return self._kin, self._states[-1]
 
     # Inside
 
