@@ -11,6 +11,9 @@ import numpy.typing as npt
 from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ShapeError
 
+# Sums of loads stay finite in single precision, which the published algorithm computes in.
+_MOST = 1e30
+
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
@@ -21,31 +24,37 @@ def is_tensor(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def to_numpy(value: Any) -> npt.NDArray[Any]:
+def to_numpy(name: str, value: Any) -> npt.NDArray[Any]:
     """A NumPy array with the values of an array, a tensor on any device, or nested lists."""
     if is_tensor(value):
         value = value.detach().cpu()
         return np.asarray(value.float() if value.is_floating_point() else value)
-    return np.asarray(value)
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # nested lists of unequal lengths
+        raise ShapeError(
+            f"{name} has rows of unequal lengths; give each layer as many numbers."
+        ) from error
 
 
 def loads(name: str, value: Any, num_dims: int = 2) -> FloatArray:
-    """Checks an array of loads: finite, from 0, and the given number of dimensions.
+    """Checks an array of loads: from 0 to 1e30, and the given number of dimensions.
 
     Returns:
         float64.
     """
-    array = to_numpy(value)
+    array = to_numpy(name, value)
     if array.ndim != num_dims or not array.size or array.dtype.kind not in "iufb":
         raise ShapeError(
             f"{name} has shape {array.shape} and dtype {array.dtype}; it must be numbers of "
             f"{num_dims} dimensions, none of them empty.",
         )
     array = array.astype(np.float64)
-    if not (np.isfinite(array).all() and (array >= 0).all()):
-        worst = array[~(np.isfinite(array) & (array >= 0))].flat[0]
+    fits = (array >= 0) & (array <= _MOST)  # NaN is neither
+    if not fits.all():
+        worst = float(array[~fits].flat[0])
         raise ShapeError(
-            f"{name} holds {checks.show(float(worst))}; loads must be finite and from 0."
+            f"{name} holds {checks.show(worst)}; loads must be finite and from 0 to {_MOST:g}."
         )
     return array
 
@@ -56,7 +65,7 @@ def indices(name: str, value: Any, shape: tuple[int, ...], high: int) -> IntArra
     Returns:
         int64.
     """
-    array = to_numpy(value)
+    array = to_numpy(name, value)
     fits = array.ndim == len(shape) and all(
         wanted in (-1, found) for wanted, found in zip(shape, array.shape, strict=True)
     )

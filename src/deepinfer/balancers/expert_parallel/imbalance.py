@@ -8,7 +8,8 @@ import numpy as np
 
 from deepinfer.balancers.expert_parallel._arrays import FloatArray, IntArray, indices, loads
 from deepinfer.balancers.expert_parallel.maps import count_copies
-from deepinfer.core.errors import ShapeError
+from deepinfer.core import _checks as checks
+from deepinfer.core.errors import ConfigError, ShapeError
 
 __all__ = ["gpu_loads", "planned_imbalance", "realised_imbalance", "slot_imbalance"]
 
@@ -42,6 +43,7 @@ def planned_imbalance(weight: Any, phy2log: Any, num_gpus: int) -> FloatArray:
         Shape [layers], float64, from 1; 1 for a layer without load.
 
     Raises:
+        ConfigError: `num_gpus` is no integer from 1.
         ShapeError: The arrays do not fit each other.
     """
     weight = loads("weight", weight)
@@ -63,6 +65,7 @@ def realised_imbalance(counts: Any, phy2log: Any, num_gpus: int) -> FloatArray:
         ones, since in a step each layer waits for its slowest GPU.
 
     Raises:
+        ConfigError: `num_gpus` is no integer from 1.
         ShapeError: The arrays do not fit each other.
     """
     counts = loads("counts", counts, 3)
@@ -85,9 +88,10 @@ def slot_imbalance(tokens: Any, num_gpus: int) -> FloatArray:
         Shape [...], float64, from 1.
 
     Raises:
-        ShapeError: The slots cannot be divided among the GPUs.
+        ConfigError: `num_gpus` is no integer from 1.
+        ShapeError: The slots cannot be divided among the GPUs, or there is something else than numbers from 0.
     """
-    array = np.asarray(tokens, np.float64)
+    array = loads("tokens", tokens, max(1, np.ndim(tokens)))
     _check_divides(array.shape[-1], num_gpus)
     return _slowest_over_mean(array.reshape(*array.shape[:-1], num_gpus, -1).sum(-1))
 
@@ -98,7 +102,8 @@ def _slowest_over_mean(load: FloatArray) -> FloatArray:
 
 
 def _check_divides(slots: int, num_gpus: int) -> None:
-    if num_gpus < 1 or slots % num_gpus:
+    checks.check_int("num_gpus", num_gpus, 1, 2**31 - 1, ConfigError)
+    if slots % num_gpus:
         raise ShapeError(
             f"{slots} slots cannot be divided among {num_gpus} GPUs; use a multiple of the GPUs."
         )

@@ -42,8 +42,8 @@ def rebalance_experts(
         num_groups: Groups of consecutive experts of a router that picks groups first; 1 for any other router.
         num_nodes: Nodes.
         num_gpus: GPUs in all, a multiple of `num_nodes`.
-        mode: `"best"` balances at least as well as `"compatible"`, which gives the published algorithm's result bit for
-            bit.
+        mode: `"compatible"` gives the published algorithm's result bit for bit. `"best"` balances at least as well,
+            except where the published result has two copies of an expert on one GPU, which `"best"` never does.
         group_limited: Whether the experts of a group must stay on one node. None: when there are several groups and
             nodes, and the groups divide among the nodes. It costs balance, and is of use only with a router that sends
             a token to few groups. Ignored by `"compatible"`.
@@ -55,7 +55,7 @@ def rebalance_experts(
 
     Raises:
         ConfigError: A number is out of range or does not divide another.
-        ShapeError: `weight` is no matrix of finite numbers from 0.
+        ShapeError: `weight` is no matrix of numbers from 0 to 1e30.
 
     Notes:
         Deterministic; equal loads go by index. In mode `"best"` the copies of an expert are on different GPUs (unless a

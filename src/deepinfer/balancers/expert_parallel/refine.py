@@ -8,8 +8,10 @@ from deepinfer.balancers.expert_parallel._arrays import FloatArray, IntArray
 from deepinfer.balancers.expert_parallel.greedy import (
     greedy_counts,
     greedy_packing,
+    greedy_placement,
     two_kind_packing,
 )
+from deepinfer.balancers.expert_parallel.imbalance import gpu_loads
 from deepinfer.balancers.expert_parallel.packing import (
     double_swap,
     pack_rounds,
@@ -49,7 +51,8 @@ def refined_placement(weight: FloatArray, num_slots: int, num_gpus: int) -> IntA
 
     Returns:
         Expert in each slot, shape [layers, num_slots]; no GPU holds an expert twice, unless a GPU has more slots than
-        there are experts. Layers without any load get experts and copies in order.
+        there are experts: then experts and copies in order, or the published placement if it is more even. Layers
+        without any load get experts and copies in order.
     """
     layers, experts = weight.shape
     slots = num_slots // num_gpus
@@ -57,6 +60,11 @@ def refined_placement(weight: FloatArray, num_slots: int, num_gpus: int) -> IntA
     busy = np.flatnonzero(weight.any(1))
     if busy.size and slots <= experts:
         result[busy] = _Search(weight[busy], num_gpus, slots).run()
+    elif busy.size:
+        greedy, _ = greedy_placement(weight.astype(np.float32), num_slots, 1, 1, num_gpus)
+        flat = result.reshape(layers, num_slots)
+        worst = [gpu_loads(weight, found, num_gpus).max(1) for found in (flat, greedy)]
+        flat[worst[1] < worst[0]] = greedy[worst[1] < worst[0]]
     return result.reshape(layers, num_slots)
 
 

@@ -85,7 +85,8 @@ class TokenSplitter:
         layers, experts = self._counts.shape
         if array.shape != (layers, experts) or (array != np.rint(array)).any():
             raise ShapeError(
-                f"counts has shape {array.shape}; it must be whole numbers of shape [{layers}, {experts}]."
+                f"counts has shape {array.shape}{'' if (array == np.rint(array)).all() else ' and fractions'}; it must "
+                f"be whole numbers of shape [{layers}, {experts}]."
             )
         at = np.arange(layers)[:, None]
         tokens = np.where(self._single, array[at, self.placement.phy2log], 0.0)
