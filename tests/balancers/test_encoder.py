@@ -144,7 +144,7 @@ def test_by_patches_beats_by_images() -> None:
 @given(st.data())
 def test_every_image_is_accounted_for(data: st.DataObject) -> None:
     """Whatever happens in whatever order, a lease is delivered, given back, ended, or handed back to be sent again."""
-    fleet = EncoderFleet("abc", capacity_tokens=40, batch_images=2, lease_s=20.0)
+    fleet = EncoderFleet(tuple("abc"), capacity_tokens=40, batch_images=2, lease_s=20.0)
     pending: dict[tuple[str, str], int] = {}
     ready: set[tuple[str, str]] = set()
     for step in range(data.draw(st.integers(1, 40))):
@@ -201,3 +201,31 @@ def test_bad_input_is_refused() -> None:
     fleet = EncoderFleet(["a"], capacity_tokens=5)
     with pytest.raises(InvariantBroken, match="cannot take"):
         fleet.send(0, ImageTask("r", "x", 1, tokens=6), 0.0)
+
+
+def test_news_of_a_batch_of_an_earlier_life_change_nothing() -> None:
+    cost = EncoderCost(patch_s=1.0)
+    fleet = EncoderFleet(["a"])
+    fleet.send(0, ImageTask("r1", "cat", 1), 0.0)
+    lost = fleet.begin_batch(0, 0.0, cost)
+    fleet.drop(0)
+    fleet.revive(0)
+    fleet.send(0, ImageTask("r2", "cat", 1), 0.0)
+    again = fleet.begin_batch(0, 0.5, cost)
+    assert fleet.end_batch(0, lost) == []
+    assert fleet.find(0, "cat") == "running"
+    assert fleet.end_batch(0, again) == [("r2", "cat")]
+
+
+@pytest.mark.parametrize("worker", [-1, 1])
+def test_workers_that_do_not_exist_are_named(worker: int) -> None:
+    with pytest.raises(ConfigError, match="worker"):
+        EncoderFleet(["a"]).send(worker, ImageTask("r", "x", 1), 0.0)
+
+
+def test_times_and_names_are_checked() -> None:
+    with pytest.raises(ConfigError, match="now_s"):
+        EncoderFleet(["a"]).send(0, ImageTask("r", "x", 1), float("nan"))
+    for names in ("abc", ["a", ""], [1]):
+        with pytest.raises(ConfigError, match="workers"):
+            EncoderFleet(names)  # type: ignore[arg-type]

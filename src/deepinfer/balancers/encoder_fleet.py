@@ -126,7 +126,9 @@ class EncoderFleet:
         batch_patches: int | None = None,
         lease_s: float = 60.0,
     ) -> None:
-        self.names = tuple(workers)
+        if isinstance(workers, str):
+            checks.fail("workers", workers, "several names, not one string", ConfigError)
+        self.names = tuple(checks.check_text("workers", name, ConfigError) for name in workers)
         if len(set(self.names)) != len(self.names):
             checks.fail("workers", self.names, "names that differ", ConfigError)
         self.capacity_tokens = checks.check_int(
@@ -146,18 +148,24 @@ class EncoderFleet:
     def __len__(self) -> int:
         return len(self.names)
 
+    def _at(self, worker: int) -> _Worker:
+        if not 0 <= worker < len(self._workers):
+            limit = f"an index below {len(self)}, the number of workers"
+            checks.fail("worker", worker, limit, ConfigError)
+        return self._workers[worker]
+
     def is_ready(self, worker: int) -> bool:
         """Whether a worker takes images."""
-        return self._workers[worker].state is WorkerState.READY
+        return self._at(worker).state is WorkerState.READY
 
     def waiting(self, worker: int) -> tuple[int, int]:
         """Images and patches that wait in a worker's queue."""
-        found = self._workers[worker]
+        found = self._at(worker)
         return len(found.queue), sum(found.held[key].patches for key in found.queue)
 
     def busy_s(self, worker: int, now_s: float) -> float:
         """Seconds until the batch of a worker ends, 0 when it runs none."""
-        found = self._workers[worker]
+        found = self._at(worker)
         return max(0.0, found.batch_ends_s - now_s) if found.batch else 0.0
 
     def find(self, worker: int, media_hash: str | bytes) -> str | None:
@@ -170,7 +178,7 @@ class EncoderFleet:
         Returns:
             `"ready"`, `"running"`, `"waiting"`, or None when it does not have the image.
         """
-        found = self._workers[worker]
+        found = self._at(worker)
         image = found.held.get(media_hash)
         if image is None:
             return None
@@ -180,7 +188,7 @@ class EncoderFleet:
 
     def ahead(self, worker: int, media_hash: str | bytes) -> tuple[int, int]:
         """Images and patches in the queue up to a waiting image, that one included."""
-        found = self._workers[worker]
+        found = self._at(worker)
         images = patches = 0
         for key in found.queue:
             images += 1
@@ -191,7 +199,7 @@ class EncoderFleet:
 
     def free_tokens(self, worker: int) -> int:
         """Rows that a worker could still keep, embeddings without a lease counted as free."""
-        held = self._workers[worker].held.values()
+        held = self._at(worker).held.values()
         kept = sum(i.tokens for i in held if not i.is_ready or i.leases)
         return self.capacity_tokens - kept
 
@@ -204,9 +212,11 @@ class EncoderFleet:
             now_s: The time in seconds.
 
         Raises:
+            ConfigError: There is no such worker, or the time is no number.
             InvariantBroken: The worker takes nothing, or has no room.
         """
-        found = self._workers[worker]
+        checks.check_float("now_s", now_s, -1e15, 1e15, ConfigError)
+        found = self._at(worker)
         if found.state is not WorkerState.READY:
             raise InvariantBroken(
                 f"{self.names[worker]} is {found.state.name.lower()} and takes no images; ask decide first."
@@ -232,7 +242,7 @@ class EncoderFleet:
             Hashes of the images, at most `batch_images` and, but for a single image, at most `batch_patches`; empty when
             a batch runs or none waits.
         """
-        found = self._workers[worker]
+        found = self._at(worker)
         if found.batch or found.state is WorkerState.DEAD:
             return ()
         batch: list[str | bytes] = []
@@ -252,16 +262,22 @@ class EncoderFleet:
         found.batch_ends_s = now_s + cost.seconds(patches)
         return found.batch
 
-    def end_batch(self, worker: int) -> list[tuple[str, str | bytes]]:
+    def end_batch(
+        self, worker: int, batch: tuple[str | bytes, ...] | None = None
+    ) -> list[tuple[str, str | bytes]]:
         """Notes that the batch of a worker is encoded.
 
         Args:
             worker: Index of the worker.
+            batch: What `begin_batch` gave, when the news may be of a batch that was lost with an earlier life of the
+                worker: news of another batch than the running one change nothing. None: of the running one.
 
         Returns:
             Requests and hashes whose embeddings can be fetched now.
         """
-        found = self._workers[worker]
+        found = self._at(worker)
+        if batch is not None and batch is not found.batch:
+            return []
         ready = []
         for key in found.batch:
             found.held[key].is_ready = True
@@ -280,7 +296,7 @@ class EncoderFleet:
         Returns:
             Whether there was such a lease.
         """
-        image = self._workers[worker].held.get(media_hash)
+        image = self._at(worker).held.get(media_hash)
         return image is not None and image.leases.pop(rid, None) is not None
 
     def drain(self, worker: int) -> None:
@@ -289,8 +305,8 @@ class EncoderFleet:
         Args:
             worker: Index of the worker.
         """
-        if self._workers[worker].state is WorkerState.READY:
-            self._workers[worker].state = WorkerState.DRAINING
+        if self._at(worker).state is WorkerState.READY:
+            self._at(worker).state = WorkerState.DRAINING
 
     def drop(self, worker: int) -> list[ImageTask]:
         """Notes that a worker died.
@@ -301,7 +317,7 @@ class EncoderFleet:
         Returns:
             The images under lease there, one for each request: all of them must be routed again.
         """
-        found = self._workers[worker]
+        found = self._at(worker)
         lost = [
             ImageTask(rid, key, image.patches, image.tokens)
             for key, image in found.held.items()
@@ -316,7 +332,7 @@ class EncoderFleet:
         Args:
             worker: Index of the worker.
         """
-        self._workers[worker].state = WorkerState.READY
+        self._at(worker).state = WorkerState.READY
 
     def expire(self, now_s: float) -> list[tuple[str, str | bytes]]:
         """Ends leases whose time is over.
@@ -338,14 +354,14 @@ class EncoderFleet:
 
     def num_leases(self, worker: int) -> int:
         """Leases that requests hold on a worker."""
-        return sum(len(image.leases) for image in self._workers[worker].held.values())
+        return sum(len(image.leases) for image in self._at(worker).held.values())
 
     def held_tokens(self, worker: int) -> int:
         """Rows that a worker keeps, with and without leases."""
-        return sum(image.tokens for image in self._workers[worker].held.values())
+        return sum(image.tokens for image in self._at(worker).held.values())
 
     def _make_room(self, worker: int, tokens: int) -> None:
-        held = self._workers[worker].held
+        held = self._at(worker).held
         total = self.held_tokens(worker)
         for key in list(held):
             if total + tokens <= self.capacity_tokens:
