@@ -13,6 +13,7 @@ from deepinfer.balancers.traffic import (
     TrafficClass,
     generate_herd,
     generate_traffic,
+    load_azure_csv,
     load_bailian_jsonl,
     load_burstgpt_csv,
     load_mooncake_jsonl,
@@ -68,7 +69,7 @@ def test_burstgpt_leaves_failures_out(tmp_path: Path, has_session: bool) -> None
     records = load_burstgpt_csv(write(tmp_path / "t.csv", head, *rows))
     session = 12 if has_session else None
     assert records == [TraceRecord(5.0, 472, 18, session=session, kind="Conversation log")]
-    with pytest.raises(ConfigError, match=r"record 1 .*KeyError"):
+    with pytest.raises(ConfigError, match=r"record 1 .* it has no "):
         load_burstgpt_csv(write(tmp_path / "bad.csv", "Timestamp", "1"))
 
 
@@ -120,3 +121,36 @@ def test_the_recorded_chat_trace(shared_data: Path) -> None:
     shared = [record.block_ids[0] for record in records]
     assert set(shared) == {0}, "everyone shares the first block"
     assert np.percentile([record.input_tokens for record in records], 50) == 7640
+
+
+def test_files_of_another_kind_are_named(tmp_path: Path) -> None:
+    packed = tmp_path / "trace.jsonl.gz"
+    packed.write_bytes(b"\x1f\x8b\x08\x00\xf0\xff")
+    for load in (load_mooncake_jsonl, load_bailian_jsonl, load_azure_csv, load_burstgpt_csv):
+        with pytest.raises(ConfigError, match=r"trace\.jsonl\.gz .*compressed"):
+            load(packed)
+    wrong = write(tmp_path / "a.csv", "TIME,ContextTokens", "1,2")
+    with pytest.raises(ConfigError, match=r"record 1 .* it has no 'TIMESTAMP'"):
+        load_azure_csv(wrong)
+    deep = write(tmp_path / "deep.jsonl", "[" * 200_000)
+    with pytest.raises(ConfigError, match="record 1"):
+        load_mooncake_jsonl(deep)
+    assert load_azure_csv(wrong, limit=0) == []
+    with pytest.raises(ConfigError, match="limit"):
+        load_azure_csv(wrong, limit=-1)
+
+
+def test_azure_times_with_and_without_a_fraction(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "azure.csv",
+        "TIMESTAMP,ContextTokens,GeneratedTokens",
+        "2024-05-10 00:00:00.5000000+00:00,1,2",
+        "2024-05-10 00:00:02+00:00,3,4",
+        "2024-05-10 00:00:03.2500000,5,6",
+    )
+    assert [record.arrival_s for record in load_azure_csv(path)] == [0.0, 1.5, 2.75]
+
+
+def test_ids_are_in_a_tuple() -> None:
+    with pytest.raises(ConfigError, match="tuple"):
+        TraceRecord(0.0, 1024, 1, [1, 2], 512)  # type: ignore[arg-type]

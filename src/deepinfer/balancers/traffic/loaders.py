@@ -79,7 +79,7 @@ def load_azure_csv(path: str | Path, *, limit: int | None = None) -> list[TraceR
     def record(row: dict[str, str]) -> TraceRecord:
         nonlocal first
         # Seven digits after the point, and datetime takes six.
-        when = datetime.datetime.fromisoformat(row["TIMESTAMP"][:26])
+        when = datetime.datetime.fromisoformat(row["TIMESTAMP"][:26]).replace(tzinfo=None)
         first = first or when
         return TraceRecord(
             arrival_s=max(0.0, (when - first).total_seconds()),
@@ -202,15 +202,23 @@ def _load(
     record: Callable[[Any], TraceRecord | None],
     limit: int | None,
 ) -> list[TraceRecord]:
+    if limit is not None:
+        checks.check_int("limit", limit, 0, 2**62, ConfigError)
     records: list[TraceRecord] = []
-    for number, row in enumerate(rows, start=1):
-        if limit is not None and len(records) >= limit:
-            break
+    number = 0
+    rows = iter(rows)
+    while limit is None or len(records) < limit:
+        number += 1
         try:
+            row = next(rows)
             made = record(row)
-        except (KeyError, TypeError, ValueError) as error:
+        except StopIteration:
+            break
+        except (KeyError, TypeError, ValueError, csv.Error, RecursionError) as error:
+            why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise ConfigError(
-                f"record {number} of {path} cannot be read ({type(error).__name__}: {error}).",
+                f"record {number} of {path} cannot be read: {why}. Is it a file of the format that this function "
+                "loads, and not compressed?",
                 field="path",
                 value=str(path),
             ) from error

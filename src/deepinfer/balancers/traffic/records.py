@@ -26,7 +26,7 @@ class TraceRecord:
         kind: The trace's own name for the class of traffic, or "".
 
     Raises:
-        ConfigError: A number is out of range, or the ids do not cover the prompt.
+        ConfigError: A number is out of range, or the ids are in no tuple or do not cover the prompt.
     """
 
     arrival_s: float
@@ -42,6 +42,8 @@ class TraceRecord:
         checks.check_float("arrival_s", self.arrival_s, 0.0, 1e12, ConfigError)
         checks.check_int("input_tokens", self.input_tokens, 1, 2**31 - 1, ConfigError)
         checks.check_int("output_tokens", self.output_tokens, 1, 2**31 - 1, ConfigError)
+        if not isinstance(self.block_ids, tuple):
+            checks.fail("block_ids", self.block_ids, "a tuple of ids", ConfigError)
         if self.block_ids:
             checks.check_int("block_tokens", self.block_tokens, 1, 2**31 - 1, ConfigError)
             whole, rest = divmod(self.input_tokens, self.block_tokens)
