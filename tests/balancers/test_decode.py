@@ -282,3 +282,16 @@ def test_bad_options_are_refused() -> None:
         DecodeBalancer("kv")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="1 prompts and 2 outputs"):
         DecodeTrial(prompt_tokens=[1], output_tokens=[1, 2])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "match"),
+    [
+        ({"prompt_tokens": [0, 5]}, "prompt_tokens"),
+        ({"output_tokens": [3, 0]}, "output_tokens"),
+        ({"capacity_tokens": -1}, "capacity_tokens"),
+    ],
+)
+def test_lengths_of_a_trial_are_checked(lengths: dict[str, object], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        DecodeTrial(**{"prompt_tokens": [5, 5], "output_tokens": [3, 3], **lengths})  # type: ignore[arg-type]

@@ -77,6 +77,7 @@ class DecodeTrial:
         for name in ("ranks", "requests_per_rank", "steps"):
             checks.check_int(name, getattr(self, name), 1, 10**9, ConfigError)
         checks.check_int("warm_up", self.warm_up, 0, self.steps - 1, ConfigError)
+        checks.check_int("capacity_tokens", self.capacity_tokens, 0, 2**62, ConfigError)
         lengths = (len(self.prompt_tokens), len(self.output_tokens))
         if lengths[0] != lengths[1] or not lengths[0]:
             raise ConfigError(
@@ -84,6 +85,9 @@ class DecodeTrial:
                 "other, at least one.",
                 field="output_tokens",
             )
+        for name in ("prompt_tokens", "output_tokens"):
+            least = min(getattr(self, name))
+            checks.check_int(f"the smallest of {name}", least, 1, 2**48, ConfigError)
 
 
 class _Requests:
