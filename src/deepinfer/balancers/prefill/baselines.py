@@ -205,10 +205,12 @@ class SglangCacheAware(_WithIndex):
         match_threshold: float = 0.5,
     ) -> None:
         super().__init__(index, block_tokens=block_tokens)
-        self.balance_abs = balance_abs
-        self.balance_rel = balance_rel
-        self.match_threshold = match_threshold
-        self._sent: dict[str, int] = {}  # blocks sent to each worker: the size of its tree
+        self.balance_abs = checks.check_int("balance_abs", balance_abs, 0, 2**31, ConfigError)
+        self.balance_rel = checks.check_float("balance_rel", balance_rel, 0.0, 1e9, ConfigError)
+        self.match_threshold = checks.check_float(
+            "match_threshold", match_threshold, 0.0, 1.0, ConfigError
+        )
+        self._sent: dict[str, int] = {}  # tokens sent to each worker: the size of its tree
 
     def decide(self, request: RouteRequest, fleet: Fleet) -> Decision:
         """Load when it is uneven, else the match, else the smallest tree.
@@ -253,7 +255,9 @@ class DynamoCost(_WithIndex):
         self, index: PrefixIndex, *, block_tokens: int = 512, overlap_weight: float = 1.0
     ) -> None:
         super().__init__(index, block_tokens=block_tokens)
-        self.overlap_weight = overlap_weight
+        self.overlap_weight = checks.check_float(
+            "overlap_weight", overlap_weight, 0.0, 1e9, ConfigError
+        )
 
     def decide(self, request: RouteRequest, fleet: Fleet) -> Decision:
         """The lowest sum.
@@ -283,7 +287,7 @@ class LoadAware(_WithIndex):
 
     def __init__(self, index: PrefixIndex, *, block_tokens: int = 512, beta: float = 1.0) -> None:
         super().__init__(index, block_tokens=block_tokens)
-        self.beta = beta
+        self.beta = checks.check_float("beta", beta, 0.0, 1e9, ConfigError)
 
     def decide(self, request: RouteRequest, fleet: Fleet) -> Decision:
         """The highest score.

@@ -97,8 +97,10 @@ class PrefillCost:
             ConfigError: A figure is not above 0.
         """
         checks.check_float("tokens_per_s", tokens_per_s, 0.0, 1e15, ConfigError, open_low=True)
-        if not crossover_tokens > 0:
-            checks.fail("crossover_tokens", crossover_tokens, "a number above 0", ConfigError)
+        if crossover_tokens != float("inf"):
+            checks.check_float(
+                "crossover_tokens", crossover_tokens, 0.0, 1e15, ConfigError, open_low=True
+            )
         token_s = 1.0 / tokens_per_s
         return cls(token_s=token_s, pair_s=token_s / crossover_tokens, step_s=step_s)
 

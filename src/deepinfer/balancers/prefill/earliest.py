@@ -89,7 +89,13 @@ class EarliestCompletion:
         if tied.size > 1:
             requests = fleet.num_requests[tied]
             tied = tied[requests == requests.min()]
-        target = int(tied[zlib.crc32(request.rid.encode()) % tied.size if tied.size > 1 else 0])
+        target = int(
+            tied[
+                zlib.crc32(request.rid.encode(errors="surrogatepass")) % tied.size
+                if tied.size > 1
+                else 0
+            ]
+        )
         predicted = float(fleet.waiting_s[target] + own[target])
         return Decision(target, "earliest_completion", predicted)
 

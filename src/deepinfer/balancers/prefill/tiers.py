@@ -141,9 +141,11 @@ class TierRouter:
         hysteresis: float = 0.25,
     ) -> None:
         self.inner = inner
+        if not isinstance(bounds, Sequence):
+            checks.fail("bounds", bounds, "rising numbers of tokens above 0", ConfigError)
         self.bounds = tuple(bounds)
         for low, high in zip((0, *self.bounds), self.bounds, strict=False):
-            if not isinstance(high, int) or high <= low:
+            if not isinstance(high, int) or isinstance(high, bool) or high <= low:
                 checks.fail("bounds", bounds, "rising numbers of tokens above 0", ConfigError)
         checks.check_int("num_engines", num_engines, 1, 2**20, ConfigError)
         self.hysteresis = checks.check_float("hysteresis", hysteresis, 0.0, 100.0, ConfigError)
