@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -189,6 +190,37 @@ def test_a_grammar_completed_inside_a_block_ends_there(make_engine) -> None:
     output = engine.generate([[5, 6]], params)[0]
     assert key(output) == key(plain)
     assert output.usage.accepted >= 1
+    assert output.usage.verified == output.usage.accepted  # the nines were never run
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_drafts_that_a_grammar_refuses_are_not_run(make_engine, depth: int) -> None:
+    params = PLAIN.replace(regex="|".join(["abcdef", "uvwxyz"] * 12), temperature=0.7, seed=2)
+    plain = make_engine(grammar=compile_regex).generate([[5, 6]], params)[0]
+
+    class Half(Hindsight):
+        def one(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+            row = super().one(ids)
+            return (*row[:2], row[0], row[3]) if len(row) == 4 else row
+
+    engine = make_engine(
+        drafter=Half([[5, 6]], [plain]), grammar=compile_regex, config={"async_depth": depth}
+    )
+    runner, drafts = engine._parts.runner, []
+    sample = runner.sample
+
+    def looking(handle: Any, masks: Any = None) -> Any:
+        drafts.extend(handle.drafts.values())
+        return sample(handle, masks)
+
+    runner.sample = looking
+    output = engine.generate([[5, 6]], params)[0]
+    assert key(output) == key(plain)
+    assert drafts
+    letters = [frozenset(ToyTokenizer().encode(s, add_bos=False)) for s in ("abcdef", "uvwxyz")]
+    for draft in drafts:
+        kinds = [token in letters[0] for token in draft]
+        assert all(a != b for a, b in itertools.pairwise(kinds))
 
 
 def test_a_mask_that_fails_behind_a_draft_fails_its_request_alone(make_engine) -> None:

@@ -154,8 +154,7 @@ def assemble(
         sampler: A sampler, or None for `Sampler`.
         drafter: A drafter, its registered name such as "dspark", something called with (model) that returns one,
             or None to decode without drafts.
-        verify: How many drafts are verified: None or "all", "scheduled", a `deepinfer.speculative.StepCostModel`, a
-            `VerificationScheduler`, or a policy with `choose(confidences, num_running)`.
+        verify: How many drafts are verified, as in `Engine`; None for all.
         grammar: Called with the `SamplingParams` of a constrained request, or None for `StructuredOutput` with a
             tokenizer that tells its vocabulary, and for none without.
         sink: Takes events, or None.
@@ -235,6 +234,8 @@ def assemble(
     if grammar is None and hasattr(tokenizer, "vocabulary"):
         grammar = StructuredOutput(tokenizer, info.vocab_size, tuple(info.eos_token_ids))
     masks = GrammarMasks(info.vocab_size, info.eos_token_ids)
+    if isinstance(runner, ModelRunner):
+        runner.num_legal = masks.num_legal
     recorder = StatsRecorder(sink)
     parts = Parts(
         info=info,

@@ -32,6 +32,7 @@ class GrammarMasks:
     def __init__(self, vocab_size: int, eos_token_ids: Sequence[int] = ()) -> None:
         self._num_words = -(-vocab_size // 32)
         self._states: dict[str, GrammarState] = {}
+        self._num_accepted: dict[str, int] = {}
         self._eos = frozenset(token for token in eos_token_ids if 0 <= token < vocab_size)
         self._going_on: set[str] = set()  # requests that ignore end-of-sequence tokens
         keeps = torch.zeros(self._num_words * 32, dtype=torch.int64)
@@ -48,6 +49,7 @@ class GrammarMasks:
         """
         if request.grammar is not None:
             self._states[request.rid] = request.grammar.start()
+            self._num_accepted[request.rid] = 0
             if request.params.ignore_eos and self._eos:
                 self._going_on.add(request.rid)
 
@@ -58,11 +60,13 @@ class GrammarMasks:
             rid: Its id.
         """
         self._states.pop(rid, None)
+        self._num_accepted.pop(rid, None)
         self._going_on.discard(rid)
 
     def clear(self) -> None:
         """Forgets every request."""
         self._states.clear()
+        self._num_accepted.clear()
         self._going_on.clear()
 
     def masks(
@@ -123,6 +127,32 @@ class GrammarMasks:
             if moved:
                 state.rollback(moved)
 
+    def num_legal(self, rid: str, output_ids: Sequence[int], draft: Sequence[int]) -> int:
+        """How many drafts a grammar lets through; the others need not be run, since they cannot be chosen.
+
+        Args:
+            rid: Id of the request; one without a grammar takes all.
+            output_ids: Its output as far as it is known, which may be ahead of what was accepted.
+            draft: Drafts behind it.
+
+        Returns:
+            Drafts up to the first that the grammar refuses, or to the one that completes it.
+        """
+        state = self._states.get(rid)
+        if state is None:
+            return len(draft)
+        ahead = output_ids[self._num_accepted[rid] :]
+        moved = 0
+        try:
+            for token in (*ahead, *draft):
+                if state.is_done or not state.accept((token,)):
+                    break
+                moved += 1
+        finally:
+            if moved:
+                state.rollback(moved)
+        return max(0, moved - len(ahead))
+
     def end_of(self, rid: str, token_ids: Sequence[int]) -> int | None:
         """Where an output ends that its grammar let not go on, although its request ignores end-of-sequence tokens.
 
@@ -158,6 +188,7 @@ class GrammarMasks:
                 raise ValueError(
                     f"the grammar refuses the token {token}, which its mask let through"
                 )
+            self._num_accepted[rid] += 1
             if state.is_done:
                 return count
         return None

@@ -24,6 +24,7 @@ from deepinfer.engine.parts import EngineDrafter
 from deepinfer.engine.runner_graphs import RecordsSteps
 from deepinfer.engine.sample_batch import mask_rows, sample_rows
 from deepinfer.engine.step_batch import (
+    NumLegal,
     build_batch,
     check_ids,
     collect_rows,
@@ -79,6 +80,7 @@ class ModelRunner(RecordsSteps):
         cache: The model's cache.
         cache_shape: Its measures, or None when they were not given.
         host_tier: Host memory for cache content, or None.
+        num_legal: Tells how many drafts of a constrained request can be chosen at all; None runs them all.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class ModelRunner(RecordsSteps):
         )
         self._last: RunningStep | None = None
         self._switched_on = False
+        self.num_legal: NumLegal | None = None
         self._deterministic = deterministic
         if drafter is not None and hasattr(drafter, "bind"):
             drafter.bind(self.cache)
@@ -163,7 +166,7 @@ class ModelRunner(RecordsSteps):
         self._enter_rows(step)
         if self._drafter is not None:
             drafting = time.perf_counter()
-            propose_drafts(step, self._drafter, self.info.vocab_size, self._never)
+            propose_drafts(step, self._drafter, self.info.vocab_size, self._never, self.num_legal)
             step.draft_s = time.perf_counter() - drafting
         if step.lane is not None or step.rows:
             self._run_model(step)
@@ -249,7 +252,7 @@ class ModelRunner(RecordsSteps):
         self._states._cache = None
         self._lanes.clear()
         self._model = self._sampler = self._drafter = self.cache = None  # type: ignore[assignment]
-        self._future = self._last = self.host_tier = None  # type: ignore[assignment]
+        self._future = self._last = self.host_tier = self.num_legal = None  # type: ignore[assignment]
 
     def _needs_settled(self, plan: StepPlan) -> bool:
         """Whether a plan cannot run before the host knows how the drafts of the step before it fared."""

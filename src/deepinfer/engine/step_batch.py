@@ -21,6 +21,7 @@ from deepinfer.sampling import Sampled as CheckedSampled
 from deepinfer.sampling import prompt_logprobs
 
 __all__ = [
+    "NumLegal",
     "build_batch",
     "check_ids",
     "collect_rows",
@@ -34,6 +35,9 @@ __all__ = [
 ]
 
 _PROMPT_LOGITS_ROWS = 512
+
+NumLegal = Callable[[str, Sequence[int], Sequence[int]], int]
+"""Called with the id of a request, its output and its drafts; returns how many of these its grammar lets through."""
 
 
 def build_batch(step: RunningStep, future: FutureTokens, device: torch.device) -> ForwardBatch:
@@ -108,7 +112,11 @@ def lane_segments(lane: DecodeLane) -> list[Segment]:
 
 
 def propose_drafts(
-    step: RunningStep, drafter: EngineDrafter, vocab_size: int, never: Set[int]
+    step: RunningStep,
+    drafter: EngineDrafter,
+    vocab_size: int,
+    never: Set[int],
+    num_legal: NumLegal | None = None,
 ) -> None:
     """Asks for drafts of the rows that are to be verified.
 
@@ -118,6 +126,7 @@ def propose_drafts(
         drafter: Proposes.
         vocab_size: Ids are below it.
         never: Ids that are never chosen.
+        num_legal: Called with the id of a request, its output and its drafts; tells how many of these can be chosen.
     """
     wanted = [r for r in step.rows if r.row.role is RowRole.VERIFY and r.row.num_drafts]
     if not wanted:
@@ -138,7 +147,12 @@ def propose_drafts(
     for running, tokens, known in zip(wanted, proposed.token_ids, confidences, strict=True):
         bad = (k for k, t in enumerate(tokens) if not 0 <= t < vocab_size or t in never)
         end = next(bad, len(tokens))
-        running.draft = tuple(map(int, tokens[: min(end, running.row.num_drafts)]))
+        draft = tuple(map(int, tokens[: min(end, running.row.num_drafts)]))
+        request = step.requests[running.row.rid]
+        if draft and num_legal is not None and request.grammar is not None:
+            output = running.state.token_ids[request.num_prompt_tokens :]
+            draft = draft[: num_legal(request.rid, output, draft)]
+        running.draft = draft
         running.confidences = tuple(map(float, known[:end]))
         running.num_tokens += len(running.draft)
 
