@@ -38,8 +38,8 @@ from deepinfer.balancers import rebalance_experts
 found = rebalance_experts([[9, 1, 1, 1]], 6, 1, 1, 2)[2].max() - 1
 """,
     "prompts": """
-from deepinfer.balancers import Fleet, RouteRequest, WorkerSnapshot
-from deepinfer.balancers.prefill import EarliestCompletion, PrefillCost, PrefixIndex
+from deepinfer.balancers import EarliestCompletion, Fleet, PrefillCost, PrefixIndex
+from deepinfer.balancers import RouteRequest, WorkerSnapshot
 fleet = Fleet([WorkerSnapshot(name="a", waiting_s=9.0), WorkerSnapshot(name="b")])
 router = EarliestCompletion(PrefillCost.of_rate(20_000), PrefixIndex(), block_tokens=512)
 found = router.decide(RouteRequest(rid="r", prompt_tokens=10), fleet).target

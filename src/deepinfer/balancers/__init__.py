@@ -30,23 +30,37 @@ if TYPE_CHECKING:
     from deepinfer.balancers.expert_parallel.rebalance import rebalance_experts as rebalance_experts
     from deepinfer.balancers.expert_parallel.splitter import TokenSplitter as TokenSplitter
     from deepinfer.balancers.fleet import Fleet as Fleet
+    from deepinfer.balancers.prefill.cost import PrefillCost as PrefillCost
+    from deepinfer.balancers.prefill.earliest import EarliestCompletion as EarliestCompletion
+    from deepinfer.balancers.prefill.prefix_index import CacheSnapshot as CacheSnapshot
+    from deepinfer.balancers.prefill.prefix_index import CacheUpdate as CacheUpdate
+    from deepinfer.balancers.prefill.prefix_index import PrefixIndex as PrefixIndex
+    from deepinfer.balancers.prefill.tiers import TierRouter as TierRouter
     from deepinfer.balancers.replicas import ReplicaBalancer as ReplicaBalancer
+    from deepinfer.balancers.simulator.simulator import FleetSimulator as FleetSimulator
 
 _EXPORTS = {
+    "CacheSnapshot": "deepinfer.balancers.prefill.prefix_index",
+    "CacheUpdate": "deepinfer.balancers.prefill.prefix_index",
     "Decision": "deepinfer.balancers.decision",
     "DecodeBalancer": "deepinfer.balancers.decode",
     "DecodeCost": "deepinfer.balancers.decode_cost",
     "DecodeTrial": "deepinfer.balancers.decode_trial",
+    "EarliestCompletion": "deepinfer.balancers.prefill.earliest",
     "EncoderBalancer": "deepinfer.balancers.encoder",
     "EncoderCost": "deepinfer.balancers.encoder_fleet",
     "EncoderFleet": "deepinfer.balancers.encoder_fleet",
     "ExpertPlanner": "deepinfer.balancers.expert_parallel.planner",
     "Fleet": "deepinfer.balancers.fleet",
+    "FleetSimulator": "deepinfer.balancers.simulator.simulator",
     "ImageTask": "deepinfer.balancers.encoder_fleet",
     "OutputLengths": "deepinfer.balancers.decode_outputs",
+    "PrefillCost": "deepinfer.balancers.prefill.cost",
+    "PrefixIndex": "deepinfer.balancers.prefill.prefix_index",
     "ReplicaBalancer": "deepinfer.balancers.replicas",
     "RouteRequest": "deepinfer.balancers.base",
     "Router": "deepinfer.balancers.base",
+    "TierRouter": "deepinfer.balancers.prefill.tiers",
     "TokenSplitter": "deepinfer.balancers.expert_parallel.splitter",
     "TrialReport": "deepinfer.balancers.decode_trial",
     "WorkerSnapshot": "deepinfer.balancers.base",
@@ -56,20 +70,27 @@ _EXPORTS = {
 }
 
 __all__ = [
+    "CacheSnapshot",
+    "CacheUpdate",
     "Decision",
     "DecodeBalancer",
     "DecodeCost",
     "DecodeTrial",
+    "EarliestCompletion",
     "EncoderBalancer",
     "EncoderCost",
     "EncoderFleet",
     "ExpertPlanner",
     "Fleet",
+    "FleetSimulator",
     "ImageTask",
     "OutputLengths",
+    "PrefillCost",
+    "PrefixIndex",
     "ReplicaBalancer",
     "RouteRequest",
     "Router",
+    "TierRouter",
     "TokenSplitter",
     "TrialReport",
     "WorkerSnapshot",
