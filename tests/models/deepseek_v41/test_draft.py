@@ -7,6 +7,7 @@ import torch
 
 from deepinfer.core.errors import InvariantBroken, ShapeError
 from deepinfer.models.deepseek_v41 import ForwardBatch
+from deepinfer.sampling import CoupledDraw
 
 
 @pytest.mark.parametrize("mode", ["plain", "qat"])
@@ -127,3 +128,23 @@ def test_arguments_of_different_length(small_model) -> None:
     cache = small_model.new_cache(1, 64, 16)
     with pytest.raises(ShapeError, match="3 feature rows, 2 positions and 3 slots"):
         small_model.draft.extend_context(torch.zeros(3, 128), [0, 1], [0] * 3, cache)
+
+
+def test_drafts_are_drawn_with_the_noise_of_their_positions(small_model) -> None:
+    draft, length = small_model.draft, 9
+    cache = small_model.new_cache(4, 64, 32)
+    for slot in (0, 1):
+        seed_context(small_model, cache, slot, length)
+    where = [5, 6], [length, length], [0, 1]
+    out = draft.propose(*where, cache)
+    tokens, confidences = draft.draft_coupled(*where, cache, temperatures=[0.0, 1.3], seeds=[4, 9])
+    greedy, sure = draft.draft_greedy(*where, cache)
+    assert torch.equal(tokens[0], greedy[0])
+    assert torch.equal(confidences[0], sure[0])
+    assert not torch.equal(tokens[1], greedy[1])
+    before = 6
+    for index, token in enumerate(tokens[1].tolist()):
+        scores = out.base_logits[1:, index] + draft.markov_bias(torch.tensor([before]))
+        draw = CoupledDraw.of([1.3], [9])
+        assert token == int(draw(scores, torch.tensor([length + 1 + index])))
+        before = token
