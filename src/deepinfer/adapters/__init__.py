@@ -2,7 +2,7 @@
 
 `render_metrics` writes the numbers of an engine as Prometheus text; `EngineCollector` gives them to
 `prometheus_client`. `GrammarLogitsProcessor` keeps `transformers` in a grammar, `VllmGrammarBackend` vLLM, and
-`SglangGrammarBackend` SGLang.
+`SglangGrammarBackend` SGLang. `TransformersTarget` makes a model of `transformers` the target of a draft.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from deepinfer.adapters.sglang_grammar import SglangGrammar as SglangGrammar
     from deepinfer.adapters.sglang_grammar import SglangGrammarBackend as SglangGrammarBackend
     from deepinfer.adapters.sglang_grammar import register_with_sglang as register_with_sglang
+    from deepinfer.adapters.transformers_draft import RecordedRows as RecordedRows
+    from deepinfer.adapters.transformers_draft import TransformersTarget as TransformersTarget
     from deepinfer.adapters.transformers_grammar import (
         GrammarLogitsProcessor as GrammarLogitsProcessor,
     )
@@ -29,6 +31,8 @@ _EXPORTS = {
     "GrammarLogitsProcessor": "deepinfer.adapters.transformers_grammar",
     "SglangGrammar": "deepinfer.adapters.sglang_grammar",
     "SglangGrammarBackend": "deepinfer.adapters.sglang_grammar",
+    "RecordedRows": "deepinfer.adapters.transformers_draft",
+    "TransformersTarget": "deepinfer.adapters.transformers_draft",
     "VllmGrammar": "deepinfer.adapters.vllm_grammar",
     "VllmGrammarBackend": "deepinfer.adapters.vllm_grammar",
     "metric_families": "deepinfer.adapters.prometheus",

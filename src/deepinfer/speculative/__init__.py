@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from deepinfer.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from deepinfer.speculative.block_drafter import BlockDrafter as BlockDrafter
     from deepinfer.speculative.calibration.margin import MarginEstimator as MarginEstimator
     from deepinfer.speculative.calibration.online import (
         OnlineTemperatureScaling as OnlineTemperatureScaling,
@@ -20,6 +21,17 @@ if TYPE_CHECKING:
         SequentialTemperatureScaling as SequentialTemperatureScaling,
     )
     from deepinfer.speculative.cost import StepCostModel as StepCostModel
+    from deepinfer.speculative.draft_config import DraftConfig as DraftConfig
+    from deepinfer.speculative.draft_module import DraftModule as DraftModule
+    from deepinfer.speculative.draft_module import TargetEnds as TargetEnds
+    from deepinfer.speculative.draft_training import DraftBlocks as DraftBlocks
+    from deepinfer.speculative.draft_training import draft_training_loss as draft_training_loss
+    from deepinfer.speculative.draft_training import draw_blocks as draw_blocks
+    from deepinfer.speculative.generate import CausalTarget as CausalTarget
+    from deepinfer.speculative.generate import GenerationStats as GenerationStats
+    from deepinfer.speculative.generate import SpeculativeGeneration as SpeculativeGeneration
+    from deepinfer.speculative.generate import TargetOutput as TargetOutput
+    from deepinfer.speculative.generate import speculative_generate as speculative_generate
     from deepinfer.speculative.heads import ConfidenceHead as ConfidenceHead
     from deepinfer.speculative.heads import GatedMarkovHead as GatedMarkovHead
     from deepinfer.speculative.heads import MarkovHead as MarkovHead
@@ -32,6 +44,7 @@ if TYPE_CHECKING:
     from deepinfer.speculative.laws import standard_acceptance as standard_acceptance
     from deepinfer.speculative.loss import LossTerms as LossTerms
     from deepinfer.speculative.loss import dspark_loss as dspark_loss
+    from deepinfer.speculative.model_drafter import ModelDrafter as ModelDrafter
     from deepinfer.speculative.ngram import NgramDrafter as NgramDrafter
     from deepinfer.speculative.noise import CounterNoise as CounterNoise
     from deepinfer.speculative.noise import DrawStream as DrawStream
@@ -47,15 +60,22 @@ if TYPE_CHECKING:
     from deepinfer.speculative.survival import slot_order as slot_order
 
 _EXPORTS = {
+    "BlockDrafter": "deepinfer.speculative.block_drafter",
     "BudgetDecision": "deepinfer.speculative.scheduler",
+    "CausalTarget": "deepinfer.speculative.generate",
     "ConfidenceHead": "deepinfer.speculative.heads",
     "CounterNoise": "deepinfer.speculative.noise",
+    "DraftBlocks": "deepinfer.speculative.draft_training",
+    "DraftConfig": "deepinfer.speculative.draft_config",
+    "DraftModule": "deepinfer.speculative.draft_module",
     "DrawStream": "deepinfer.speculative.noise",
     "GatedMarkovHead": "deepinfer.speculative.heads",
+    "GenerationStats": "deepinfer.speculative.generate",
     "LaggedConfidence": "deepinfer.speculative.lagged",
     "LossTerms": "deepinfer.speculative.loss",
     "MarginEstimator": "deepinfer.speculative.calibration.margin",
     "MarkovHead": "deepinfer.speculative.heads",
+    "ModelDrafter": "deepinfer.speculative.model_drafter",
     "NgramDrafter": "deepinfer.speculative.ngram",
     "NoiseSource": "deepinfer.speculative.noise",
     "OnlineTemperatureScaling": "deepinfer.speculative.calibration.online",
@@ -65,30 +85,43 @@ _EXPORTS = {
     "SequentialHead": "deepinfer.speculative.heads",
     "SequentialTemperatureScaling": "deepinfer.speculative.calibration.sequential",
     "SlotOrder": "deepinfer.speculative.survival",
+    "SpeculativeGeneration": "deepinfer.speculative.generate",
     "StepCostModel": "deepinfer.speculative.cost",
+    "TargetEnds": "deepinfer.speculative.draft_module",
+    "TargetOutput": "deepinfer.speculative.generate",
     "VerificationScheduler": "deepinfer.speculative.scheduler",
     "VerifyPlan": "deepinfer.speculative.scheduler",
     "VerifyResult": "deepinfer.speculative.rejection",
     "block_acceptance": "deepinfer.speculative.laws",
     "calibration_report": "deepinfer.speculative.calibration.report",
+    "draft_training_loss": "deepinfer.speculative.draft_training",
+    "draw_blocks": "deepinfer.speculative.draft_training",
     "dspark_loss": "deepinfer.speculative.loss",
     "make_sequential_head": "deepinfer.speculative.heads",
     "prefix_survival": "deepinfer.speculative.survival",
     "residual_law": "deepinfer.speculative.laws",
     "slot_order": "deepinfer.speculative.survival",
+    "speculative_generate": "deepinfer.speculative.generate",
     "standard_acceptance": "deepinfer.speculative.laws",
 }
 
 __all__ = [
+    "BlockDrafter",
     "BudgetDecision",
+    "CausalTarget",
     "ConfidenceHead",
     "CounterNoise",
+    "DraftBlocks",
+    "DraftConfig",
+    "DraftModule",
     "DrawStream",
     "GatedMarkovHead",
+    "GenerationStats",
     "LaggedConfidence",
     "LossTerms",
     "MarginEstimator",
     "MarkovHead",
+    "ModelDrafter",
     "NgramDrafter",
     "NoiseSource",
     "OnlineTemperatureScaling",
@@ -98,17 +131,23 @@ __all__ = [
     "SequentialHead",
     "SequentialTemperatureScaling",
     "SlotOrder",
+    "SpeculativeGeneration",
     "StepCostModel",
+    "TargetEnds",
+    "TargetOutput",
     "VerificationScheduler",
     "VerifyPlan",
     "VerifyResult",
     "block_acceptance",
     "calibration_report",
+    "draft_training_loss",
+    "draw_blocks",
     "dspark_loss",
     "make_sequential_head",
     "prefix_survival",
     "residual_law",
     "slot_order",
+    "speculative_generate",
     "standard_acceptance",
 ]
 
