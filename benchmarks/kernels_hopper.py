@@ -18,6 +18,7 @@ import time
 import torch
 
 FP8 = torch.float8_e4m3fn
+REPEATS = int(os.environ.get("REPEATS", "20"))
 ANCHORS = {  # DeepGEMM 0.1.5 (SGLang's build) and FlashInfer 0.6.1 on the same card, ms
     "masked_fp8 48x1x4608x5120": 0.297,
     "masked_fp8 48x8x4608x5120": 0.297,
@@ -113,10 +114,14 @@ def masked(packed: bool, groups: int, m: int, n: int, k: int, tuning: tuple, sma
                 assert bool(torch.isfinite(out[g, :c]).all()), f"group {g} not finite"
                 worst = max(worst, calc_diff(ref, out[g, :c]))
         first = out.clone()
-        for _ in range(20):
+        wrong = 0
+        for _ in range(REPEATS):
             out.fill_(777)
             run()
-            assert torch.equal(out, first), "repeats differ"
+            wrong += not torch.equal(out, first)
+        assert not wrong, (
+            f"{wrong} of {REPEATS} repeats differ, the last in {(out != first).nonzero()[:6].tolist()}"
+        )
         return {"diff": worst}
 
     weight_bytes = w.numel() * w.itemsize + ws.numel() * ws.itemsize
@@ -364,6 +369,32 @@ def cases(rounds: str) -> list[tuple]:
     out.append(("topk_bf16 1024x32768 k512", topk, ("bf16", 1024, 32768, 512), mid))
     out.append(("topk_bf16 4096x8192 k512", topk, ("bf16", 4096, 8192, 512), low))
     out.append(("topk_fp32 64x129280 k512", topk, ("fp32", 64, 129280, 512), big[:2]))
+    if rounds == "final":
+        chosen = {
+            "masked_fp8 48x16": [(16, 2, 6, 1, 2)],
+            "masked_fp8 48x32": [(32, 2, 5, 1, 2)],
+            "masked_fp8 48x64": [(64, 2, 4, 1, 2, True), (64, 2, 8, 1, 1, True)],
+            "masked_mxfp4 48x16": [(16, 1, 5, 1, 4), (16, 1, 5, 2, 3), (16, 1, 8, 1, 4)],
+            "masked_mxfp4 48x32": [(32, 1, 3, 2, 3), (32, 2, 8, 2)],
+            "masked_mxfp4 48x64": [(64, 2, 6, 2)],
+            "dense_fp8 64": [(64, 1, 10, 1, 1, True)],
+            "dense_fp8 16": [(16, 2, 5, 1, 2)],
+            "dense_fp8 2048": [(2, 128, 6, 8)],
+            "dense_fp8 4096": [(2, 128, 6, 8)],
+            "dense_fp8 8192": [(3, 128, 5, 16)],
+            "contiguous_fp8": [(2, 128, 6, 8)],
+            "dense_bf16": [(2, 256, 4, 8)],
+            "scores_fp8 4096": [(4,)],
+            "scores_fp8 2048": [(2,)],
+            "topk_bf16 64": [(1024, 1024, 16)],
+            "topk_bf16 1024": [(1024, 1024, 8)],
+            "topk_bf16 4096": [(1024, 1024, 4)],
+            "topk_fp32": [(1024, 2048, 32)],
+        }
+        out = [
+            (name, build, args, next(v for k, v in chosen.items() if name.startswith(k)))
+            for name, build, args, _ in out
+        ]
     only = tuple(os.environ.get("KERNELS", "").split(","))
     return [case for case in out if case[0].startswith(only)]
 

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from deepinfer.core.errors import ShapeError
 
-__all__ = ["check_dtype", "check_last_stride", "check_shape", "gluon_refusal", "triton_refusal"]
+__all__ = [
+    "check_dtype",
+    "check_last_stride",
+    "check_shape",
+    "gluon_refusal",
+    "has_gluon",
+    "triton_refusal",
+]
 
 
 def check_shape(name: str, x: Tensor, expected: tuple[int | None, ...], axes: str) -> None:
@@ -91,11 +98,12 @@ def gluon_refusal(*tensors: Tensor) -> str | None:
         return (
             f"it is for compute capability 9.0, and this device has {capability[0]}.{capability[1]}"
         )
-    return None if _has_gluon() else "it needs Triton 3.6 or newer"
+    return None if has_gluon() else "it needs Triton 3.6 or newer"
 
 
 @lru_cache(maxsize=1)
-def _has_gluon() -> bool:
+def has_gluon() -> bool:
+    """Whether the installed Triton has Gluon, the language of the kernels for Hopper."""
     from importlib.metadata import version
 
     major, minor = (int(part) for part in version("triton").split(".")[:2])

@@ -89,7 +89,7 @@ def _dense_hopper(x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d:
         x = x.contiguous()
     with torch.cuda.device(x.device):
         if xs is not None and ws is not None and (m <= 64 or w.dtype == torch.uint8):
-            table = configs.MASKED_MXFP4 if w.dtype == torch.uint8 else configs.MASKED_FP8
+            table = configs.MASKED_MXFP4 if w.dtype == torch.uint8 else configs.DENSE_FP8
             tuning = launch.SwappedTuning(*_spanned(_tuning(table, x, n, k, m), k))
             launch.grouped_swapped(
                 x.contiguous()[None], xs[None], w[None], _bytes(ws)[None], None, d[None], tuning
@@ -128,7 +128,9 @@ def _contiguous_hopper(
         x = x.contiguous()
     table = configs.TALL_BF16 if xs is None else configs.TALL_FP8
     sizes = _tuning(table, x, w.shape[1], w.shape[2], x.shape[0])
-    tuning = launch.TallTuning(1, *sizes[1:])  # a tile of 128 rows lies in one group
+    if sizes[0] != 2:  # only a tile of 128 rows lies in one group
+        sizes = configs.TALL_FP8[0][4]
+    tuning = launch.TallTuning(*sizes)
     with torch.cuda.device(x.device):
         launch.gemm_tall(x, xs, w, ws, layout.contiguous(), d, tuning)
 

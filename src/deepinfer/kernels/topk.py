@@ -124,3 +124,22 @@ def _triton(x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: int) -
 
     tuning = launch.TopkTuning(*configs.lookup(x.shape[0], x.shape[1], k))
     launch.topk_select(x, k, None if lengths is None else lengths.contiguous(), out, fill, tuning)
+
+
+def _wide_refusal(x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: int) -> str | None:
+    if not x.is_cuda:
+        return f"the tensors are on {x.device}, and it needs cuda"
+    if x.stride(0) * x.itemsize % 16 or x.data_ptr() % 16:
+        return "rows do not begin at multiples of 16 bytes"
+    return contract.triton_refusal(*(t for t in (x, lengths, out) if t is not None)) or (
+        None if contract.has_gluon() else "it needs Triton 3.6 or newer"
+    )
+
+
+@TOPK.register("triton", name="wide", supports=_wide_refusal, priority=20)
+def _wide(x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: int) -> None:
+    from deepinfer.kernels.triton import topk_launch as launch
+
+    tuning = launch.WideTuning(*configs.lookup_wide(x.shape[1], k))
+    with torch.cuda.device(x.device):
+        launch.topk_wide(x, k, None if lengths is None else lengths.contiguous(), out, fill, tuning)

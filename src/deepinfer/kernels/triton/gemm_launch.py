@@ -244,7 +244,6 @@ def gemm_tall(
         factor.stride(1),
         SCALED=scaled,
         GROUPED=layout is not None,
-        PAIRS=False,
         PARTS=tuning.parts,
         BLOCK_N=tuning.block_n,
         BAND=tuning.band,

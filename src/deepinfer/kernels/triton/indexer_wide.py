@@ -63,7 +63,7 @@ def _copies(
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
         block = unit % blocks
         low = (unit // blocks) * CHUNK
-        first, end, late, early = _bounds(starts, ends, block, T, QUERIES)
+        first, end, _, _ = _bounds(starts, ends, block, T, QUERIES)
         first = gl.maximum(first, low) // 64
         last = gl.cdiv(gl.minimum(end, gl.minimum(low + CHUNK, S)), 64)
         if first < last:

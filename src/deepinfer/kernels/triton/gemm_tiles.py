@@ -1,0 +1,123 @@
+"""Tiles of many tokens on Hopper: 64 rows of tokens and a block of weights, in e4m3 with scales or in bf16."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+__all__ = ["place_tile", "plain_tile", "scaled_tile", "store_tile"]
+
+
+@gluon.jit
+def place_tile(tile, M, N, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BAND: gl.constexpr):
+    """First row and column of a tile; a band of row tiles is passed by all columns before the next band."""
+    tiles_m = gl.cdiv(M, BLOCK_M)
+    tiles_n = gl.cdiv(N, BLOCK_N)
+    band = tile // (BAND * tiles_n)
+    height = gl.minimum(tiles_m - band * BAND, BAND)
+    at = tile - band * BAND * tiles_n
+    return (band * BAND + at % height) * BLOCK_M, (at // height) * BLOCK_N
+
+
+@gluon.jit
+def store_tile(
+    acc, out, layout, m, n, M, N, stride_om, GROUPED: gl.constexpr, BLOCK_N: gl.constexpr
+):
+    """Writes a tile, but for rows that belong to no group."""
+    THREADS: gl.constexpr = BLOCK_N // 8 if BLOCK_N < 256 else 32
+    to_layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // THREADS, THREADS], [4, 1], [1, 0])
+    y = gl.convert_layout(acc.to(out.dtype.element_ty), to_layout)
+    rows = m + gl.arange(0, 64, layout=gl.SliceLayout(1, to_layout))
+    columns = n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, to_layout))
+    used = rows < M
+    if GROUPED:
+        used = used & (gl.load(layout + gl.minimum(rows, M - 1)) >= 0)
+    to = out + rows.to(gl.int64)[:, None] * stride_om + columns[None, :]
+    gl.store(to, y, mask=used[:, None] & (columns < N)[None, :])
+
+
+@gluon.jit
+def _start(x_ring, w_ring, slot, zero, PART: gl.constexpr, PARTS: gl.constexpr):
+    """Begins the product of 128 channels."""
+    x, w = x_ring.index(slot * PARTS + PART), w_ring.index(slot).permute((1, 0))
+    return warpgroup_mma(x, w, zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def scaled_tile(
+    x_ring,
+    w_ring,
+    full,
+    empty,
+    xp,
+    wp,
+    steps,
+    stride_xk,
+    slot,
+    phase,
+    PART: gl.constexpr,
+    PARTS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    DEPTH: gl.constexpr,
+    acc_layout: gl.constexpr,
+):
+    """One tile of e4m3, its blocks of 128 channels one after the other."""
+    acc = gl.zeros((64, BLOCK_N), gl.float32, acc_layout)
+    zero = gl.zeros((64, BLOCK_N), gl.float32, acc_layout)
+    xs = gl.load(xp)
+    ws = gl.load(wp)
+    for step in range(steps):
+        mbarrier.wait(full.index(slot), phase)
+        part = _start(x_ring, w_ring, slot, zero, PART, PARTS)
+        scale = xs * ws
+        ahead = gl.minimum(step + 1, steps - 1)
+        xs = gl.load(xp + ahead * stride_xk)
+        ws = gl.load(wp + ahead)
+        part = warpgroup_mma_wait(0, [part])
+        mbarrier.arrive(empty.index(slot), count=1)
+        acc += part * scale[:, None]
+        slot += 1
+        if slot == DEPTH:
+            slot = 0
+            phase ^= 1
+    return acc, slot, phase
+
+
+@gluon.jit
+def plain_tile(
+    x_ring,
+    w_ring,
+    full,
+    empty,
+    steps,
+    slot,
+    phase,
+    PART: gl.constexpr,
+    PARTS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    DEPTH: gl.constexpr,
+    acc_layout: gl.constexpr,
+):
+    """One tile of bf16."""
+    acc = gl.zeros((64, BLOCK_N), gl.float32, acc_layout)
+    for step in range(steps):
+        mbarrier.wait(full.index(slot), phase)
+        x, w = x_ring.index(slot * PARTS + PART), w_ring.index(slot).permute((1, 0))
+        acc = warpgroup_mma(x, w, acc, is_async=True)
+        acc = warpgroup_mma_wait(1, [acc])
+        # The products of the step before are done, so its slot is free.
+        mbarrier.arrive(
+            empty.index(gl.where(slot == 0, DEPTH - 1, slot - 1)), count=1, pred=step > 0
+        )
+        slot += 1
+        if slot == DEPTH:
+            slot = 0
+            phase ^= 1
+    acc = warpgroup_mma_wait(0, [acc])
+    mbarrier.arrive(empty.index(gl.where(slot == 0, DEPTH - 1, slot - 1)), count=1)
+    return acc, slot, phase
