@@ -35,7 +35,7 @@ class SwappedTuning:
         depth: Steps in the ring of shared memory.
         span: Steps of 128 channels copied at once, for MXFP4 weights: 1 or 2.
         per_sm: Programs a multiprocessor; with more than one the registers are shared out.
-        arrange: Put the scales of the tokens side by side first, so that bulk copies bring them; always for MXFP4.
+        arrange: 1 to put the scales of the tokens side by side first, so that bulk copies bring them; always for MXFP4.
     """
 
     block_m: int
@@ -43,7 +43,7 @@ class SwappedTuning:
     depth: int
     span: int = 1
     per_sm: int = 1
-    arrange: bool = False
+    arrange: int = 0
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def grouped_swapped(
 
 
 def _arrange(
-    x: Tensor, x_scale: Tensor, counts: Tensor | None, packed: bool, block_m: int, arrange: bool
+    x: Tensor, x_scale: Tensor, counts: Tensor | None, packed: bool, block_m: int, arrange: int
 ) -> tuple[Tensor, Tensor, bool]:
     """Tokens as the kernel wants them: scales token by token, and for MXFP4 weights even channels before odd ones."""
     groups, max_m, k = x.shape
