@@ -40,9 +40,9 @@ class Router(ThreadingHTTPServer):
             if target is None:
                 raise OSError("no server is ready")
             name = self.fleet.names[target]
-            self.open[name][rid] = float(self.rule.own_seconds(request, self.fleet)[target])
+            self.open[name][rid] = own = float(self.rule.own_seconds(request, self.fleet)[target])
+            self.fleet.sent(target, now_s=time.monotonic(), waiting_s=own)
             self.index.assume(name, keys, capacity=100_000)
-        self.report(name)
         return rid, name
 
     def report(self, name: str, done: str = "", state: WorkerState = WorkerState.READY) -> None:
