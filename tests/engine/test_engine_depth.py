@@ -87,6 +87,9 @@ class LettersState:
             self.ids.append(token)
         return True
 
+    def rollback(self, num_tokens: int) -> None:
+        del self.ids[len(self.ids) - num_tokens :]
+
     def allows(self, token: int) -> bool:
         last = self.ids[-1] if self.ids else 4
         return 4 <= token < 24 and token % 3 != last % 3

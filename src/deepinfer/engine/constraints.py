@@ -136,7 +136,8 @@ class GrammarMasks:
             draft: Drafts behind it.
 
         Returns:
-            Drafts up to the first that the grammar refuses, or to the one that completes it.
+            Drafts up to the first that the grammar refuses, or to the one that completes it. None when it raises: its
+            mask will, too, and that ends the request.
         """
         state = self._states.get(rid)
         if state is None:
@@ -148,10 +149,12 @@ class GrammarMasks:
                 if state.is_done or not state.accept((token,)):
                     break
                 moved += 1
-        finally:
-            if moved:
-                state.rollback(moved)
-        return max(0, moved - len(ahead))
+            count = max(0, moved - len(ahead))
+        except Exception:
+            count = 0
+        if moved:
+            state.rollback(moved)
+        return count
 
     def end_of(self, rid: str, token_ids: Sequence[int]) -> int | None:
         """Where an output ends that its grammar let not go on, although its request ignores end-of-sequence tokens.
