@@ -244,8 +244,10 @@ def compare(
     drafters: dict[str, Any],
     text: Tensor,
     options: argparse.Namespace,
+    temperature: float,
 ) -> list[dict[str, Any]]:
     """Continues prompts with and without drafts, side by side."""
+    print(f"temperature {temperature:g}")
     generator = torch.Generator().manual_seed(options.seed + 2)
     prompts = draw_rows(text, options.prompts, 64, generator)
     speculative_generate(target, None, prompts[0], 4)
@@ -256,7 +258,9 @@ def compare(
         expected = None
         for name, drafter in drafters.items():
             began = time.perf_counter()
-            found = speculative_generate(target, drafter, prompt, options.tokens)
+            found = speculative_generate(
+                target, drafter, prompt, options.tokens, temperature=temperature, seed=options.seed
+            )
             seconds[name].append(time.perf_counter() - began)
             expected = expected or found.token_ids
             equal[name] += found.token_ids == expected
@@ -267,6 +271,7 @@ def compare(
         gains = [a / b for a, b in zip(seconds["none"], seconds[name], strict=True)]
         row = {
             "drafter": name,
+            "temperature": temperature,
             "accepted_length": tokens[name] / max(1, steps[name]),
             "speed_up": statistics.median(gains),
             "identical": equal[name],
@@ -299,6 +304,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--anchors", type=int, default=16, help="blocks of a text and step")
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=128, help="to generate a prompt")
+    parser.add_argument(
+        "--temperatures", type=float, nargs="+", default=[0.0], help="to compare at; 0 is greedy"
+    )
     parser.add_argument("--out", type=Path, help="folder for the draft")
     parser.add_argument("--seed", type=int, default=0)
     return parser
@@ -323,7 +331,9 @@ def run(arguments: list[str]) -> dict[str, Any]:
         "ngram": NgramDrafter(options.block),
         "dspark": BlockDrafter(draft, target.ends),
     }
-    report = compare(target, drafters, held, options)
+    report = []
+    for temperature in options.temperatures:
+        report += compare(target, drafters, held, options, temperature)
     return {"target_losses": target_losses, "draft_losses": draft_losses, "report": report}
 
 

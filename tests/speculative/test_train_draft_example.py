@@ -14,7 +14,7 @@ from deepinfer.speculative import DraftModule, speculative_generate
 
 TINY = (
     "--hidden 32 --layers 3 --steps 12 --batch 4 --context 32 --draft-steps 12 --rows 16 --anchors 4 --prompts 2 "
-    "--tokens 12 --block 3"
+    "--tokens 12 --block 3 --temperatures 0 0.7"
 )
 
 
@@ -45,7 +45,7 @@ def test_it_runs_learns_and_outputs_are_identical(
     found = example.run([*TINY.split(), "--model", kind, "--out", str(tmp_path)])
     for name in ("target_losses", "draft_losses"):
         assert found[name][-1] < found[name][0]
-    assert [row["drafter"] for row in found["report"]] == ["none", "ngram", "dspark"]
+    assert [row["drafter"] for row in found["report"]] == ["none", "ngram", "dspark"] * 2
     for row in found["report"]:
         assert row["identical"] == row["prompts"] == 2
         assert 1.0 <= row["accepted_length"] <= 4.0
