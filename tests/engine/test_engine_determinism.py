@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -107,6 +108,33 @@ def test_one_stream_with_and_without_drafts(model: DeepseekV41, temperature: flo
     }  # fmt: skip
     found = unique_streams(run, cases)
     assert found.count == 1, found
+
+
+def test_one_stream_alone_and_in_company_under_any_schedule(model: DeepseekV41) -> None:
+    """Alone without drafts, and in a batch with drafts of which a random number is verified."""
+
+    class Dice:
+        random = random.Random(3)
+
+        def choose(self, confidences: Sequence[Sequence[float]], num_running: int) -> list[int]:
+            return [self.random.randint(0, len(row)) for row in confidences]
+
+    params = [
+        PARAMS.replace(temperature=(0.0, 0.7, 1.1)[i % 3], seed=i, max_tokens=9) for i in range(12)
+    ]
+    prompts = [PROMPT[i : 12 + 3 * i] for i in range(12)]
+    config = {"deterministic": True, "max_model_len": 96, "max_num_seqs": 12, "block_size": 8}
+    with Engine(model=model, config={**config, "max_num_seqs": 1}) as engine:
+        alone = engine.generate(prompts, params)
+    for depth in (0, 1):
+        with Engine(
+            model=model, drafter="dspark", verify=Dice(), config={**config, "async_depth": depth}
+        ) as engine:
+            together = engine.generate(prompts, params)
+            assert engine.stats().draft_rows_saved > 20
+        assert sum(output.usage.accepted for output in together)
+        for one, other in zip(alone, together, strict=True):
+            assert (one.token_ids, one.logprobs) == (other.token_ids, other.logprobs)
 
 
 def test_control_without_the_mode(model: DeepseekV41) -> None:

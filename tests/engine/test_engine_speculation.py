@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 from letter_grammar import Pattern, compile_regex
 
-from deepinfer import SamplingParams
+from deepinfer import Engine, SamplingParams
 from deepinfer.core import FinishReason
 from deepinfer.core.errors import RequestError
 from deepinfer.core.protocols import DraftBatch, DraftView
 from deepinfer.core.types import Output
+from deepinfer.engine import DRAFTERS
 from deepinfer.scheduling import Scheduler
 from deepinfer.testing import ToyModel, ToyTokenizer
 
@@ -244,3 +246,30 @@ def test_a_mask_that_fails_behind_a_draft_fails_its_request_alone(make_engine) -
     )
     assert isinstance(outputs[0].error, RequestError | ValueError)
     assert list(outputs[1].token_ids) == ToyModel().greedy([5, 7], 24)
+
+
+@pytest.mark.parametrize("drafter", ["dspark", "ngram"])
+def test_structured_output_of_nano(drafter: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 6}, "size": {"type": "integer"}},
+        "required": ["name", "size"],
+        "additionalProperties": False,
+    }
+    base = SamplingParams(max_tokens=40, seed=1, temperature=0.8)
+    params = [
+        base.replace(json_schema=schema),
+        base.replace(regex="(ab|cd){3}[0-9]{2}", temperature=0.0),
+        base.replace(regex="(true|false)(, (true|false)){4}", seed=5, frequency_penalty=0.3),
+    ]
+    prompts = ['{"name": "abc", "size": 12}\n{"name": "', "abcdab12 abcdab13 ", "true, false"]
+    config = {"max_num_seqs": 3, "max_model_len": 256, "rounding": "none"}
+    with Engine.from_pretrained("nano", config=config) as engine:
+        plain = engine.generate(prompts, params)
+        with engine.replace(drafter=DRAFTERS.create(drafter, engine.model)) as drafted:
+            outputs = drafted.generate(prompts, params)
+            drafted.check()
+    assert [o.text for o in outputs] == [o.text for o in plain]
+    assert [o.finish_reason for o in outputs] == [o.finish_reason for o in plain]
+    assert set(json.loads(outputs[0].text)) == {"name", "size"}
+    assert sum(o.usage.accepted for o in outputs) > 3
