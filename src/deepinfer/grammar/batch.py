@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from deepinfer.core.errors import ConfigError
-from deepinfer.grammar.bitmask import row_of
+from deepinfer.core.errors import ConfigError, ShapeError
+from deepinfer.grammar.bitmask import array_of, row_of
 from deepinfer.grammar.matcher import GrammarMatcher
 
 __all__ = ["fill_batch"]
@@ -54,7 +52,7 @@ def fill_batch(
                 groups[key] = [place]
             else:
                 members.append(place)
-    array = bitmask if isinstance(bitmask, np.ndarray) else bitmask.numpy()
+    array = array_of(bitmask)
     later: list[int] = []
     walked = 0
     for members in groups.values():
@@ -72,5 +70,14 @@ def fill_batch(
         if not known:
             walked += compiled.num_full_walks - before
         if len(members) > 1:
-            array[[places[member] for member in members[1:]]] = out
+            others = [places[member] for member in members[1:]]
+            try:
+                array[others] = out
+            except (IndexError, ValueError):
+                raise ShapeError(
+                    f"rows {others[:8]} of a bitmask of shape {array.shape}; allocate one row a matcher",
+                    argument="rows",
+                    expected="existing rows",
+                    found=others,
+                ) from None
     return sorted(later)

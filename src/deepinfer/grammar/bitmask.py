@@ -6,6 +6,7 @@ Bit `t & 31` of the int32 word `t >> 5` is 1 where token t is allowed, which is 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -39,10 +40,11 @@ def allocate_bitmask(
     Raises:
         ShapeError: A size is negative, or the backend is unknown.
     """
-    if batch < 0 or vocab_size < 0 or backend not in ("numpy", "torch"):
+    whole = isinstance(batch, Integral) and isinstance(vocab_size, Integral)
+    if not whole or batch < 0 or vocab_size < 0 or backend not in ("numpy", "torch"):
         raise ShapeError(
-            f"batch {batch}, vocab_size {vocab_size}, backend {backend!r}: sizes must be at least 0 and the "
-            'backend "numpy" or "torch"',
+            f"batch {batch!r}, vocab_size {vocab_size!r}, backend {backend!r}: sizes must be integers of at least 0 and "
+            'the backend "numpy" or "torch"',
             argument="batch",
             expected="[batch, words]",
             found=(batch, vocab_size),
@@ -54,31 +56,48 @@ def allocate_bitmask(
     return np.full(shape, -1, dtype=np.int32)
 
 
+def array_of(bitmask: Any) -> NDArray[Any]:
+    """A bitmask as a NumPy array over the same memory.
+
+    Args:
+        bitmask: A NumPy array or a torch tensor on the CPU.
+
+    Returns:
+        The array, of any shape and dtype.
+
+    Raises:
+        ShapeError: It is neither.
+    """
+    if isinstance(bitmask, np.ndarray):
+        return bitmask
+    try:
+        out: NDArray[Any] = bitmask.numpy()
+    except (AttributeError, TypeError, RuntimeError) as error:
+        raise ShapeError(
+            f"a bitmask must be a NumPy array or a torch tensor on the CPU, found {type(bitmask).__name__}: "
+            f"{error}",
+            argument="bitmask",
+            expected="int32 [rows, words]",
+            found=type(bitmask).__name__,
+        ) from error
+    return out
+
+
 def row_of(bitmask: Any, row: int, num_words: int) -> Int32Array:
     """One row of a bitmask as an array that writes into it.
 
     Args:
         bitmask: Shape [rows, words] or [words], int32, a NumPy array or a torch tensor on the CPU.
-        row: Which row; ignored for a single one.
+        row: Which row; from the end when negative. 0 for a single one.
         num_words: Words that it must hold at least.
 
     Returns:
         The row, shape [words], int32.
 
     Raises:
-        ShapeError: It is no such array, or too narrow.
+        ShapeError: It is no such array, too narrow or read-only, or has no such row.
     """
-    if not isinstance(bitmask, np.ndarray):
-        try:
-            bitmask = bitmask.numpy()
-        except (AttributeError, TypeError, RuntimeError) as error:
-            raise ShapeError(
-                f"a bitmask must be a NumPy array or a torch tensor on the CPU, found {type(bitmask).__name__}: "
-                f"{error}",
-                argument="bitmask",
-                expected="int32 [rows, words]",
-                found=type(bitmask).__name__,
-            ) from error
+    bitmask = array_of(bitmask)
     if bitmask.dtype != np.int32 or bitmask.ndim not in (1, 2) or bitmask.shape[-1] < num_words:
         raise ShapeError(
             f"the bitmask has shape {bitmask.shape} and dtype {bitmask.dtype}; it must be int32 with at least "
@@ -87,17 +106,22 @@ def row_of(bitmask: Any, row: int, num_words: int) -> Int32Array:
             expected=f"int32 [rows, {num_words}]",
             found=f"{bitmask.dtype} {bitmask.shape}",
         )
-    if bitmask.ndim == 1:
-        single: Int32Array = bitmask
-        return single
-    if not -len(bitmask) <= row < len(bitmask):
+    if not bitmask.flags.writeable:
         raise ShapeError(
-            f"row {row} of a bitmask with {len(bitmask)} rows; allocate one row a position",
+            "the bitmask is read-only; give one that can be written (allocate_bitmask makes one)",
+            argument="bitmask",
+            expected="writable",
+            found="read-only",
+        )
+    table: Int32Array = bitmask[None] if bitmask.ndim == 1 else bitmask
+    if not isinstance(row, Integral) or not -len(table) <= row < len(table):
+        raise ShapeError(
+            f"row {row!r} of a bitmask with {len(table)} rows; allocate one row a position",
             argument="row",
-            expected=f"0..{len(bitmask) - 1}",
+            expected=f"0..{len(table) - 1}",
             found=row,
         )
-    out: Int32Array = bitmask[row]
+    out: Int32Array = table[row]
     return out
 
 

@@ -6,7 +6,9 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
+from deepinfer.core._checks import check_int
 from deepinfer.core.errors import ConfigError, EmptyLanguage, InvariantBroken
+from deepinfer.grammar.argument_checks import as_id, check_ids, check_part
 from deepinfer.grammar.automaton import Automaton
 from deepinfer.grammar.bitmask import MaskRow
 from deepinfer.grammar.frame_rows import FrameRows, TooManyFrames
@@ -52,7 +54,7 @@ class CompiledGrammar:
 
     Raises:
         EmptyLanguage: The grammar accepts no string.
-        ConfigError: A text id is outside of the vocabulary, or without bytes.
+        ConfigError: `vocab` is no vocabulary, or a text id is outside of it, or without bytes.
     """
 
     def __init__(
@@ -64,13 +66,15 @@ class CompiledGrammar:
         max_cache_bytes: int = 64 << 20,
         by_frames: bool = True,
     ) -> None:
+        check_part("vocab", vocab, TokenVocab, "make one with TokenVocab.from_tokenizer(...)")
+        check_int("max_cache_bytes", max_cache_bytes, 0, 1 << 62, ConfigError)
         self.grammar = grammar
         self.vocab = vocab
         self.automaton = cast(ByteAutomaton, getattr(grammar, "automaton", grammar))
         self.start_state = int(self.automaton.start)
         if not self.start_state:
             raise EmptyLanguage("the grammar accepts no output at all; check what it requires")
-        self.text_ids = frozenset(text_ids)
+        self.text_ids = frozenset(check_ids("text_ids", text_ids, vocab.vocab_size))
         for index in self.text_ids:
             if not vocab.token_bytes(index):
                 raise ConfigError(
@@ -136,7 +140,11 @@ class CompiledGrammar:
         Raises:
             GrammarTooLarge: The automaton ran out of its budget.
         """
-        key = state << 24 | token_id  # ids of vocabularies are far below 2 ** 24
+        if type(token_id) is not int:
+            token_id = as_id(token_id)
+        if not 0 <= token_id < self.vocab.num_tokens:
+            return 0
+        key = state << 24 | token_id  # a vocabulary has at most 2 ** 24 ids
         after = self._steps.get(key)
         if after is None:
             after = self._step(state, token_id)
@@ -239,7 +247,7 @@ class CompiledGrammar:
             self._frames = None
 
     def _step(self, state: int, token_id: int) -> int:
-        if not 0 <= token_id < self.vocab.num_tokens or not self.is_text(token_id):
+        if not self.is_text(token_id):
             return 0
         return self.advance_bytes(state, self.vocab.token_bytes(token_id))
 

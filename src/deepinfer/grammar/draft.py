@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from deepinfer.core.errors import ConfigError
+from deepinfer.core.errors import ConfigError, ShapeError
 from deepinfer.grammar.bitmask import row_of
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ __all__ = ["fill_draft", "fill_tree"]
 
 def fill_draft(matcher: GrammarMatcher, bitmask: Any, row: int, draft_ids: Sequence[int]) -> int:
     """Writes the rows of a drafted continuation; see `GrammarMatcher.fill_draft`."""
+    _check_first(row)
     words = matcher.compiled.vocab.num_words
     state = matcher.state
     matcher._fill(state, row_of(bitmask, row, words))
@@ -43,6 +45,7 @@ def fill_tree(
     row: int,
 ) -> list[bool]:
     """Writes the rows of a tree of drafted tokens; see `GrammarMatcher.fill_tree`."""
+    _check_first(row)
     if len(parents) != len(token_ids):
         raise ConfigError(
             f"{len(parents)} parents and {len(token_ids)} tokens; give one of each a node",
@@ -54,9 +57,9 @@ def fill_tree(
     fits = [True]
     matcher._fill(states[0], row_of(bitmask, row, words))
     for node, (parent, token_id) in enumerate(zip(parents, token_ids, strict=True)):
-        if not -1 <= parent < node:
+        if not isinstance(parent, Integral) or not -1 <= parent < node:
             raise ConfigError(
-                f"node {node} has parent {parent}; a parent is -1 or stands before its node",
+                f"node {node} has parent {parent!r}; a parent is -1 or stands before its node",
                 field="parents",
                 value=parent,
                 limit=f"-1..{node - 1}",
@@ -71,3 +74,14 @@ def fill_tree(
         else:
             out[:] = row_of(bitmask, row + above, words)
     return fits[1:]
+
+
+def _check_first(row: int) -> None:
+    """Rows count up from the first: from a negative one they would run over the end to the beginning."""
+    if not isinstance(row, Integral) or row < 0:
+        raise ShapeError(
+            f"row is {row!r}; give the first of the rows to write, from 0 up",
+            argument="row",
+            expected="at least 0",
+            found=row,
+        )

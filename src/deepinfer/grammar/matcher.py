@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer.core._checks import check_int
 from deepinfer.core.errors import ConfigError
+from deepinfer.grammar.argument_checks import as_id, check_ids, check_part
 from deepinfer.grammar.bitmask import MaskRow, clear_from, clear_ids, pack_few, row_of
 from deepinfer.grammar.compiled import CompiledGrammar
 from deepinfer.grammar.draft import fill_draft, fill_tree
@@ -55,24 +57,16 @@ class GrammarMatcher:
         after_token: int | None = None,
         canonical_forced: bool = False,
     ) -> None:
+        check_part("compiled", compiled, CompiledGrammar, "bind a grammar: grammar.bind(vocab)")
         vocab = compiled.vocab
-        if max_rollback is not None and max_rollback < 0:
-            raise ConfigError(
-                f"max_rollback is {max_rollback}; give a number of tokens from 0 up, or None for no limit",
-                field="max_rollback",
-                value=max_rollback,
-                limit="at least 0, or None",
-            )
+        if max_rollback is not None:
+            hint = "None is no limit."
+            max_rollback = check_int("max_rollback", max_rollback, 0, 1 << 62, ConfigError, hint)
         self.compiled = compiled
-        self.stop_ids = frozenset(vocab.eos_ids if stop_ids is None else stop_ids)
-        for index in (*self.stop_ids, *([] if after_token is None else [after_token])):
-            if not 0 <= index < vocab.vocab_size:
-                raise ConfigError(
-                    f"{index} is outside of the vocabulary of {vocab.vocab_size} ids",
-                    field="stop_ids",
-                    value=index,
-                    limit=f"0..{vocab.vocab_size - 1}",
-                )
+        stops = vocab.eos_ids if stop_ids is None else stop_ids
+        self.stop_ids = frozenset(check_ids("stop_ids", stops, vocab.vocab_size))
+        if after_token is not None:
+            (after_token,) = check_ids("after_token", [after_token], vocab.vocab_size)
         self._after = after_token
         self._canonical = canonical_forced
         self._max_rollback = max_rollback
@@ -89,9 +83,7 @@ class GrammarMatcher:
         self._first = compiled.start_state if after_token is None else FREE
         self._states = [self._first]
         self._num_tokens = 0
-        self._seen: Any = None
-
-    # Moving
+        self._seen: Any = self  # no bitmask yet
 
     def accept_token(self, token_id: int) -> bool:
         """Moves over a token.
@@ -101,6 +93,9 @@ class GrammarMatcher:
 
         Returns:
             Whether it fits; where it does not, nothing changes.
+
+        Raises:
+            ConfigError: It is no integer.
         """
         after = self._next(self._states[-1], token_id)
         if not after:
@@ -132,7 +127,13 @@ class GrammarMatcher:
 
         Returns:
             Whether they fit; where they do not, nothing changes. False before `after_token` and after the end.
+
+        Raises:
+            ConfigError: They are a text, or no bytes at all.
         """
+        if not isinstance(data, bytes | bytearray | memoryview):
+            message = f"data is a {type(data).__name__}; give bytes, such as text.encode()"
+            raise ConfigError(message, field="data", value=data, limit="bytes")
         state = self._states[-1]
         after = self.compiled.advance_bytes(state, data) if state > 0 else 0
         if not after:
@@ -149,18 +150,16 @@ class GrammarMatcher:
         Raises:
             ConfigError: More than were accepted, or than `max_rollback` allows.
         """
+        if type(num_tokens) is not int:
+            num_tokens = check_int("num_tokens", num_tokens, 0, self._num_tokens, ConfigError)
         if num_tokens == 0:
             return
         limit = self._num_tokens
         if self._max_rollback is not None:
             limit = min(limit, self._max_rollback, len(self._states) - 1)
         if not 0 <= num_tokens <= limit:
-            raise ConfigError(
-                f"cannot take {num_tokens} tokens back: {limit} are kept; give fewer, or raise max_rollback",
-                field="num_tokens",
-                value=num_tokens,
-                limit=f"0..{limit}",
-            )
+            message = f"cannot take {num_tokens} tokens back: {limit} are kept; give fewer, or raise max_rollback"
+            raise ConfigError(message, field="num_tokens", value=num_tokens, limit=f"0..{limit}")
         del self._states[-num_tokens:]
         self._num_tokens -= num_tokens
 
@@ -170,13 +169,11 @@ class GrammarMatcher:
         self._num_tokens = 0
 
     def fork(self) -> GrammarMatcher:
-        """An independent copy with the same history."""
+        """An independent copy with the same history, as `copy.copy` and `copy.deepcopy` make it too."""
         other = GrammarMatcher.__new__(GrammarMatcher)
         other.__dict__.update(self.__dict__)
         other._states = self._states.copy()
         return other
-
-    # Asking
 
     def fill_bitmask(self, bitmask: Any, row: int = 0) -> bool:
         """Writes which tokens are allowed next.
@@ -193,7 +190,8 @@ class GrammarMatcher:
             ShapeError: The bitmask has another dtype, or is too small.
             GrammarTooLarge: The grammar ran out of its budget; the row holds nothing of use.
         """
-        if bitmask is self._seen:  # the same array as before, two axes and of the right width
+        # The same array as before, two axes and of the right width.
+        if bitmask is self._seen and type(row) is int:
             try:
                 return self._fill(self._states[-1], bitmask[row])
             except IndexError:
@@ -278,8 +276,6 @@ class GrammarMatcher:
         state = self._states[-1]
         return forced_tokens(self.compiled, state, max_tokens) if state > 0 else []
 
-    # Several positions
-
     def fill_draft(self, bitmask: Any, row: int, draft_ids: Sequence[int]) -> int:
         """Writes the rows of a drafted continuation; nothing changes.
 
@@ -328,8 +324,6 @@ class GrammarMatcher:
         """Equal for two matchers whose masks are equal now; unequal keys say nothing."""
         return self._kin, self._states[-1]
 
-    # Inside
-
     def _push(self, state: int) -> None:
         self._states.append(state)
         self._num_tokens += 1
@@ -339,6 +333,8 @@ class GrammarMatcher:
 
     def _next(self, state: int, token_id: int) -> int:
         """The state behind a token, or 0."""
+        if type(token_id) is not int:
+            token_id = as_id(token_id)
         if state > 0:
             if token_id in self.stop_ids:
                 if self.compiled.accepting(state):
@@ -386,6 +382,17 @@ class GrammarMatcher:
             return None
         found = forced_tokens(self.compiled, state, 1)
         return found[0] if found else None
+
+    __copy__ = fork
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GrammarMatcher:
+        return self.fork()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a GrammarMatcher cannot be pickled: its states are numbers of this process's automaton; pickle its "
+            "CompiledGrammar, and accept the same tokens again there"
+        )
 
     def __repr__(self) -> str:
         where = "ended" if self.is_terminated() else "may end" if self.is_accepting() else "inside"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer.core._checks import check_int, show
 from deepinfer.core.errors import ConfigError
+from deepinfer.grammar.argument_checks import MAX_IDS, check_ids
 from deepinfer.grammar.mask_splits import TrieSplits
 from deepinfer.grammar.slices import Slice, build_slices
 from deepinfer.grammar.token_bytes import knows_its_bytes, read_tokenizer
@@ -40,7 +43,8 @@ class TokenVocab:
         cache_dir: Folder where the trie is kept between processes, or None to build it each time.
 
     Raises:
-        ConfigError: An id is outside of the vocabulary, or `vocab_size` is smaller than it.
+        ConfigError: A token is no byte string, an id is outside of the vocabulary, or `vocab_size` is smaller than it, or
+            larger than 2 ** 24.
     """
 
     def __init__(
@@ -53,9 +57,11 @@ class TokenVocab:
         encode: Callable[[str], list[int]] | None = None,
         cache_dir: str | Path | None = None,
     ) -> None:
-        self._token_bytes: list[bytes] = [bytes(text) if text else b"" for text in token_bytes]
+        self._token_bytes = _byte_strings(token_bytes)
         self.num_tokens = len(self._token_bytes)
-        self.vocab_size = self.num_tokens if vocab_size is None else vocab_size
+        if vocab_size is None:
+            vocab_size = self.num_tokens
+        self.vocab_size = check_int("vocab_size", vocab_size, 0, MAX_IDS, ConfigError)
         if self.vocab_size < self.num_tokens:
             raise ConfigError(
                 f"vocab_size is {self.vocab_size}, but there are {self.num_tokens} tokens; give the number of "
@@ -63,8 +69,8 @@ class TokenVocab:
                 field="vocab_size",
                 value=vocab_size,
             )
-        self.eos_ids = self._checked("eos_ids", eos_ids, self.vocab_size)
-        special = self._checked("special_ids", special_ids, self.vocab_size)
+        self.eos_ids = check_ids("eos_ids", eos_ids, self.vocab_size)
+        special = check_ids("special_ids", special_ids, self.vocab_size)
         self.special_ids = frozenset(special) | frozenset(self.eos_ids)
         self.num_words = -(-self.vocab_size // 32)
         self.encode = encode
@@ -123,19 +129,6 @@ class TokenVocab:
             encode=_encoder(tokenizer),
             cache_dir=cache_dir,
         )
-
-    @staticmethod
-    def _checked(name: str, ids: Iterable[int], limit: int) -> tuple[int, ...]:
-        out = tuple(sorted(set(ids)))
-        wrong = next((i for i in out if not 0 <= i < limit), None)
-        if wrong is not None:
-            raise ConfigError(
-                f"{name} holds {wrong}, which is outside of the vocabulary of {limit} ids; give ids from 0 to "
-                f"{limit - 1}",
-                field=name,
-                value=wrong,
-            )
-        return out
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of an id.
@@ -300,29 +293,67 @@ class TokenVocab:
         )
 
 
+def _byte_strings(token_bytes: Sequence[bytes | None]) -> list[bytes]:
+    if isinstance(token_bytes, Mapping | str | bytes) or not hasattr(token_bytes, "__iter__"):
+        raise ConfigError(
+            f"token_bytes is a {type(token_bytes).__name__}; give a sequence with the bytes of each id, in the order of "
+            "the ids",
+            field="token_bytes",
+            limit="a sequence of bytes",
+        )
+    out = []
+    for text in token_bytes:
+        if type(text) is not bytes:
+            if not (text is None or isinstance(text, bytes | bytearray | memoryview)):
+                raise ConfigError(
+                    f"token {len(out)} is {show(text)} ({type(text).__name__}); give its bytes, or None for an id that is "
+                    "never text",
+                    field="token_bytes",
+                    value=text,
+                    limit="bytes or None",
+                )
+            text = b"" if text is None else bytes(text)
+        out.append(text)
+    return out
+
+
+class _Encoder:
+    """How text becomes ids; goes through pickling, unlike a closure."""
+
+    def __init__(self, tokenizer: Any, *, speaks_for_itself: bool) -> None:
+        self._tokenizer = tokenizer
+        self._speaks_for_itself = speaks_for_itself
+
+    def __call__(self, text: str) -> list[int]:
+        if self._speaks_for_itself:
+            return list(self._tokenizer.encode(text, add_bos=False))
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+class _FileEncoder:
+    """As `_Encoder`, with a tokenizer that is read when the first text comes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._loaded: Any = None
+
+    def __call__(self, text: str) -> list[int]:
+        if self._loaded is None:
+            from tokenizers import Tokenizer
+
+            self._loaded = Tokenizer.from_file(str(self._path))
+        return list(self._loaded.encode(text, add_special_tokens=False).ids)
+
+
 def _encoder(tokenizer: Any) -> Callable[[str], list[int]] | None:
     """How text becomes ids; None where only a file was given and the tokenizers library is absent."""
     if isinstance(tokenizer, str | Path):
-        try:
-            from tokenizers import Tokenizer
-        except ImportError:
+        if importlib.util.find_spec("tokenizers") is None:
             return None
         path = Path(tokenizer)
-        path = path / "tokenizer.json" if path.is_dir() else path
-        loaded: list[Any] = []
-
-        def encode_file(text: str) -> list[int]:
-            if not loaded:
-                loaded.append(Tokenizer.from_file(str(path)))
-            return list(loaded[0].encode(text, add_special_tokens=False).ids)
-
-        return encode_file
+        return _FileEncoder(path / "tokenizer.json" if path.is_dir() else path)
     if knows_its_bytes(tokenizer):
-        return lambda text: list(tokenizer.encode(text, add_bos=False))
+        return _Encoder(tokenizer, speaks_for_itself=True)
     for name in ("backend_tokenizer", "_backend", "_tokenizer"):
         tokenizer = getattr(tokenizer, name, tokenizer)
-
-    def encode(text: str) -> list[int]:
-        return list(tokenizer.encode(text, add_special_tokens=False).ids)
-
-    return encode
+    return _Encoder(tokenizer, speaks_for_itself=False)
