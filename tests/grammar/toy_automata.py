@@ -107,7 +107,7 @@ class StackAutomaton(LazyAutomaton):
         return len(self._values[state][1])
 
     def truncate(self, state: int, depth: int) -> int:
-        mode, stack, cut = self._values[state]
+        mode, stack, _ = self._values[state]
         if len(stack) <= depth:
             return state
         return self.intern((mode, stack[-depth:] if depth else (), True))

@@ -66,7 +66,7 @@ def rebuild(kind: type[Expr], data: tuple[Any, ...], children: tuple[Expr, ...])
     if kind is Bytes or kind is Literal or kind is Ref:
         return kind(*data)
     if kind is Seq or kind is Alt or kind is And:
-        return kind(children)  # type: ignore[call-arg]
+        return kind(children)
     if kind is Not:
         return Not(children[0])
     if kind is Repeat:

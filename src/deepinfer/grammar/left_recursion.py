@@ -210,7 +210,7 @@ class LeftRecursion:
         closure = {(of, to): self._fresh(f"{of} then {to}") for of in component for to in component}
         bodies: dict[str, Expr] = {}
         for (of, to), name in closure.items():
-            options = [EPS] if of == to else []
+            options: list[Expr] = [EPS] if of == to else []
             for first in unit[of]:
                 for second in component:
                     step = rest.get((first, second), EMPTY)

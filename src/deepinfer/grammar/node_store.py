@@ -33,10 +33,10 @@ class NodeStore(LeafStore):
         if not text:
             return self.eps
         if len(text) > _PIECE:
-            node = self.eps
+            chain = self.eps
             for start in range((len(text) - 1) // _PIECE * _PIECE, -1, -_PIECE):
-                node = self.cons(self.literal(text[start : start + _PIECE]), node)
-            return node
+                chain = self.cons(self.literal(text[start : start + _PIECE]), chain)
+            return chain
         node = self._literals.get(text)
         if node is None:
             node = self._literals[text] = self._new(LIT, False, True, len(text))
