@@ -24,6 +24,18 @@ def _scale(pointers, inside, E8M0: tl.constexpr):
 
 
 @triton.jit
+def _values(pointers, inside, WIDEN: tl.constexpr):
+    """Operands of a product, 0 outside; bytes of e4m3 become fp16, which holds all their values."""
+    if WIDEN:
+        code = tl.load(pointers, mask=inside, other=0).to(tl.int16)
+        bits = ((code & 0x80) << 8) | ((code & 0x7F) << 7)
+        value = bits.to(tl.float16, bitcast=True) * 256.0
+        return tl.where((code & 0x7F) == 0x7F, float("nan"), value).to(tl.float16)
+    else:
+        return tl.load(pointers, mask=inside, other=0.0)
+
+
+@triton.jit
 def decode_e2m1(code):
     """Values of e2m1 codes, fp16."""
     magnitude = (code & 7).to(tl.int32)
@@ -91,9 +103,7 @@ def gemm_portable_kernel(
         acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
         for start in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
             inside_k = start + k < K
-            a = tl.load(
-                xp + (start + k)[:, None], mask=used[None, :] & inside_k[:, None], other=0.0
-            )
+            a = _values(xp + (start + k)[:, None], used[None, :] & inside_k[:, None], WIDEN)
             if PACKED:
                 half = start // 2 + tl.arange(0, BLOCK_K // 2)
                 mask = inside_n[:, None] & (half < K // 2)[None, :]
@@ -103,12 +113,8 @@ def gemm_portable_kernel(
                 )
                 a = a.to(tl.float16)
             else:
-                w = tl.load(
-                    wp + (start + k)[None, :], mask=inside_n[:, None] & inside_k[None, :], other=0.0
-                )
-                if WIDEN:
-                    a = a.to(tl.float16)
-                    w = w.to(tl.float16)
+                mask = inside_n[:, None] & inside_k[None, :]
+                w = _values(wp + (start + k)[None, :], mask, WIDEN)
             if SCALED:
                 part = tl.dot(w, a)
                 s = _scale(sp + (start // X_GROUP) * stride_sk, used, X_E8M0)

@@ -48,11 +48,13 @@ def gemm_portable(
     w_group = 32 if scaled and ws.shape[-1] == -(-k_x // 32) else 128
     w_rows = next(r for r in (1, 32, 128) if ws.shape[-2] == -(-n // r)) if scaled else 1
     block_k = min(x_group, w_group) if scaled else 64
-    widen = (
-        weight.dtype == torch.float8_e4m3fn
-        and x.is_cuda
-        and torch.cuda.get_device_capability(x.device) < (8, 9)
+    # Triton has no e4m3 below compute capability 8.9, and its interpreter does not know NaN: bytes are decoded by hand.
+    widen = x.dtype == torch.float8_e4m3fn and (
+        interpreted or (x.is_cuda and torch.cuda.get_device_capability(x.device) < (8, 9))
     )
+    if widen:
+        x = x.view(torch.uint8)
+        weight = weight.view(torch.uint8)
     grid = (triton.cdiv(n, block_n), triton.cdiv(m, block_m), places)
     gemm_portable_kernel[grid](
         x,
@@ -84,7 +86,7 @@ def gemm_portable(
         X_E8M0=xs.itemsize == 1,
         W_E8M0=ws.itemsize == 1,
         PACKED=packed,
-        WIDEN=widen or (interpreted and not packed and weight.itemsize == 1),
+        WIDEN=widen,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         BLOCK_K=block_k,
