@@ -9,13 +9,25 @@ import pickle
 import numpy as np
 import pytest
 
-from deepinfer.core.errors import ConfigError, ShapeError
+from deepinfer.core.errors import ConfigError, GrammarSyntaxError, ShapeError
+from deepinfer.core.params import SamplingParams
 from deepinfer.grammar import (
+    GrammarLibrary,
     GrammarMatcher,
+    Tag,
     TokenVocab,
+    Whitespace,
     allocate_bitmask,
+    choices,
+    compile_ebnf,
+    compile_json_schema,
+    compile_kind,
     compile_regex,
+    concatenate,
+    either,
     fill_batch,
+    reasoning,
+    tagged_text,
 )
 
 VOCAB = TokenVocab([bytes([i]) for i in range(256)] + [b"ab", None, b"</s>"], eos_ids=[258])
@@ -200,3 +212,82 @@ def test_vocabularies_of_tokenizers_are_pickled(tmp_path):
         again = pickle.loads(pickle.dumps(compiled))
         assert again.vocab.encode("ab") == compiled.vocab.encode("ab") == [2]
         assert again.matcher().accept_tokens([2, 1]) == 2
+
+
+def test_one_text_is_no_list_of_characters():
+    assert choices("ab").matches("ab")
+    assert not choices("ab").matches("a")
+
+
+@pytest.mark.parametrize("wrong", [["a", 5], [None], 5, None])
+def test_choices_are_texts(wrong):
+    with pytest.raises(ConfigError, match="choice"):
+        choices(wrong)
+
+
+@pytest.mark.parametrize("spec", ["[", '"ab"', '{"a": 1}', "5"])
+def test_choices_of_a_server_are_a_json_list(spec):
+    with pytest.raises(GrammarSyntaxError, match="JSON"):
+        compile_kind("choice", spec)
+
+
+def test_libraries_check_what_they_are_given():
+    for wrong in ("nano", None):
+        with pytest.raises(ConfigError, match="from_tokenizer"):
+            GrammarLibrary(wrong)
+    for size in (0, "a", 1.5):
+        with pytest.raises(ConfigError, match="max_grammars"):
+            GrammarLibrary(VOCAB, max_grammars=size)
+    with pytest.raises(ConfigError, match="whitespace"):
+        GrammarLibrary(VOCAB, schema_options={"white_space": 1})
+    with pytest.raises(ConfigError, match="spec"):
+        GrammarLibrary(VOCAB).get("json", {"type": "string"})
+
+
+def test_schemas_of_a_library_have_its_options():
+    schema = '{"type": "array", "items": {"const": 1}}'
+    style = {"whitespace": Whitespace.compact()}
+    plain, compact = (GrammarLibrary(VOCAB, schema_options=o) for o in (None, style))
+    for library, takes in ((plain, True), (compact, False)):
+        grammar = library.get("json", schema).grammar
+        assert grammar.matches("[1,1]")
+        assert grammar.matches("[1, 1]") is takes
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"a", ["a"]])
+def test_front_ends_take_text(wrong):
+    for compile_one in (compile_regex, compile_ebnf):
+        with pytest.raises(ConfigError, match="give a str"):
+            compile_one(wrong)
+
+
+@pytest.mark.parametrize(
+    "schema", [{1: 2}, {"properties": {1: {}}}, {"const": {1: 2}}, {"enum": [[{None: 1}]]}]
+)
+def test_names_in_schemas_are_texts(schema):
+    with pytest.raises(GrammarSyntaxError, match="names are texts"):
+        compile_json_schema(schema)
+
+
+def test_white_space_is_a_policy():
+    for wrong in (5, "compact", None):
+        with pytest.raises(ConfigError, match="Whitespace"):
+            compile_json_schema({}, whitespace=wrong)
+
+
+def test_what_no_json_holds_is_refused_when_a_request_comes():
+    params = SamplingParams(json_schema={"const": {"a": {1}}})
+    with pytest.raises(GrammarSyntaxError, match="no JSON value"):
+        GrammarLibrary(VOCAB)(params)
+
+
+@pytest.mark.parametrize("wrong", ["x", None, 5])
+def test_grammars_within_grammars(wrong):
+    for call in (
+        lambda: concatenate(choices(["a"]), wrong),
+        lambda: either(choices(["a"]), wrong),
+        lambda: reasoning(wrong),
+        lambda: tagged_text([Tag("<a>", wrong, "</a>")], ["<a"]),
+    ):
+        with pytest.raises(ConfigError, match="no Grammar"):
+            call()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from deepinfer.core.errors import EmptyLanguage, GrammarSyntaxError
+from deepinfer.core._checks import show
+from deepinfer.core.errors import ConfigError, EmptyLanguage, GrammarSyntaxError
 from deepinfer.grammar import ir
 from deepinfer.grammar.grammar import Grammar
 
@@ -26,6 +27,7 @@ def choices(options: Iterable[str | bytes]) -> Grammar:
         The grammar.
 
     Raises:
+        ConfigError: One is neither text nor bytes.
         EmptyLanguage: There are none.
         GrammarSyntaxError: A text holds a lone surrogate, which UTF-8 cannot hold.
 
@@ -36,8 +38,19 @@ def choices(options: Iterable[str | bytes]) -> Grammar:
     """
     if isinstance(options, str | bytes):
         options = [options]  # one output, never its characters
+    if not hasattr(options, "__iter__"):
+        raise ConfigError(
+            f"the choices are {show(options)}; give a list of texts", field="options", value=options
+        )
     texts = set()
     for index, option in enumerate(options):
+        if not isinstance(option, str | bytes):
+            raise ConfigError(
+                f"choice {index} is {show(option)} ({type(option).__name__}); give a text or bytes",
+                field="options",
+                value=option,
+                limit="str or bytes",
+            )
         try:
             texts.add(option if isinstance(option, bytes) else option.encode())
         except UnicodeEncodeError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from deepinfer.core.errors import EmptyLanguage
 from deepinfer.grammar import ir
 from deepinfer.grammar._ir_walk import rebuild
+from deepinfer.grammar.argument_checks import check_part
 from deepinfer.grammar.grammar import Grammar
 from deepinfer.grammar.report import Report
 
@@ -33,6 +34,9 @@ class Assembly:
         Returns:
             An expression that matches what it matches, next to `rules`.
         """
+        check_part(
+            "grammar", grammar, Grammar, "make one with compile_regex, choices or another front end"
+        )
         rules = grammar.rules
         if rules in self._known:
             return self._known[rules]

@@ -7,6 +7,7 @@ from typing import Literal
 
 from deepinfer.core.errors import ConfigError, GrammarSyntaxError, GrammarTooLarge
 from deepinfer.grammar import ir
+from deepinfer.grammar.argument_checks import check_text
 from deepinfer.grammar.grammar import Grammar
 from deepinfer.grammar.report import Report
 
@@ -57,6 +58,8 @@ def compile_ebnf(text: str, *, start: str = "root", syntax: Syntax = "auto") -> 
             field="syntax",
             value=syntax,
         )
+    check_text("text", text)
+    check_text("start", start)
     if len(text) > MAX_TEXT_LENGTH:
         raise GrammarTooLarge(
             f"the grammar has {len(text)} characters and may have {MAX_TEXT_LENGTH}; split it",

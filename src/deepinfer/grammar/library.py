@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from deepinfer.core.errors import ConfigError
+from deepinfer.core._checks import check_int, check_keys
+from deepinfer.core.errors import ConfigError, GrammarSyntaxError
 from deepinfer.core.params import SamplingParams
+from deepinfer.grammar.argument_checks import check_part, check_text
 from deepinfer.grammar.choice import choices
 from deepinfer.grammar.compiled import CompiledGrammar
 from deepinfer.grammar.ebnf import compile_ebnf
@@ -26,10 +29,25 @@ KINDS: dict[str, Callable[[Any], Grammar]] = {
     "json_object": lambda spec: compile_json_schema({"type": "object"}),
     "regex": lambda spec: compile_regex(spec),
     "grammar": lambda spec: compile_ebnf(spec),
-    "choice": lambda spec: choices(json.loads(spec) if isinstance(spec, str) else spec),
+    "choice": lambda spec: choices(_parsed(spec) if isinstance(spec, str) else spec),
     "structural_tag": lambda spec: compile_structural_tag(spec),
 }
 """Compilers by the names that serving engines have for the kinds of structured output."""
+
+
+def _parsed(spec: str) -> list[Any]:
+    """The texts of a choice."""
+    try:
+        value = json.loads(spec)
+    except ValueError as error:
+        raise GrammarSyntaxError(
+            f"the choices are no JSON ({error}); give a JSON list of texts"
+        ) from error
+    if not isinstance(value, list):
+        raise GrammarSyntaxError(
+            f"the choices are a {type(value).__name__}; give a JSON list of texts"
+        )
+    return value
 
 
 def compile_kind(kind: str, spec: Any) -> Grammar:
@@ -65,20 +83,27 @@ class GrammarLibrary:
         vocab: The vocabulary.
         max_grammars: Grammars that are kept.
         text_ids: Control tokens that grammars may spell, as for `Grammar.bind`.
+        schema_options: Options of `compile_json_schema` for every schema, such as `whitespace`, `order` and
+            `additional`.
 
     Raises:
-        ConfigError: `max_grammars` is not positive.
+        ConfigError: `vocab` is no vocabulary, `max_grammars` is not positive, or an option is not known.
     """
 
     def __init__(
-        self, vocab: TokenVocab, *, max_grammars: int = 256, text_ids: Iterable[int] = ()
+        self,
+        vocab: TokenVocab,
+        *,
+        max_grammars: int = 256,
+        text_ids: Iterable[int] = (),
+        schema_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if max_grammars < 1:
-            raise ConfigError(
-                f"max_grammars is {max_grammars}; keep one at least",
-                field="max_grammars",
-                value=max_grammars,
-            )
+        check_part("vocab", vocab, TokenVocab, "make one with TokenVocab.from_tokenizer(...)")
+        hint = "It must keep one at least."
+        check_int("max_grammars", max_grammars, 1, 1 << 31, ConfigError, hint)
+        self._schema_options = dict(schema_options or {})
+        known = inspect.signature(compile_json_schema).parameters.keys() - {"schema"}
+        check_keys("schema_options", self._schema_options, known, ConfigError)
         self.vocab = vocab
         self._text_ids = tuple(text_ids)
         self._max = max_grammars
@@ -96,9 +121,10 @@ class GrammarLibrary:
             The bound grammar, shared.
 
         Raises:
-            ConfigError: The kind is not known.
+            ConfigError: The kind is not known, or `spec` is no text.
             GrammarError: The text is malformed, or cannot be enforced.
         """
+        check_text("spec", spec)
         key = (kind, spec)
         with self._lock:
             found = self._kept.get(key)
@@ -106,7 +132,11 @@ class GrammarLibrary:
                 self._kept.move_to_end(key)
                 return found
         # Compiled without the lock: two threads may both do it, and the first one's stays.
-        compiled = compile_kind(kind, spec).bind(self.vocab, text_ids=self._text_ids)
+        if kind == "json" and self._schema_options:
+            grammar = compile_json_schema(spec, **self._schema_options)
+        else:
+            grammar = compile_kind(kind, spec)
+        compiled = grammar.bind(self.vocab, text_ids=self._text_ids)
         with self._lock:
             compiled = self._kept.setdefault(key, compiled)
             self._kept.move_to_end(key)
@@ -151,4 +181,6 @@ def _plain(value: Any) -> Any:
     """What `json` knows in place of read-only mappings."""
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"a schema holds a {type(value).__name__}, which is no JSON value")
+    raise GrammarSyntaxError(
+        f"a schema holds a {type(value).__name__}, which is no JSON value; use null, a number, ..."
+    )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn
 
 from deepinfer.core.errors import GrammarTooLarge, UnsupportedKeyword
+from deepinfer.grammar.argument_checks import check_text
 from deepinfer.grammar.codepoints import NONE
 from deepinfer.grammar.regex_ast import (
     NOTHING,
@@ -70,10 +71,12 @@ def parse_regex(pattern: str, flavor: Flavor = "json-schema", *, flags: Flags = 
         Its tree. Capturing and naming leave no trace in it.
 
     Raises:
+        ConfigError: The pattern is no text.
         GrammarSyntaxError: The pattern is malformed; `position` says where.
         UnsupportedKeyword: It uses a back-reference, a conditional, or an atomic group or quantifier.
         GrammarTooLarge: It is too long or nested too deeply.
     """
+    check_text("pattern", pattern)
     if len(pattern) > MAX_PATTERN_LENGTH:
         raise GrammarTooLarge(
             f"the regular expression has {len(pattern)} characters and may have {MAX_PATTERN_LENGTH}; split it",

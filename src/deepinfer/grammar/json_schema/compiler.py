@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
 from deepinfer.core.errors import ConfigError, GrammarSyntaxError, GrammarTooLarge
+from deepinfer.grammar.argument_checks import check_part
 from deepinfer.grammar.grammar import Grammar
 from deepinfer.grammar.json_schema.algebra import Algebra
 from deepinfer.grammar.json_schema.budget import Budget
@@ -93,6 +94,7 @@ def compile_json_schema(
                 field=name,
                 value=value,
             )
+    check_part("whitespace", whitespace, Whitespace, "make one with Whitespace(...)")
     if budget_ms is not None and not budget_ms > 0:
         raise ConfigError(
             f"budget_ms is {budget_ms!r}; use a number > 0 or None",

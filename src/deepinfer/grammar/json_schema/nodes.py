@@ -7,7 +7,7 @@ from typing import Any
 
 from deepinfer.core.errors import GrammarSyntaxError, GrammarTooLarge
 from deepinfer.grammar.json_schema.formula import ANYTHING, NOTHING, Conjunction
-from deepinfer.grammar.json_schema.references import Registry, Resource
+from deepinfer.grammar.json_schema.references import Registry, Resource, escape
 from deepinfer.grammar.json_schema.values import JsonValue, freeze
 
 __all__ = ["Node", "Nodes"]
@@ -113,6 +113,9 @@ class Nodes:
             raise GrammarSyntaxError(
                 f"the schema at {pointer!r} is {type(schema).__name__}; a schema is an object or a boolean"
             )
+        for name in schema:
+            if not isinstance(name, str):
+                escape(name)  # says what is wrong
         if not schema:
             return ANYTHING
         key: object = None

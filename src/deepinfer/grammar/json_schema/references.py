@@ -272,7 +272,15 @@ def _children(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def escape(name: str) -> str:
-    """A member's name as a part of a JSON pointer."""
+    """A member's name as a part of a JSON pointer.
+
+    Raises:
+        GrammarSyntaxError: It is no text, which JSON has no place for.
+    """
+    if not isinstance(name, str):
+        raise GrammarSyntaxError(
+            f"a schema has a member named {name!r} ({type(name).__name__}); names are texts"
+        )
     return name.replace("~", "~0").replace("/", "~1")
 
 

@@ -73,7 +73,12 @@ def freeze(value: Any, pointer: str, nesting: int = 0) -> JsonValue:
             found=nesting,
         )
     if isinstance(value, Mapping):
-        pairs = [(str(k), freeze(v, pointer, nesting + 1)) for k, v in value.items()]
+        for name in value:
+            if not isinstance(name, str):
+                raise GrammarSyntaxError(
+                    f"a value at {pointer!r} has a member named {name!r} ({type(name).__name__}); names are texts"
+                )
+        pairs = [(name, freeze(v, pointer, nesting + 1)) for name, v in value.items()]
         return ("object", tuple(sorted(pairs, key=lambda pair: pair[0])))
     if isinstance(value, list | tuple):
         return ("array", tuple(freeze(item, pointer, nesting + 1) for item in value))
