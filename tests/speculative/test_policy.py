@@ -46,6 +46,12 @@ def test_probes_find_out_that_text_became_easy() -> None:
     made = policy(probe_every=4)
     found = [made.choose([[0.01, 0.01], []], 2)[0] for _ in range(8)]
     assert found == [0, 0, 0, 1, 0, 0, 0, 1]
+    made = policy(probe_every=16)
+    found = [made.choose([[0.01, 0.01]], 1)[0] for _ in range(60)]
+    assert [at for at, length in enumerate(found, 1) if length] == [4, 12, 28, 44, 60]
+    made.choose([[1.0, 1.0]], 1)  # on: the gaps begin anew
+    found = [made.choose([[0.01, 0.01]], 1)[0] for _ in range(12)]
+    assert found[2] or found[3]
 
 
 def test_bad_options() -> None:

@@ -13,6 +13,8 @@ from deepinfer.speculative.survival import prefix_survival
 
 __all__ = ["ScheduledLengths"]
 
+_FIRST_GAP = 4
+
 
 class ScheduledLengths:
     """Plans lengths from the confidences that came with the drafts.
@@ -22,14 +24,16 @@ class ScheduledLengths:
 
     Drafting is switched off where the whole round does not pay: `off_gain` is what the plan must promise over
     verifying nothing. It comes back on when the promise is `off_gain + hysteresis`, so that noise does not toggle it.
-    A row without drafts gets no new confidences either, so every `probe_every` choices each row verifies at least one:
-    what was hard text some time ago need not be now.
+    A row without drafts gets no new confidences either, so now and then each row verifies at least one: what was hard
+    text some time ago need not be now. Once no row gets any that is soon, then ever more rarely: the gaps between two
+    probes double from 4 choices up to `probe_every`. While others get some, rows that got none are asked every
+    `probe_every` choices.
 
     Args:
         scheduler: Chooses budget and lengths.
         off_gain: Share of tokens a second that verifying must be expected to add.
         hysteresis: Share more that is needed to begin again.
-        probe_every: Choices from one probe to the next.
+        probe_every: Most choices from one probe to the next.
 
     Attributes:
         is_on: Whether drafts are verified at all, as of the last choice.
@@ -57,7 +61,8 @@ class ScheduledLengths:
         self.hysteresis = checks.check_float("hysteresis", hysteresis, 0.0, 10.0, ConfigError)
         self.probe_every = checks.check_int("probe_every", probe_every, 1, 2**31, ConfigError)
         self.is_on = True
-        self._num_choices = 0
+        self._num_choices = 0  # since the last probe
+        self._gap = _FIRST_GAP
 
     def choose(self, confidences: Sequence[Sequence[float]], num_running: int) -> Sequence[int]:
         """Drafts to verify.
@@ -87,7 +92,14 @@ class ScheduledLengths:
         self.is_on = promised >= needed
         lengths = plan.lengths[: len(confidences)] if self.is_on else np.zeros_like(counts)
         self._num_choices += 1
-        if self._num_choices % self.probe_every == 0:
+        gap = self.probe_every
+        if lengths.any():
+            self._gap = _FIRST_GAP
+        else:
+            gap = min(self._gap, gap)
+        if self._num_choices >= gap:
+            self._num_choices = 0
+            self._gap *= 2
             lengths = np.maximum(lengths, 1)
         chosen: list[int] = np.minimum(lengths, counts).tolist()
         return chosen
