@@ -52,6 +52,7 @@ def quantised(rows: int, k: int, *lead: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 def block_weights(groups: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """FP8 weights with a scale for each block of 128 x 128."""
     q = torch.empty(groups, n, k, device="cuda", dtype=FP8)
     for g in range(groups):
         q[g] = (torch.randn(n, k, device="cuda") * 100).clamp(-448, 448).to(FP8)
@@ -59,16 +60,19 @@ def block_weights(groups: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def fp4_weights(groups: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """MXFP4 weights: two codes a byte, an e8m0 scale for 32."""
     q = torch.randint(0, 256, (groups, n, k // 2), device="cuda", dtype=torch.uint8)
     s = torch.randint(110, 131, (groups, n, k // 32), device="cuda", dtype=torch.uint8)
     return q, s
 
 
 def dequant_x(q: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    """Rows times their scales, one for 128 columns, in fp32."""
     return (q.float().unflatten(-1, (-1, 128)) * s[..., None]).flatten(-2)
 
 
 def dequant_w(q: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    """Weights times their scales, one for each block, in fp32."""
     if q.dtype == torch.uint8:
         grid = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=q.device)
         grid = torch.cat([grid, -grid])
@@ -80,6 +84,7 @@ def dequant_w(q: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
 
 
 def calc_diff(x: torch.Tensor, y: torch.Tensor) -> float:
+    """1 - 2<x, y> / (|x|^2 + |y|^2) in fp64."""
     x, y = x.double(), y.double()
     return float(1 - 2 * (x * y).sum() / (x * x + y * y).sum())
 
@@ -88,6 +93,7 @@ def calc_diff(x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def masked(packed: bool, groups: int, m: int, n: int, k: int, tuning: tuple, small: bool):
+    """A grouped product with rows counted on the device."""
     from deepinfer.kernels.triton.gemm_launch import SwappedTuning, grouped_swapped
 
     max_m = 64
@@ -129,6 +135,7 @@ def masked(packed: bool, groups: int, m: int, n: int, k: int, tuning: tuple, sma
 
 
 def dense(kind: str, m: int, n: int, k: int, tuning: tuple, small: bool):
+    """One product of two matrices."""
     from deepinfer.kernels.triton import gemm_launch as gemm
 
     swapped = len(tuning) >= 5
@@ -163,6 +170,7 @@ def dense(kind: str, m: int, n: int, k: int, tuning: tuple, small: bool):
 
 
 def contiguous(groups: int, m: int, n: int, k: int, tuning: tuple, small: bool):
+    """A grouped product over rows that stand one behind the other."""
     from deepinfer.kernels.triton.gemm_launch import TallTuning, gemm_tall
 
     if small:
@@ -193,6 +201,7 @@ def contiguous(groups: int, m: int, n: int, k: int, tuning: tuple, small: bool):
 
 
 def scores(t: int, s: int, h: int, tuning: tuple, small: bool):
+    """Index scores of one set of keys."""
     from deepinfer.kernels.triton.indexer_launch import IndexTuning, index_scores
 
     if small:
@@ -228,6 +237,7 @@ def scores(t: int, s: int, h: int, tuning: tuple, small: bool):
 
 
 def topk(dtype: str, rows: int, n: int, k: int, tuning: tuple, small: bool):
+    """The selection of the k highest."""
     from deepinfer.kernels.triton import topk_launch as launch
 
     dt = torch.bfloat16 if dtype == "bf16" else torch.float32
@@ -428,6 +438,7 @@ def worker(rounds: str, index: int, count: int) -> None:
 
 
 def measure(run) -> float:
+    """Milliseconds of a call: the median over graph replays."""
     import triton
 
     run()
@@ -439,6 +450,7 @@ def measure(run) -> float:
 
 
 def main() -> int:
+    """Checks and times every case, and prints a table last."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", default="variants")
     parser.add_argument("--worker", type=int, default=None)
@@ -474,7 +486,7 @@ def main() -> int:
                 row = json.loads(line)
                 checked[row["name"], tuple(row["variant"])] = row
     print(f"checked {len(checked)} in {time.time() - begin:.0f} s", flush=True)
-    file = open(options.out, "a") if options.out else None
+    file = open(options.out, "a") if options.out else None  # noqa: SIM115 - written line by line until the end
     best = {}
     for name, build, args, variants in cases(options.rounds):
         for v in variants:

@@ -103,7 +103,9 @@ def planner_lines() -> Iterator[dict[str, Any]]:
             "budget and lengths, torch": lambda t=tensor, s=table: in_torch(t, s),
         }
         seconds: dict[str, list[float]] = {name: [] for name in runs}
-        for _ in range(9):  # in turns, so that all see the same machine; several each, as in a running engine
+        for _ in range(
+            9
+        ):  # in turns, so that all see the same machine; several each, as in a running engine
             for name, run in runs.items():
                 for _ in range(15):
                     begin = time.perf_counter()

@@ -106,7 +106,7 @@ def _products(
                 xp += gl.minimum(row, gl.maximum(M - 1 - m, 0)) * stride_xm
                 wp = w_scale + (n // 128) * stride_wn
                 if GROUPED:
-                    wp += group.to(gl.int64) * stride_wg
+                    wp += group.to(gl.int64) * stride_wg  # type: ignore[attr-defined]
                 acc, slot, phase = scaled_tile(
                     x_ring,
                     w_ring,

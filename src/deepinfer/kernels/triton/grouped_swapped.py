@@ -71,7 +71,7 @@ def _products(
             n0 = (at // tiles_m) * BLOCK_N + 64 * PART
             m = m0 + gl.arange(0, BLOCK_M, layout=m_layout)
             live = m < rows
-            g = group.to(gl.int64)
+            g = group.to(gl.int64)  # type: ignore[attr-defined]
             xs = x_scale + g * stride_xg + m0.to(gl.int64) * stride_xm
             of = gl.arange(0, BLOCK_M, layout=m_layout) * stride_xm
             if PACKED:
