@@ -256,7 +256,7 @@ class TestPrompts:
             ([4] * 512, {}, RequestTooLong, "may have 511"),
             ("a", {"stop_token_ids": (64,)}, InvalidRequest, "stop_token_ids holds"),
             ("a", {"logit_bias": {99: 1.0}}, InvalidRequest, "logit_bias holds"),
-            ("a", {"regex": "a+"}, InvalidRequest, "not built into this version"),
+            ("a", {"regex": "a+"}, InvalidRequest, "knows no vocabulary"),
             ("a", {"json_schema": True}, InvalidRequest, "json_schema is set"),
             ("a", {"ebnf": 'root ::= "a"'}, InvalidRequest, "ebnf is set"),
         ],

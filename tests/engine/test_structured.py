@@ -8,7 +8,7 @@ import re
 import pytest
 
 from deepinfer import Engine, SamplingParams
-from deepinfer.core.errors import EmptyLanguage, GrammarSyntaxError
+from deepinfer.core.errors import EmptyLanguage, GrammarSyntaxError, InvalidRequest
 from deepinfer.grammar import TokenVocab
 from deepinfer.models import resolve_checkpoint
 
@@ -86,3 +86,55 @@ def test_the_engines_tokenizer_gives_the_vocabulary_of_its_checkpoint(engine):
     assert vocab.eos_ids == read.eos_ids == (1,)
     assert set(range(12)) <= vocab.special_ids
     assert vocab.encode('{"a": 1}') == read.encode('{"a": 1}')
+
+
+def test_one_batch_of_every_kind_at_any_depth(engine):
+    form = SCHEMAS[0]
+    rows = [
+        SamplingParams(max_tokens=80, seed=1, json_schema=form),
+        SamplingParams(max_tokens=12, seed=2),
+        SamplingParams(max_tokens=40, seed=3, ebnf='root ::= "(" [a-z]{1,4} ("," [a-z]){0,2} ")"'),
+        SamplingParams(max_tokens=1, seed=4, json_schema=form),
+        SamplingParams(max_tokens=80, seed=5, json_schema=form, n=2),
+        SamplingParams(max_tokens=30, seed=6, regex="[a-z]{3}", ignore_eos=True),
+        SamplingParams(max_tokens=40, seed=7, regex="x{3}END[a-z]+", stop="END"),
+        SamplingParams(max_tokens=60, seed=8, json_schema={"const": "a\x00é<think>"}),
+    ]
+    prompts = ["The record: "] * len(rows)
+    with Engine.from_pretrained("nano", async_depth=1) as ahead:
+        outs = ahead.generate(prompts, rows)
+    now = engine.generate(prompts, rows)
+    assert [(o.token_ids, o.text, o.finish_reason) for o in outs] == [
+        (o.token_ids, o.text, o.finish_reason) for o in now
+    ]
+    for place in (0, 4, 5):
+        jsonschema.validate(json.loads(outs[place].text), form)
+    assert re.fullmatch(r"\([a-z]{1,4}(,[a-z]){0,2}\)", outs[2].text)
+    assert (len(outs[3].token_ids), outs[3].finish_reason.value) == (1, "length")
+    assert re.fullmatch("[a-z]{3}", outs[6].text)
+    assert outs[7].text == "xxx"
+    assert json.loads(outs[8].text) == "a\x00é<think>"
+    control = engine.tokenizer.control_ids
+    for out, row in zip(outs, [*rows[:5], rows[4], *rows[5:]], strict=True):
+        if row.has_grammar:
+            assert control.isdisjoint(out.token_ids[:-1])
+
+
+def test_an_abort_in_the_middle_leaves_nothing_behind(engine):
+    params = SamplingParams(max_tokens=60, seed=1, json_schema=SCHEMAS[0])
+    before = engine.generate(["The record: "], params)[0].token_ids
+    rid = engine.add_request("The record: ", params)
+    for _ in range(4):
+        engine.step()
+    engine.abort(rid)
+    while engine.has_unfinished:
+        engine.step()
+    assert engine.generate(["The record: "], params)[0].token_ids == before
+
+
+def test_without_a_vocabulary_the_message_says_what_to_give(engine):
+    with (
+        Engine(model=engine.model) as bare,
+        pytest.raises(InvalidRequest, match="GrammarLibrary"),
+    ):
+        bare.generate([[5]], SamplingParams(regex="a"))

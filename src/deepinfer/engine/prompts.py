@@ -283,8 +283,9 @@ class PromptEncoder:
                 n for n in ("regex", "json_schema", "ebnf") if getattr(params, n) is not None
             )
             raise InvalidRequest(
-                f"{name} is set, and structured output is not built into this version of the engine; "
-                "leave it out, or give the engine a grammar part: Engine(..., grammar=compile).",
+                f"{name} is set, and this engine knows no vocabulary: it has no tokenizer, or one without vocabulary(). "
+                "Give it a tokenizer (Engine.from_pretrained does), or a grammar part: "
+                "Engine(..., grammar=GrammarLibrary(vocab)).",
                 field=name,
                 value=getattr(params, name),
                 limit="None without a grammar part",
