@@ -6,10 +6,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
-    tma,
 )
 
 from deepinfer.kernels.triton.gemm_tiles import place_tile, plain_tile, scaled_tile, store_tile
+from deepinfer.kernels.triton.gluon_names import load_tile
 
 __all__ = ["gemm_tall_kernel"]
 
@@ -50,10 +50,8 @@ def _copies(
                 mbarrier.expect(bar, (BLOCK_M + BLOCK_N) * BLOCK_K * BYTES)
                 k = step * BLOCK_K
                 for part in gl.static_range(PARTS):
-                    tma.async_copy_global_to_shared(
-                        x_desc, [m + 64 * part, k], bar, x_ring.index(slot * PARTS + part)
-                    )
-                tma.async_copy_global_to_shared(w_desc, [group * N + n, k], bar, w_ring.index(slot))
+                    load_tile(x_desc, [m + 64 * part, k], bar, x_ring.index(slot * PARTS + part))
+                load_tile(w_desc, [group * N + n, k], bar, w_ring.index(slot))
                 slot += 1
                 if slot == DEPTH:
                     slot = 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from deepinfer.kernels.triton.gluon_names import load_tile
 
 __all__ = ["copy_tiles", "group_rows"]
 
@@ -62,16 +64,16 @@ def copy_tiles(
                 mbarrier.wait(empty.index(slot), phase)
                 bar = full.index(slot)
                 mbarrier.expect(bar, size)
-                tma.async_copy_global_to_shared(
+                load_tile(
                     w_desc, [n, step * (16 * SPAN if PACKED else 128)], bar, w_ring.index(slot)
                 )
                 for i in gl.static_range(SPAN):
-                    tma.async_copy_global_to_shared(
+                    load_tile(
                         x_desc, [m, (step * SPAN + i) * 128], bar, x_ring.index(slot * SPAN + i)
                     )
                 if WHOLE:
                     for i in gl.static_range(SPAN):
-                        tma.async_copy_global_to_shared(
+                        load_tile(
                             s_desc,
                             [of_scales + (step * SPAN + i) * s_stride],
                             bar,

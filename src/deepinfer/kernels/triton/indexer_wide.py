@@ -10,10 +10,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+
+from deepinfer.kernels.triton.gluon_names import load_tile
 
 __all__ = ["index_scores_kernel"]
 
@@ -70,16 +71,14 @@ def _copies(
             q_slot = turn % 2
             mbarrier.wait(q_empty.index(q_slot), ((turn // 2) & 1) ^ 1)
             mbarrier.expect(q_full.index(q_slot), QUERIES * HEADS * 128)
-            tma.async_copy_global_to_shared(
+            load_tile(
                 q_desc, [block * QUERIES * HEADS, 0], q_full.index(q_slot), q_ring.index(q_slot)
             )
             turn += 1
             for tile in range(first, last):
                 mbarrier.wait(empty.index(slot), phase)
                 mbarrier.expect(full.index(slot), 64 * 128)
-                tma.async_copy_global_to_shared(
-                    k_desc, [tile * 64, 0], full.index(slot), k_ring.index(slot)
-                )
+                load_tile(k_desc, [tile * 64, 0], full.index(slot), k_ring.index(slot))
                 slot += 1
                 if slot == DEPTH:
                     slot = 0

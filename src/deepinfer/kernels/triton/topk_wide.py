@@ -9,6 +9,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from deepinfer.kernels.triton.gluon_names import block_barrier
+
 __all__ = ["topk_wide_kernel"]
 
 
@@ -147,7 +149,7 @@ def _row(
             g0 = (in0 & (_value(v0, BITS) >= least)).to(gl.int32)
             g1 = (in1 & (_value(v1, BITS) >= least)).to(gl.int32)
             total = _append(index_at, total, (g0, g1), (start, start + BLOCK), at, CAPACITY)
-        gl.thread_barrier()
+        block_barrier()
         inside = c < gl.minimum(total, CAPACITY)
         index = gl.load(index_at + c, mask=inside, other=0)
         keys = _keys(gl.load(xs + index, mask=inside, other=0), BITS)

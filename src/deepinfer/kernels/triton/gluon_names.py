@@ -1,0 +1,15 @@
+"""Names of Gluon that changed between the versions of Triton that are supported."""
+
+from __future__ import annotations
+
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+__all__ = ["block_barrier", "load_tile"]
+
+# Called async_copy_global_to_shared and thread_barrier up to Triton 3.6; the same arguments.
+load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+"""Copies a tile from global to shared memory through a tensor descriptor, and counts its bytes at a barrier."""
+
+block_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+"""Makes the threads of a program wait for each other."""
