@@ -73,7 +73,8 @@ def test_the_call_comes_before_the_block_and_the_block_before_the_environment(mo
             assert explain("gemm_nt", *args).backend == "torch"
 
 
-def test_own_implementations() -> None:
+def test_own_implementations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DEEPINFER_ACCELERATOR", raising=False)
     op = operation("topk")
     with pytest.raises(ConfigError, match="already"):
         op.register("torch", supports=lambda *_: None)

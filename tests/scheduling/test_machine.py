@@ -369,4 +369,4 @@ def test_the_machine_finds_planted_faults(broken: type[Scheduler]) -> None:
         make_scheduler = broken
 
     with pytest.raises(Exception):  # noqa: B017, PT011 - any failure at all shows that it was seen
-        run_state_machine_as_test(Broken, settings=machine_settings(200))
+        run_state_machine_as_test(Broken, settings=machine_settings(1000))

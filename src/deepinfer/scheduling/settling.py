@@ -132,11 +132,15 @@ def _settle_any(
         for row, error in results.errors.items():
             if row in place:
                 failed[place[row]] = error
-        lost = {id(sequences[at]) for at in failed}
+        lost = {id(sequences[at]): at for at in sorted(failed, reverse=True)}
         for at, sequence in enumerate(sequences):
-            if id(sequence) in lost:  # the other row of a replay and the chunk behind it, too
+            first = lost.get(id(sequence))
+            if first is not None:  # the other row of a replay and the chunk behind it, too
                 counts[at] = accepted[at] = moved[at] = 0  # copies, made by indexing
                 ends[at] = (0, None, None, None)
+                if at > first:  # the end is the last that is said of a request
+                    failed[at] = failed.pop(first)
+                    lost[id(sequence)] = at
     old = table.settled[slots]
     if (roles == REPLAY).any():  # a slot occurs twice
         np.add.at(table.settled, slots, moved)
