@@ -226,7 +226,7 @@ def replay(
     return rows / count, emitted / count, emitted / seconds
 
 
-def schedules(truth: dict[int, list[int]]) -> Iterator[tuple[str, Callable[[], Schedule]]]:
+def schedules() -> Iterator[tuple[str, Callable[[], Schedule]]]:
     """Every schedule, fresh."""
     for length in range(DRAFTS + 1):
         yield (
@@ -301,7 +301,7 @@ def block_lines(count: int, tokens: int) -> Iterator[dict[str, Any]]:
     order = generator.permutation(len(requests))
     requests = [requests[at] for at in order]
     whole_rows, whole_length, whole_rate = replay(requests, lambda c, ids: np.full(len(c), DRAFTS))
-    results = [(name, replay(requests, make())) for name, make in schedules({})]
+    results = [(name, replay(requests, make())) for name, make in schedules()]
     results.append(("oracle", _oracle(requests)))
     for name, (rows, length, rate) in results:
         yield {

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
+from deepinfer.speculative.laws import first_argmax
 
 __all__ = [
     "HEADS",
@@ -149,9 +150,7 @@ class SequentialHead(nn.Module):
             scores = logits
             if noise is not None:
                 scores = torch.where(warm[:, None], logits + noise[:, position].to(logits), logits)
-            highest = scores.amax(-1, keepdim=True)
-            index = torch.arange(scores.shape[-1], device=scores.device)
-            previous = torch.where(scores == highest, index, scores.shape[-1] - 1).amin(-1)
+            previous = first_argmax(scores)
             tokens.append(previous)
             laws.append(logits)
         if not tokens:

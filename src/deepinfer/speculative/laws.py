@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["block_acceptance", "one_hot_law", "residual_law", "standard_acceptance"]
+__all__ = ["block_acceptance", "first_argmax", "one_hot_law", "residual_law", "standard_acceptance"]
 
 
 def standard_acceptance(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
@@ -99,3 +99,17 @@ def one_hot_law(tokens: Tensor, vocab: int, dtype: torch.dtype) -> Tensor:
     law = torch.zeros(*tokens.shape, vocab, dtype=dtype, device=tokens.device)
     law.scatter_(-1, tokens.clamp_min(0)[..., None], (tokens >= 0).to(dtype)[..., None])
     return law
+
+
+def first_argmax(scores: Tensor) -> Tensor:
+    """Index of the highest entry of each row, ties to the lowest; `argmax` leaves ties open.
+
+    Args:
+        scores: Shape [..., vocab]; a row of NaN gives its last index.
+
+    Returns:
+        Indices, shape [...], int64.
+    """
+    highest = scores.amax(-1, keepdim=True)
+    index = torch.arange(scores.shape[-1], device=scores.device)
+    return torch.where(scores == highest, index, scores.shape[-1] - 1).amin(-1)

@@ -13,6 +13,7 @@ from deepinfer.core.errors import ConfigError
 from deepinfer.speculative._arrays import shape_error
 from deepinfer.speculative.laws import (
     block_acceptance,
+    first_argmax,
     one_hot_law,
     residual_law,
     standard_acceptance,
@@ -156,7 +157,7 @@ class RejectionSampler:
             drawn = noise.gumbel([r for r, _ in at], [p for _, p in at], vocab, DrawStream.SHARED)
             drawn_t = torch.from_numpy(drawn).to(scores.device).view(requests, width, vocab)
             scores = torch.log_softmax(scores.double(), -1) + drawn_t
-        own = _first_argmax(scores)
+        own = first_argmax(scores)
         same = (own[:, :-1] == tokens) & (
             torch.arange(width - 1, device=scores.device) < verified[:, None]
         )
@@ -210,7 +211,7 @@ class RejectionSampler:
         bonus = noise.gumbel(every, where, vocab, DrawStream.BONUS)
         drawn = torch.from_numpy(residual).to(p.device)
         drawn = torch.where(is_bonus[:, None], torch.from_numpy(bonus).to(p.device), drawn)
-        return accepted, _first_argmax(torch.log(row.double()) + drawn)
+        return accepted, first_argmax(torch.log(row.double()) + drawn)
 
     @staticmethod
     def _rows(lengths: Tensor, drafts: int) -> tuple[Tensor, Tensor]:
@@ -255,10 +256,3 @@ class RejectionSampler:
                 "draft_tokens", int(draft_tokens.max()), f"below the vocabulary, {vocab}"
             )
         return lengths
-
-
-def _first_argmax(scores: Tensor) -> Tensor:
-    """Index of the highest entry of each row, ties to the lowest; `argmax` leaves ties open."""
-    highest = scores.amax(-1, keepdim=True)
-    index = torch.arange(scores.shape[-1], device=scores.device)
-    return torch.where(scores == highest, index, scores.shape[-1]).amin(-1)

@@ -11,6 +11,7 @@ from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
 from deepinfer.speculative._arrays import matrix, shape_error
 from deepinfer.speculative.calibration.sequential import sigmoid
+from deepinfer.speculative.calibration.trials import verified_trials
 
 __all__ = ["MarginEstimator"]
 
@@ -65,13 +66,7 @@ class MarginEstimator:
             ShapeError: Shapes do not fit.
         """
         values = self._margin(margin)
-        hits, seen = np.asarray(accepted, np.int64), np.asarray(verified, np.int64)
-        for name, counts in (("accepted", hits), ("verified", seen)):
-            if counts.shape != (values.shape[0],):
-                raise shape_error(name, counts.shape, f"[blocks={values.shape[0]}]")
-        positions = np.arange(self.num_drafts)
-        trial = (positions < seen[:, None]) & (positions <= hits[:, None]) & ~np.isnan(values)
-        rows, columns = np.nonzero(trial)
+        rows, columns, hits = verified_trials(values, accepted, verified)
         clipped = values[rows, columns]
         # Finer near 0, where the answers change.
         share = np.sqrt(clipped / self.max_margin)
@@ -79,7 +74,7 @@ class MarginEstimator:
         for sums in (self._trials, self._hits, self._margins):
             sums *= self.decay
         np.add.at(self._trials, (columns, bins), 1.0)
-        np.add.at(self._hits, (columns, bins), (hits[rows] > columns).astype(float))
+        np.add.at(self._hits, (columns, bins), hits)
         np.add.at(self._margins, (columns, bins), clipped)
 
     @property

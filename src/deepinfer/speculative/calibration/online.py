@@ -11,6 +11,7 @@ from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
 from deepinfer.speculative._arrays import matrix, shape_error
 from deepinfer.speculative.calibration.sequential import sigmoid
+from deepinfer.speculative.calibration.trials import verified_trials
 
 __all__ = ["OnlineTemperatureScaling"]
 
@@ -56,19 +57,13 @@ class OnlineTemperatureScaling:
         values = matrix("logits", logits, f"[blocks, drafts={self.num_drafts}]")
         if values.shape[1] != self.num_drafts:
             raise shape_error("logits", values.shape, f"[blocks, drafts={self.num_drafts}]")
-        hits, seen = np.asarray(accepted, np.int64), np.asarray(verified, np.int64)
-        for name, counts in (("accepted", hits), ("verified", seen)):
-            if counts.shape != (values.shape[0],):
-                raise shape_error(name, counts.shape, f"[blocks={values.shape[0]}]")
-        positions = np.arange(self.num_drafts)
-        trial = (positions < seen[:, None]) & (positions <= hits[:, None]) & ~np.isnan(values)
-        rows, columns = np.nonzero(trial)
+        rows, columns, hits = verified_trials(values, accepted, verified)
         clipped = np.clip(values[rows, columns], _LOW, _HIGH)
         bins = np.minimum(((clipped - _LOW) / (_HIGH - _LOW) * _BINS).astype(np.int64), _BINS - 1)
         for sums in (self._trials, self._hits, self._logits):
             sums *= self.decay
         np.add.at(self._trials, (columns, bins), 1.0)
-        np.add.at(self._hits, (columns, bins), (hits[rows] > columns).astype(float))
+        np.add.at(self._hits, (columns, bins), hits)
         np.add.at(self._logits, (columns, bins), clipped)
 
     @property

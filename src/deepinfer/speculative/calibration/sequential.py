@@ -14,6 +14,7 @@ from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
 from deepinfer.speculative._arrays import matrix, shape_error
 from deepinfer.speculative.calibration.report import expected_error
+from deepinfer.speculative.calibration.trials import block_counts
 
 __all__ = ["SequentialTemperatureScaling", "sigmoid"]
 
@@ -76,9 +77,11 @@ class SequentialTemperatureScaling:
         blocks, drafts = values.shape
         if not blocks or np.isnan(values).any():
             checks.fail("logits", values.shape, "finite, and of at least one block", ConfigError)
-        counts = _counts("accepted", accepted, blocks)
+        counts = block_counts("accepted", accepted, blocks)
         seen = (
-            np.full(blocks, drafts) if verified is None else _counts("verified", verified, blocks)
+            np.full(blocks, drafts)
+            if verified is None
+            else block_counts("verified", verified, blocks)
         )
         temperatures = np.ones(drafts)
         before = np.ones(blocks)
@@ -139,8 +142,8 @@ class SequentialTemperatureScaling:
         checks.check_mapping("temperatures", values, ConfigError)
         if values.get("format") != _FORMAT:
             checks.fail("format", values.get("format"), repr(_FORMAT), ConfigError)
+        cls(values.get("temperatures", ()))  # as a grid they are held to the same rules
         made = cls()
-        made.temperatures = cls(values["temperatures"]).grid[:0]
         made.temperatures = np.asarray(values["temperatures"], float)
         return made
 
@@ -167,7 +170,7 @@ class SequentialTemperatureScaling:
         """
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (KeyError, json.JSONDecodeError) as error:
+        except json.JSONDecodeError as error:
             raise ConfigError(
                 f"{path} holds no temperatures ({error}); give a file that `save` wrote.",
                 field="path",
@@ -190,10 +193,3 @@ def sigmoid(values: _Floats) -> _Floats:
     """
     decay = np.exp(-np.abs(values))
     return np.where(values >= 0, 1.0, decay) / (1.0 + decay)
-
-
-def _counts(name: str, values: Any, blocks: int) -> npt.NDArray[np.int64]:
-    counts = np.asarray(values, np.int64)
-    if counts.shape != (blocks,):
-        raise shape_error(name, counts.shape, f"[blocks={blocks}]")
-    return counts
