@@ -611,3 +611,28 @@ def test_an_order_that_raises_leaves_the_books_as_they_were(blocks: bool) -> Non
         scheduler.check()
         assert scheduler.sequence("bad") is None
     check(loop, request("a"), request("b"))
+
+
+@pytest.mark.parametrize("failing", [(0,), (1,), (0, 1)])
+def test_a_request_that_fails_in_its_replay_is_told_of_once_and_last(
+    failing: tuple[int, ...],
+) -> None:
+    """A replay and the chunk behind it are two rows of one request in one step; the end comes with the last."""
+    loop = make(block_size=2, window=4)
+    prompt = tuple(range(10, 24))
+    loop.add(request("first", prompt, max_tokens=1))
+    loop.run()
+    loop.add(request("again", prompt, max_tokens=1))
+    plan = loop.scheduler.launch(loop.scheduler.plan(0.0))
+    assert [row.role for row in plan.rows] == [RowRole.REPLAY, RowRole.LAST_PREFILL]
+    result = loop.runner.forward(plan, 0)
+    rows = tuple(
+        dataclasses.replace(row, token_ids=(), error=ValueError("planted"))
+        if at in failing
+        else row
+        for at, row in enumerate(result.rows)
+    )
+    said = loop.scheduler.apply(dataclasses.replace(result, rows=rows))
+    assert [entry.finish_reason for entry in said] == [None, FinishReason.ERROR]
+    assert not loop.scheduler.has_unfinished
+    loop.scheduler.check()
