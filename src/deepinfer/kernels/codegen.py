@@ -11,11 +11,14 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SHARED_BYTES", "CodeReport", "compile_for"]
+__all__ = ["CHIPS", "SHARED_BYTES", "CodeReport", "CompileCase", "compile_for"]
+
+CHIPS = (80, 89, 90, 100, 120)
+"""Compute capabilities, times 10, that the kernels are compiled for."""
 
 SHARED_BYTES: Mapping[int, int] = {
     80: 166_912,
@@ -48,6 +51,54 @@ class CodeReport:
     def count(self, *prefixes: str) -> int:
         """How many instructions begin with one of these names."""
         return sum(n for name, n in self.opcodes.items() if name.startswith(prefixes))
+
+
+@dataclass(frozen=True)
+class CompileCase:
+    """A kernel with one entry of its table, and what its machine code must be.
+
+    Attributes:
+        operation: Public name of the operation that it serves.
+        entry: What distinguishes it: form, dtype, tile sizes.
+        kernel: A function of Triton's, or of Gluon's.
+        signature: Types of the arguments by name, as Triton writes them.
+        constants: Values of the constants by name.
+        aligned: Arguments that are multiples of 16.
+        options: Options of the launch (num_warps, maxnreg, ...).
+        chips: Compute capabilities, times 10, that it is for.
+        tensor_core: Prefixes of which one must begin an instruction, by chip; none where the chip is missing.
+        stack_bytes: Stack a thread that is known and accepted.
+    """
+
+    operation: str
+    entry: str
+    kernel: Any
+    signature: Mapping[str, str]
+    constants: Mapping[str, Any]
+    aligned: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    chips: tuple[int, ...] = CHIPS
+    tensor_core: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    stack_bytes: int = 0
+
+    def compile(self, chip: int) -> CodeReport:
+        """Compiles it for a chip."""
+        return compile_for(
+            self.kernel, self.signature, self.constants, chip, aligned=self.aligned, **self.options
+        )
+
+    def faults(self, report: CodeReport) -> list[str]:
+        """What is wrong with its machine code; empty when nothing is."""
+        found = []
+        limit = SHARED_BYTES[report.capability]
+        if report.shared_bytes > limit:
+            found.append(f"{report.shared_bytes} bytes of shared memory; the chip has {limit}")
+        if report.stack_bytes > self.stack_bytes:
+            found.append(f"{report.stack_bytes} bytes of stack; {self.stack_bytes} are accepted")
+        wanted = self.tensor_core.get(report.capability)
+        if wanted and not report.count(*wanted):
+            found.append(f"none of the instructions {', '.join(wanted)}")
+        return found
 
 
 def compile_for(

@@ -11,6 +11,7 @@ call raises and says why it cannot.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,19 @@ import torch
 
 from deepinfer.core.errors import ConfigError, UnsupportedHardware
 
-__all__ = ["Choice", "Implementation", "Operation", "explain", "operation", "use_backend"]
+__all__ = [
+    "FAMILIES",
+    "Choice",
+    "Implementation",
+    "Operation",
+    "explain",
+    "operation",
+    "operations",
+    "use_backend",
+]
+
+FAMILIES = ("gemm", "indexer", "topk")
+"""Modules of this package with a tuple `OPERATIONS`."""
 
 # The namespace of the operations in torch, which torch.compile calls: held here, because it lives as long as this name.
 _library = torch.library.Library("deepinfer", "FRAGMENT")
@@ -243,6 +256,12 @@ def explain(name: str, *args: Any, **kwargs: Any) -> Choice:
     return operation(name).explain(backend, *args, **kwargs)
 
 
+def operations() -> tuple[Operation, ...]:
+    """All operations, family by family."""
+    modules = [importlib.import_module(f"deepinfer.kernels.{family}") for family in FAMILIES]
+    return tuple(o for module in modules for o in module.OPERATIONS)
+
+
 def operation(name: str) -> Operation:
     """A kernel by name.
 
@@ -255,11 +274,7 @@ def operation(name: str) -> Operation:
     Raises:
         ConfigError: There is none of this name.
     """
-    from deepinfer.kernels.gemm import OPERATIONS as PRODUCTS
-    from deepinfer.kernels.indexer import OPERATIONS as SCORES
-    from deepinfer.kernels.topk import OPERATIONS as SELECTIONS
-
-    known = {o.name: o for o in (*PRODUCTS, *SCORES, *SELECTIONS)}
+    known = {o.name: o for o in operations()}
     if name not in known:
         raise ConfigError(
             f"there is no kernel {name!r}; there are {', '.join(sorted(known))}.",

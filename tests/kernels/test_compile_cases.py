@@ -1,0 +1,31 @@
+"""Machine code of every kernel with every entry of its tables, for every chip that it is for; no GPU needed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter replaces the compiler", allow_module_level=True)
+from deepinfer.kernels.codegen import CompileCase
+from deepinfer.kernels.compile_cases import all_cases
+from deepinfer.kernels.contract import has_gluon
+
+if not has_gluon():
+    pytest.skip("it needs Triton 3.6 or newer", allow_module_level=True)
+
+pytestmark = pytest.mark.slow
+CASES = [
+    pytest.param(case, chip, id=f"{case.operation}-{case.entry}-sm_{chip}")
+    for case in all_cases()
+    for chip in case.chips
+]
+
+
+@pytest.mark.parametrize(("case", "chip"), CASES)
+def test_machine_code(case: CompileCase, chip: int) -> None:
+    assert case.faults(case.compile(chip)) == []
