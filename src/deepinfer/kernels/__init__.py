@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from deepinfer.kernels.formats import KVCacheFormat as KVCacheFormat
 from deepinfer.kernels.gemm import CONTIGUOUS_ALIGNMENT as CONTIGUOUS_ALIGNMENT
 from deepinfer.kernels.gemm import bf16_gemm_nt as bf16_gemm_nt
 from deepinfer.kernels.gemm import fp8_fp4_gemm_nt as fp8_fp4_gemm_nt
@@ -38,6 +39,7 @@ from deepinfer.kernels.topk import topk as topk
 
 __all__ = [
     "CONTIGUOUS_ALIGNMENT",
+    "KVCacheFormat",
     "bf16_gemm_nt",
     "cast_back",
     "ceil_to_ue8m0",
