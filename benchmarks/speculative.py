@@ -180,7 +180,8 @@ def prompts(count: int) -> dict[str, list[str]]:
         found["json"].append(json.dumps(rows, indent=1)[: 200 + 10 * (number % 8)])
         names = ("width", "height", "total", "count", "value", "index", "start", "end")
         one, two = names[number % 8], names[(number // 8 + 3) % 8]
-        found["functions"].append(f"def scale_{one}({one}, {two}):\n    ")
+        verb = ("scale", "merge", "clip", "find")[number // 64 % 4]
+        found["functions"].append(f"def {verb}_{one}({one}, {two}):\n    ")
     return found
 
 

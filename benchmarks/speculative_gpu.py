@@ -1,0 +1,446 @@
+"""Speculative decoding on one GPU: recorded blocks, tokens a second by load, and what steps of real widths cost.
+
+blocks: drafts of the embedded `nano` over four kinds of text, as (confidences, margins, accepted), to
+`speculative_blocks.npz`; `speculative.py --blocks FILE` calibrates and replays them.
+
+load: `nano` in the engine with recorded steps, at 1 to 256 requests at once: without drafts, with all five verified, and
+with as many as pay; each way covers the same stretch of every text, in turns. Where a step's time goes comes along.
+
+curve: seconds of recorded steps by rows, and of drafting by requests: `nano`, and eight layers of the published widths with
+random weights (32 of the 384 experts; 40 layers are five times the layers and one head). `speculative.py --curve FILE`
+replays the recorded blocks over it, since random weights have no drafts worth verifying.
+
+Every case is a JSON line in $OUT (or --out); what no longer fits into --seconds is left out and named.
+Run: PYTHONPATH=src python benchmarks/speculative_gpu.py [--only blocks load curve] [--seconds 190]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from speculative import prompts
+
+from deepinfer import Engine, SamplingParams
+from deepinfer.core.protocols import DraftBatch, DraftView
+from deepinfer.engine import DSparkDrafter
+from deepinfer.engine.recording import record_call
+from deepinfer.engine.stats import StatsRecorder
+from deepinfer.models import load_model
+from deepinfer.models.deepseek_v41 import DeepseekV41, DeepseekV41Config
+from deepinfer.models.deepseek_v41.decode_draft import DraftStep
+from deepinfer.models.deepseek_v41.decode_inputs import DecodeInputs
+from deepinfer.models.deepseek_v41.decode_step import DecodeStep
+from deepinfer.models.deepseek_v41.engram import EngramHash
+
+LOADS = (1, 4, 16, 60, 128, 256)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536)
+REQUESTS = (1, 4, 16, 60, 128, 256)
+
+
+class Report:
+    """Cases as JSON lines."""
+
+    def __init__(self, path: Path, seconds: float, device: str) -> None:
+        self._file = path.open("a", encoding="utf-8")
+        self._began = time.perf_counter()
+        self._end = self._began + seconds
+        git = ["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "--short", "HEAD"]
+        self._machine = {
+            "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
+            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+            "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
+            "date": datetime.date.today().isoformat(),
+        }
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return self._end - time.perf_counter()
+
+    def add(self, case: str, **values: Any) -> None:
+        """Writes a case and shows it."""
+        found = {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in values.items()}
+        line = {"part": "speculative_gpu", "case": case, **found, **self._machine}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        shown = " ".join(f"{k}={v}" for k, v in found.items())
+        print(f"[{time.perf_counter() - self._began:6.1f}s] {case:34s} {shown}"[:400], flush=True)
+
+    def run(self, case: str, work: Callable[[], object], least_s: float = 5.0) -> None:
+        """Runs a part if there is time; a failure is a line, and the next parts still run."""
+        if self.left_s < least_s:
+            self.add(case, skipped="no time left")
+            return
+        try:
+            work()
+        except Exception as error:
+            self.add(case, error=f"{type(error).__name__}: {error}"[:400])
+            traceback.print_exc()
+
+
+# ---- blocks ----
+
+
+class Recorder(DSparkDrafter):
+    """Proposes the likeliest tokens, and writes down confidences, margins, and how far each block was accepted."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.open: dict[str, tuple[int, np.ndarray, np.ndarray]] = {}
+        self.blocks: list[tuple[str, int, np.ndarray, np.ndarray, int]] = []
+
+    def propose(self, view: DraftView, max_drafts: int) -> DraftBatch:
+        """Proposes, and notes how far the blocks before came."""
+        draft = self._draft
+        out = draft.propose(view.anchor_ids, view.positions, view.slots, self._cache)
+        before = torch.tensor(view.anchor_ids, device=out.hidden.device)
+        tokens, margins, inputs = [], [], []
+        for logits in out.base_logits.unbind(1):
+            inputs.append(before)
+            best = (logits + draft.markov_bias(before)).topk(2, -1)
+            before = best.indices[:, 0]
+            tokens.append(before)
+            margins.append(best.values[:, 0] - best.values[:, 1])
+        confidence = draft.confidence(out.hidden, torch.stack(inputs, 1)).double()
+        logit = torch.logit(confidence, eps=1e-9).float().cpu().numpy()
+        gaps = torch.stack(margins, 1).float().cpu().numpy()
+        for at, (rid, position) in enumerate(zip(view.rids, view.positions, strict=True)):
+            known = self.open.get(rid)
+            if known is not None and position - known[0] <= max_drafts + 1:
+                self.blocks.append((rid, known[0], known[1], known[2], position - known[0] - 1))
+            self.open[rid] = (position, logit[at], gaps[at])
+        proposed = torch.stack(tokens, 1)[:, :max_drafts].tolist()
+        return DraftBatch(
+            token_ids=tuple(map(tuple, proposed)),
+            confidences=tuple(map(tuple, confidence[:, :max_drafts].tolist())),
+        )
+
+
+def record_blocks(report: Report, options: Any) -> None:
+    """Blocks of every kind of text; those that the end of an answer may have cut are left out."""
+    made: list[Recorder] = []
+
+    def make(model: Any) -> Recorder:
+        made.append(Recorder(model))
+        return made[0]
+
+    config = {"max_num_seqs": 256, "max_model_len": 1024, "device": options.device}
+    columns: dict[str, list[Any]] = {
+        name: [] for name in ("kind", "request", "position", "logits", "margins", "accepted")
+    }
+    params = SamplingParams(max_tokens=options.tokens, temperature=0, ignore_eos=True)
+    texts = prompts(options.prompts)
+    with Engine.from_pretrained("nano", config=config, drafter=make) as engine:
+        recorder, request = made[0], 0
+        for number, (kind, given) in enumerate(texts.items()):
+            recorder.open.clear()
+            recorder.blocks.clear()
+            began = time.perf_counter()
+            outputs = engine.generate(given, params)
+            seconds = time.perf_counter() - began
+            ends = {}
+            for rid, position, *_ in recorder.blocks:
+                ends[rid] = max(ends.get(rid, 0), position)
+            names = {rid: request + at for at, rid in enumerate(sorted(ends))}
+            request += len(names)
+            kept = [b for b in recorder.blocks if b[1] < ends[b[0]] - 6]
+            for rid, position, logits, gaps, accepted in kept:
+                columns["kind"].append(number)
+                columns["request"].append(names[rid])
+                columns["position"].append(position)
+                columns["logits"].append(logits)
+                columns["margins"].append(gaps)
+                columns["accepted"].append(accepted)
+            report.add(
+                f"recorded, {kind}", blocks=len(kept), requests=len(given), seconds=seconds,
+                accepted_length=1 + statistics.mean(b[-1] for b in kept),
+                generated=sum(o.usage.generated for o in outputs),
+            )  # fmt: skip
+    np.savez_compressed(
+        Path(options.out) / "speculative_blocks.npz",
+        kinds=np.array(list(texts)),
+        kind=np.array(columns["kind"], np.uint8),
+        request=np.array(columns["request"], np.uint16),
+        position=np.array(columns["position"], np.uint16),
+        logits=np.array(columns["logits"], np.float16),
+        margins=np.array(columns["margins"], np.float16),
+        accepted=np.array(columns["accepted"], np.uint8),
+    )
+
+
+# ---- load ----
+
+
+class Spans(StatsRecorder):
+    """Where the time of steps goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[dict[str, float]] = []
+
+    def step(self, flight: Any, progress: Any, load: Any, *, now: float) -> None:
+        """Notes a step."""
+        spans = {name: end - begin for name, (begin, end) in flight.spans.items()}
+        drafts = 0 if flight.result is None else int(flight.result.rows.num_drafts.sum())
+        self.seen.append({
+            **spans, "drafts": drafts, "device": flight.result.duration_s if flight.result else 0.0,
+            "drafting": float(getattr(flight.handle, "draft_s", 0.0)),
+        })  # fmt: skip
+        super().step(flight, progress, load, now=now)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "fixed 5": {"drafter": "dspark"},
+    "scheduled": {"drafter": "dspark", "verify": "scheduled"},
+}
+
+
+def texts_of(count: int) -> list[str]:
+    """Prompts of the four kinds in turns."""
+    kinds = list(prompts(-(-count // 4)).values())
+    return [text for row in zip(*kinds, strict=True) for text in row][:count]
+
+
+def one_load(engine: Engine, texts: list[str], tokens: int) -> dict[str, float]:
+    """Tokens a second from the step in which all decode until `tokens` each were generated on average."""
+    spans = Spans()
+    params = SamplingParams(max_tokens=900, temperature=0, ignore_eos=True)
+    rids = [engine.add_request(text, params) for text in texts]
+    seen: set[str] = set()
+    while len(seen) < len(texts):
+        seen.update(delta.rid for delta in engine.step() if delta.token_ids)
+    for _ in range(6):
+        engine.step()
+    before, engine._loop.recorder = engine._loop.recorder, spans
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    began, made, steps = time.perf_counter(), 0, 0
+    while made < tokens * len(texts) and engine.has_unfinished:
+        made += sum(len(delta.token_ids) for delta in engine.step())
+        steps += 1
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - began
+    engine._loop.recorder = before
+    for rid in rids:
+        engine.abort(rid)
+    while engine.has_unfinished:
+        engine.step()
+    found = {
+        "tokens_per_s": made / seconds, "step_ms": 1e3 * seconds / steps,
+        "tokens_a_step": made / steps / len(texts),
+        "verified": statistics.fmean(s["drafts"] for s in spans.seen) / len(texts),
+        "steps_with_drafts": statistics.fmean(s["drafts"] > 0 for s in spans.seen),
+    }  # fmt: skip
+    for name in ("plan", "forward", "sample", "collect", "apply", "device", "drafting"):
+        values = [s[name] for s in spans.seen if name in s]
+        found[f"{name}_ms"] = 1e3 * statistics.median(values) if values else 0.0
+    return found
+
+
+def throughput(report: Report, options: Any) -> None:
+    """Every way at every load, in turns."""
+    engines: dict[str, Engine] = {}
+    for way, parts in WAYS.items():
+        began = time.perf_counter()
+        config = {
+            "max_num_seqs": max(options.loads), "max_model_len": 1200, "async_depth": 1, "prefix_cache": False,
+            "device": options.device,
+        }  # fmt: skip
+        engines[way] = Engine.from_pretrained("nano", config=config, **parts)
+        report.add(f"engine, {way}", seconds=time.perf_counter() - began)
+        policy = getattr(engines[way]._parts.scheduler, "verify_lengths", None)
+        if policy is not None and hasattr(policy, "scheduler"):
+            report.add(f"cost model, {way}", model=policy.scheduler.cost.to_dict())
+    for load in options.loads:
+        texts = texts_of(load)
+        found: dict[str, list[dict[str, float]]] = {way: [] for way in engines}
+        for turn in range(options.repeats + 1):
+            for way, engine in engines.items():
+                if report.left_s < 3:
+                    report.add(f"load {load}", skipped="no time left")
+                    return
+                result = one_load(engine, texts, options.stretch if turn else 12)
+                if turn:  # what is recorded and compiled is so by then
+                    found[way].append(result)
+        for way, results in found.items():
+            best = max(results, key=lambda r: r["tokens_per_s"])
+            rates = [r["tokens_per_s"] for r in results]
+            report.add(
+                f"nano, {load} requests, {way}", **best, median_tokens_per_s=statistics.median(rates),
+                turns=[round(r) for r in rates],
+            )  # fmt: skip
+    for way, engine in engines.items():
+        policy = getattr(engine._parts.scheduler, "verify_lengths", None)
+        if policy is not None and hasattr(policy, "to_dict"):
+            report.add(f"policy, {way}", state=policy.to_dict())
+        graphs = getattr(engine._parts.runner, "_graphs", None)
+        if graphs is not None:
+            hits = sorted(((b.rows, b.tokens, b.context), n) for b, n in graphs.stats.hits.items())
+            report.add(
+                f"recordings, {way}", hits=hits, misses=dict(graphs.stats.misses),
+                padded=graphs.stats.padded_tokens, used=graphs.stats.tokens,
+                unsupported=graphs.unsupported,
+            )  # fmt: skip
+        engine.close()
+
+
+# ---- curves ----
+
+
+def wide_config() -> DeepseekV41Config:
+    """Eight layers of the published widths, with 32 of the 384 experts, and the draft's three stages."""
+    fields: dict[str, Any] = {
+        "vocab_size": 129280, "hidden_size": 5120, "num_hidden_layers": 8, "moe_intermediate_size": 2304,
+        "num_attention_heads": 64, "head_dim": 512, "qk_rope_head_dim": 64, "q_lora_rank": 1280,
+        "o_lora_rank": 1024, "o_groups": 8, "n_routed_experts": 32, "num_experts_per_tok": 6,
+        "sliding_window": 128, "compress_ratios": [0, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0],
+        "kv_source_layer_ids": [1, 4], "index_source_layer_ids": [1, 4],
+        "candidate_source_layer_id": 4, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512,
+        "candidate_topk_blocks": 256, "candidate_block_size": 4, "max_position_embeddings": 16384,
+        "rope_scaling": {
+            "rope_type": "yarn", "factor": 4, "beta_fast": 32, "beta_slow": 1,
+            "original_max_position_embeddings": 4096,
+        },
+        "engram_layer_ids": [1], "engram_vocab_size": 20000, "engram_n_heads": 8,
+        "engram_head_dim": 256, "engram_compressed_vocab_size": 99092, "num_nextn_predict_layers": 3,
+        "dspark_block_size": 5, "dspark_noise_token_id": 3, "dspark_target_layer_ids": [5, 6, 7],
+        "dspark_markov_rank": 256, "dspark_n_routed_experts": 32, "dspark_num_experts_per_tok": 3,
+    }  # fmt: skip
+    names = ("engram_layer_ids", "engram_vocab_size", "engram_n_heads")
+    rows = EngramHash.table_rows(**{k: fields[k] for k in names})
+    return DeepseekV41Config(**fields, engram_num_embeddings=rows)
+
+
+def wide_model() -> DeepseekV41:
+    """Random weights, made on the GPU."""
+    model = DeepseekV41(wide_config(), rounding="full", device="cuda", dtype=torch.bfloat16)
+    generator = torch.Generator(device="cuda").manual_seed(1)
+    for name, p in model.named_parameters():
+        p.normal_(generator=generator)
+        if p.dim() >= 2 and not name.endswith(("q_weight", "k_weight")):
+            p.mul_(0.5 if "embed" in name else p.shape[-1] ** -0.5)
+        else:
+            p.mul_(0.2).add_(0 if name.endswith(("base", "bias", "bias_vl", "sink")) else 1)
+    model.set_engram_token_map([i % 99092 for i in range(model.config.vocab_size)])
+    return model
+
+
+def replay_ms(call: Callable[[], Any], repeats: int = 12) -> float:
+    """Median milliseconds of a recorded call."""
+    graph, _ = record_call(call, torch.device("cuda"))
+    times = []
+    for _ in range(repeats + 2):
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        events[0].record()
+        graph.replay()
+        events[1].record()
+        times.append(events)
+    torch.cuda.synchronize()
+    del graph
+    return statistics.median(a.elapsed_time(b) for a, b in times[2:])
+
+
+def curve(report: Report, name: str, model: DeepseekV41, layers: int, context: int) -> None:
+    """Milliseconds of steps by rows and of drafting by requests; layers are scaled, heads counted once."""
+    slots = max(REQUESTS)
+    cache = model.new_cache(slots, context, 64)
+    step = DecodeStep(model, cache)
+    scale = layers / model.config.num_hidden_layers
+    heads: dict[int, float] = {}
+
+    def head_ms(rows: int) -> float:
+        if rows not in heads:
+            x = torch.randn(rows, model.config.hidden_size, device="cuda")
+            heads[rows] = replay_ms(lambda: model.head(x))
+        return heads[rows]
+
+    for rows in ROWS:
+        inputs = DecodeInputs.empty(rows, 1, "cuda")
+        at = torch.arange(rows, device="cuda")
+        inputs.ids.copy_((7 + at % 500).unsqueeze(1))
+        inputs.values[:, 0] = context - 64 + at // slots  # what several rows of a slot look like
+        inputs.values[:, 1] = at % slots
+        inputs.values[:, 2] = 1
+        found = replay_ms(lambda i=inputs: step(i, context))
+        head = head_ms(rows)
+        report.add(
+            f"curve, {name}, {rows} rows", step_ms=found, head_ms=head,
+            value=head + scale * (found - head), unit="ms", layers=layers,
+        )  # fmt: skip
+    drafter = DraftStep(model, cache)
+    for requests in REQUESTS:
+        at = torch.arange(requests, device="cuda")
+        places = torch.full_like(at, context - 64)
+        found = replay_ms(
+            lambda a=at, p=places: drafter.draft_greedy(a + 7, p, a, torch.zeros_like(p))
+        )
+        width = len(model.config.dspark_target_layer_ids) * model.config.hidden_size
+        features = torch.randn(6 * requests, width, device="cuda", dtype=model.embed.weight.dtype)
+        counts = torch.full_like(at, 3)
+        extend = replay_ms(lambda f=features, a=at, p=places, c=counts: drafter.extend_context(f, p, a, c))
+        report.add(
+            f"curve, {name}, drafting for {requests}", draft_ms=found, context_ms=extend,
+            value=found + extend, unit="ms", head_ms=head_ms(5 * requests),
+        )  # fmt: skip
+
+
+def curves(report: Report, options: Any) -> None:
+    """Both models."""
+    model = load_model("nano", device="cuda", dtype=torch.bfloat16)
+    report.run("curve, nano", lambda: curve(report, "nano", model, 12, 1024))
+    del model
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.set_float32_matmul_precision("high")  # the head is fp32: products in tf32
+    report.run("curve, real widths", lambda: curve(report, "real widths", wide_model(), 40, 1024), 20)
+    torch.set_float32_matmul_precision("highest")
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def parts(report: Report, options: Any) -> Iterator[tuple[str, Callable[[], object]]]:
+    """What can be asked for, in order."""
+    yield "blocks", lambda: record_blocks(report, options)
+    yield "load", lambda: throughput(report, options)
+    if options.device == "cuda":
+        yield "curve", lambda: curves(report, options)
+
+
+def main() -> None:
+    """Runs the parts."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", default=[], help="blocks, load, curve")
+    parser.add_argument("--seconds", type=float, default=190.0)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--prompts", type=int, default=192, help="recorded prompts of each kind")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of each recorded answer")
+    parser.add_argument("--loads", type=int, nargs="+", default=LOADS)
+    parser.add_argument("--stretch", type=int, default=160, help="tokens a request that are timed")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", default=os.environ.get("OUT", "."))
+    options = parser.parse_args()
+    report = Report(Path(options.out) / "speculative_gpu.jsonl", options.seconds, options.device)
+    for name, work in parts(report, options):
+        if not options.only or name in options.only:
+            report.run(name, work)
+            gc.collect()
+
+
+if __name__ == "__main__":
+    main()
