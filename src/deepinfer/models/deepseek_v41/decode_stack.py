@@ -18,6 +18,7 @@ from deepinfer.models.deepseek_v41.attention import Attention
 from deepinfer.models.deepseek_v41.engram import Engram
 from deepinfer.models.deepseek_v41.layer import Layer
 from deepinfer.models.deepseek_v41.moe import MoE
+from deepinfer.models.deepseek_v41.packed_products import linear
 
 __all__ = ["run_layers", "why_not_fused"]
 
@@ -91,7 +92,12 @@ def _engram(engram: Engram, streams: Tensor, rows: Tensor, run: Any) -> Tensor:
     if engram.rounding.level == "full":
         found = run.kernels.norm_rope_round(found.unsqueeze(1), rounding="fp8").squeeze(1)
     return run.kernels.add_engram(
-        streams, engram.wkv(found), engram.q_weight, engram.k_weight, engram.eps, run.is_image
+        streams,
+        linear(engram.wkv, found, rounded=engram.rounding.level == "full"),
+        engram.q_weight,
+        engram.k_weight,
+        engram.eps,
+        run.is_image,
     )
 
 
@@ -115,15 +121,17 @@ def _attention(attention: Attention, y: Tensor, x: Tensor, run: Any) -> Tensor:
     inputs = "fp8" if level == "full" else "none"
     phases = run.phases(attention.ratio > 0)
     norm = attention.q_norm
-    bottleneck = attention.wq_a(x).unsqueeze(1)
+    rounded = level == "full"
+    bottleneck = linear(attention.wq_a, x, rounded=rounded).unsqueeze(1)
     bottleneck = kernels.norm_rope_round(
         bottleneck, norm.weight, norm.eps, rounding=inputs, out=bottleneck
     ).squeeze(1)
-    queries = attention.wq_b(bottleneck).view(len(y), attention.num_heads, -1)
+    queries = linear(attention.wq_b, bottleneck, rounded=rounded)
+    queries = queries.view(len(y), attention.num_heads, -1)
     kernels.norm_rope_round(queries, phases=phases, out=queries)
     norm = attention.kv_norm
     run.write_windows(
-        attention, attention.wkv(x).unsqueeze(1), norm.weight, norm.eps, phases,
+        attention, linear(attention.wkv, x, rounded=rounded).unsqueeze(1), norm.weight, norm.eps, phases,
         "fp8" if level != "none" else "none",
     )  # fmt: skip
     if attention.indexer is not None:
@@ -136,7 +144,7 @@ def _attention(attention: Attention, y: Tensor, x: Tensor, run: Any) -> Tensor:
     if narrow.shape[-1] % _GROUP:
         narrow = narrow.reshape(len(y), 1, -1)
     narrow = kernels.norm_rope_round(narrow, rounding=inputs)
-    return attention.wo_b(narrow.reshape(len(y), -1))
+    return linear(attention.wo_b, narrow.reshape(len(y), -1), rounded=rounded)
 
 
 def _experts(moe: MoE, y: Tensor, x: Tensor, run: Any) -> tuple[Tensor, Tensor]:
@@ -157,5 +165,7 @@ def _experts(moe: MoE, y: Tensor, x: Tensor, run: Any) -> tuple[Tensor, Tensor]:
     left, right = gate_up.chunk(2, -1)
     hidden = kernels.swiglu_round(left, right, weights.view(-1), moe.limit, rounding=inputs)
     routed = grouped_linear(hidden, moe.experts.w2, order, 1)
-    hidden = kernels.swiglu_round(shared.w1(x), shared.w3(x), None, moe.limit, rounding=inputs)
-    return shared.w2(hidden), routed.view(len(y), gate.topk, -1)
+    rounded = inputs == "fp8"
+    left, right = linear(shared.w1, x, rounded=rounded), linear(shared.w3, x, rounded=rounded)
+    hidden = kernels.swiglu_round(left, right, None, moe.limit, rounding=inputs)
+    return linear(shared.w2, hidden, rounded=rounded), routed.view(len(y), gate.topk, -1)
