@@ -24,7 +24,7 @@ from harness import Case, Limits, checked, commit, dump, measure_limits, timed, 
 FAMILIES = sorted(
     p.stem
     for p in Path(__file__).parent.glob("*.py")
-    if p.stem not in ("harness", "run", "__init__")
+    if p.stem not in ("harness", "run", "warm_peers")
 )
 
 
