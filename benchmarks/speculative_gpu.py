@@ -32,7 +32,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from speculative import prompts
 
 from deepinfer import Engine, SamplingParams
 from deepinfer.core.protocols import DraftBatch, DraftView
@@ -45,6 +44,7 @@ from deepinfer.models.deepseek_v41.decode_draft import DraftStep
 from deepinfer.models.deepseek_v41.decode_inputs import DecodeInputs
 from deepinfer.models.deepseek_v41.decode_step import DecodeStep
 from deepinfer.models.deepseek_v41.engram import EngramHash
+from speculative import prompts
 
 LOADS = (1, 4, 16, 60, 128, 256)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536)
@@ -393,7 +393,9 @@ def curve(report: Report, name: str, model: DeepseekV41, layers: int, context: i
         width = len(model.config.dspark_target_layer_ids) * model.config.hidden_size
         features = torch.randn(6 * requests, width, device="cuda", dtype=model.embed.weight.dtype)
         counts = torch.full_like(at, 3)
-        extend = replay_ms(lambda f=features, a=at, p=places, c=counts: drafter.extend_context(f, p, a, c))
+        extend = replay_ms(
+            lambda f=features, a=at, p=places, c=counts: drafter.extend_context(f, p, a, c)
+        )
         report.add(
             f"curve, {name}, drafting for {requests}", draft_ms=found, context_ms=extend,
             value=found + extend, unit="ms", head_ms=head_ms(5 * requests),
@@ -402,13 +404,18 @@ def curve(report: Report, name: str, model: DeepseekV41, layers: int, context: i
 
 def curves(report: Report, options: Any) -> None:
     """Both models."""
-    model = load_model("nano", device="cuda", dtype=torch.bfloat16)
-    report.run("curve, nano", lambda: curve(report, "nano", model, 12, 1024))
-    del model
+    report.run(
+        "curve, nano",
+        lambda: curve(
+            report, "nano", load_model("nano", device="cuda", dtype=torch.bfloat16), 12, 1024
+        ),
+    )
     gc.collect()
     torch.cuda.empty_cache()
     torch.set_float32_matmul_precision("high")  # the head is fp32: products in tf32
-    report.run("curve, real widths", lambda: curve(report, "real widths", wide_model(), 40, 1024), 20)
+    report.run(
+        "curve, real widths", lambda: curve(report, "real widths", wide_model(), 40, 1024), 20
+    )
     torch.set_float32_matmul_precision("highest")
     gc.collect()
     torch.cuda.empty_cache()

@@ -10,13 +10,15 @@ from deepinfer.engine.graphs import GraphBucket
 from deepinfer.models import load_model
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+SHAPES = [[GraphBucket(4, 1, 256), GraphBucket(4, 6, 256)], [GraphBucket(24, 1, 256)], None]
 PROMPTS = [[0, 11, 12, 13], [0, *range(30, 75)], [0, 99]]
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("drafter", [None, "dspark"])
-def test_tokens_are_the_same(device, depth, drafter) -> None:
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_tokens_are_the_same(device, depth, drafter, shapes) -> None:
     model = load_model("nano", device=device, dtype=torch.float32, rounding="none")
     params = [
         SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
@@ -29,8 +31,8 @@ def test_tokens_are_the_same(device, depth, drafter) -> None:
         with Engine(model=model, config=options, drafter=drafter) as engine:
             runner = engine._parts.runner
             if recorded:
-                graphs = runner.make_graphs()
-                graphs.warmup([GraphBucket(4, 1, 256), GraphBucket(4, 6, 256)])
+                graphs = runner.make_graphs(on_demand=shapes is None)
+                graphs.warmup(shapes or [])
             outputs = engine.generate(PROMPTS, params)
             found.append([o.token_ids for o in outputs])
             if recorded:

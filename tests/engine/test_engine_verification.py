@@ -129,8 +129,7 @@ def test_misuse_is_refused(make_engine, drafting_model) -> None:
         engine.profile_steps(max_requests=99)
 
 
-def test_padded_steps_share_one_length() -> None:
-    assert verify_policy(FREE, records_graphs=True).scheduler.search == "uniform"
+def test_what_verify_stands_for() -> None:
     assert verify_policy(FREE).scheduler.search == "global"
     own = VerificationScheduler(DEAR, search="early_stop")
     assert verify_policy(own).scheduler is own

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deepinfer.core.errors import ConfigError
-from deepinfer.engine.graph_buckets import bucket_for
+from deepinfer.engine.graph_buckets import bucket_for, recorded_rows
 from deepinfer.engine.graphs import (
     DecodeGraphs,
     GraphBucket,
@@ -54,17 +54,30 @@ def test_shapes_are_recorded_when_they_first_come(model, cache) -> None:
     assert graphs.stats.hits == {GraphBucket(4, 1, 512): 2}
     assert graphs.try_run([GraphRow(Segment(0, cache.lengths[0], 18), [9] * 18)]) is None
     assert graphs.stats.misses == {"no bucket": 1}
+    rows = [GraphRow(Segment(s, cache.lengths[s], n), [9] * n) for s, n in ((0, 1), (1, 6), (3, 3))]
+    assert graphs.try_run(rows) is not None
+    assert graphs.try_run([GraphRow(Segment(0, cache.lengths[0], 1), [9])]) is not None
+    assert graphs.buckets == (
+        GraphBucket(4, 1, 512),
+        GraphBucket(12, 1, 512),
+        GraphBucket(1, 1, 512),
+    )
 
 
 def test_shapes_on_demand_are_few() -> None:
-    def shape(rows: int, tokens: int, context: int) -> GraphBucket:
-        return bucket_for(rows, tokens, context, most_rows=80, most_context=10_000)
+    def shape(rows: int, context: int) -> GraphBucket:
+        return bucket_for(rows, context, most_rows=90, most_context=10_000)
 
-    assert shape(1, 1, 5) == GraphBucket(1, 1, 1024)
-    assert shape(33, 6, 1025) == GraphBucket(64, 6, 4096)
-    assert shape(65, 1, 4097) == GraphBucket(80, 1, 10_000)
-    found = {shape(r, 1, c) for r in range(1, 81) for c in range(1, 10_001, 7)}
-    assert len(found) == 24
+    assert shape(1, 5) == GraphBucket(1, 1, 1024)
+    assert shape(33, 1025) == GraphBucket(48, 1, 4096)
+    assert shape(81, 4097) == GraphBucket(90, 1, 10_000)
+    found = {shape(r, c).rows for r in range(1, 91) for c in range(1, 10_001, 70)}
+    assert sorted(found) == [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 90]
+    rows = [recorded_rows(n) for n in range(1, 5000)]
+    assert rows == sorted(rows)
+    assert all(0 <= size - n < max(4, 0.5 * n) for n, size in enumerate(rows, 1))
+    assert len(set(rows)) < 40
+    assert all(recorded_rows(size) == size for size in set(rows))
 
 
 def test_greedy_tokens_equal_eager_ones(model, cache) -> None:
@@ -98,11 +111,12 @@ def test_greedy_tokens_equal_eager_ones(model, cache) -> None:
     assert graphs.try_run(unknown) is None
 
 
-def test_verify_rows_of_several_lengths(model, cache) -> None:
+@pytest.mark.parametrize("padded", [False, True])
+def test_verify_rows_of_several_lengths(model, cache, padded: bool) -> None:
     other = model.new_cache(4, 512, 64)
     prefill(model, other)
     graphs = DecodeGraphs(model, cache)
-    graphs.warmup([GraphBucket(4, 6, 512)])
+    graphs.warmup([GraphBucket(4, 6, 512) if padded else GraphBucket(16, 1, 512)])
     for _ in range(3):
         rows = [
             GraphRow(Segment(0, cache.lengths[0], 6), [7, 8, 9, 10, 11, 12]),
@@ -112,10 +126,35 @@ def test_verify_rows_of_several_lengths(model, cache) -> None:
         wanted = eager(model, other, rows)
         run = graphs.try_run(rows, copy_features=True)
         places = [o + t for o, r in zip(run.offsets, rows, strict=True) for t in range(len(r.ids))]
-        assert run.offsets == (0, 6, 12)
+        assert run.offsets == ((0, 6, 12) if padded else (0, 6, 7))
+        assert graphs.stats.padded_tokens % (14 if padded else 6) == 0
         assert torch.allclose(run.logits[places], wanted, atol=1e-3)
         for each in (cache, other):
             each.truncate(0, each.lengths[0] - 4)
+
+
+def test_tokens_as_rows_have_the_bits_of_the_general_pass(model, cache) -> None:
+    model.set_deterministic(True)
+    try:
+        other = model.new_cache(4, 512, 64)
+        for each in (cache, other):
+            for slot in PROMPTS:
+                each.reset(slot)
+            prefill(model, each)
+        graphs = DecodeGraphs(model, cache)
+        graphs.warmup([GraphBucket(12, 1, 512)])
+        for _ in range(4):
+            rows = [
+                GraphRow(Segment(s, cache.lengths[s], n), list(range(7, 7 + n)))
+                for s, n in ((3, 6), (0, 1), (1, 4))
+            ]
+            wanted = eager(model, other, rows)
+            run = graphs.try_run(rows)
+            assert torch.equal(run.logits[:11], wanted)
+            for each in (cache, other):
+                each.truncate(3, each.lengths[3] - 4)
+    finally:
+        model.set_deterministic(False)
 
 
 def test_what_fits_no_recording_changes_nothing(model, cache) -> None:
@@ -124,7 +163,7 @@ def test_what_fits_no_recording_changes_nothing(model, cache) -> None:
     lengths = list(cache.lengths)
     at = cache.lengths
     assert graphs.try_run([]) is None
-    assert graphs.try_run([GraphRow(Segment(0, at[0], 2), [1, 2])]) is None
+    assert graphs.try_run([GraphRow(Segment(0, at[0], 3), [1, 2, 3])]) is None
     assert graphs.try_run([GraphRow(Segment(s, at[s], 1), [1]) for s in (0, 1, 3)]) is None
     assert graphs.try_run([GraphRow(Segment(0, at[0], 1), [1], from_future=True)]) is None
     late = Segment(0, at[0], 1, pool_start=at[0] + 1)
@@ -133,8 +172,9 @@ def test_what_fits_no_recording_changes_nothing(model, cache) -> None:
         "no rows": 1, "no bucket": 2, "ids unknown": 1, "not a decode step": 1
     }  # fmt: skip
     assert cache.lengths == lengths
-    with pytest.raises(ConfigError, match="rows 9"):
-        graphs.warmup([GraphBucket(9, 1, 64)])
+    for rows, tokens in ((69, 1), (5, 2)):
+        with pytest.raises(ConfigError, match=f"rows {rows}"):
+            graphs.warmup([GraphBucket(rows, tokens, 64)])
 
 
 def test_arithmetic_that_was_switched_after_recording(model, cache) -> None:

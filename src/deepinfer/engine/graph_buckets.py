@@ -11,6 +11,7 @@ __all__ = [
     "WarmupReport",
     "bucket_for",
     "context_buckets",
+    "recorded_rows",
     "row_buckets",
 ]
 
@@ -21,9 +22,12 @@ _LEAST_CONTEXT = 256
 class GraphBucket:
     """Shape of a recorded step.
 
+    With one token a row it serves verify steps too: each token of a request is a row of its own, so requests of
+    different lengths leave no gaps.
+
     Attributes:
-        rows: Requests.
-        tokens: Tokens of each request: 1 for decode, 1 + drafts for verify.
+        rows: Requests, or tokens when `tokens` is 1.
+        tokens: Tokens of each request: 1, or 1 + drafts for verify steps in which all have as many.
         context: Tokens that any of them holds at most, the step included.
     """
 
@@ -86,22 +90,33 @@ def context_buckets(max_tokens: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < max_tokens), max_tokens)
 
 
-def bucket_for(rows: int, tokens: int, context: int, *, most_rows: int, most_context: int) -> GraphBucket:  # fmt: skip
+def recorded_rows(rows: int) -> int:
+    """Rows that a step is rounded up to when it is recorded.
+
+    Args:
+        rows: Rows of the step, at least 1.
+
+    Returns:
+        A power of two up to 8, then also those halfway between, and from 64 on in quarters.
+    """
+    high = 1 << (rows - 1).bit_length()
+    step = max(1, high // 8) if high > 64 else max(1, high // 4) if high > 8 else high
+    return -(-rows // step) * step
+
+
+def bucket_for(rows: int, context: int, *, most_rows: int, most_context: int) -> GraphBucket:
     """The shape to record for a step that fits no recording: few shapes in all, each of some use to others.
 
     Args:
-        rows: Requests of the step.
-        tokens: Most tokens that one of them runs.
-        context: Most tokens that one of them holds, the step included.
-        most_rows: Slots.
+        rows: Tokens of the step.
+        context: Most tokens that one of its requests holds, the step included.
+        most_rows: Most tokens of any step.
         most_context: Tokens of a slot.
 
     Returns:
-        Rows rounded up to a power of two, and to a multiple of 32 above 64; contexts to 1,024 or
-        a power of four times as many.
+        Rows rounded as `recorded_rows` does, of one token each; contexts to 1,024 or a power of four times as many.
     """
-    wide = 1 << (rows - 1).bit_length() if rows <= 64 else -(-rows // 32) * 32
     long = 1024
     while long < context:
         long *= 4
-    return GraphBucket(min(wide, most_rows), tokens, min(long, most_context))
+    return GraphBucket(min(recorded_rows(rows), most_rows), 1, min(long, most_context))

@@ -1,12 +1,14 @@
 """Decode and verify steps recorded as CUDA graphs, by shape.
 
 A recorded step is launched with one call, whatever its number of kernels. There is one recording for each bucket: a
-number of rows, of tokens a row, and of tokens of context. A step takes the cheapest bucket that it fits, and what fits
-none runs eagerly. Recordings share one pool of memory, so what one gives is valid until the next runs.
+number of rows, of tokens a row, and of tokens of context. Verify steps run each token as a row of its own, so what they
+cost is the number of all tokens, rounded up. A step takes the cheapest bucket that it fits, and what fits none runs
+eagerly. Recordings share one pool of memory, so what one gives is valid until the next runs.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -69,7 +71,7 @@ class GraphRun:
 
     Attributes:
         bucket: Its shape.
-        logits: Shape [rows * tokens, vocab], fp32, padding included.
+        logits: Shape [bucket.rows * bucket.tokens, vocab], fp32, padding included.
         hidden: Shape [rows * tokens, hidden].
         features: Draft features, shape [rows * tokens, width], or None.
         offsets: Row of `logits` and the others where each request's tokens begin, in the order they were given.
@@ -79,7 +81,7 @@ class GraphRun:
     logits: Tensor
     hidden: Tensor
     features: Tensor | None
-    offsets: tuple[int, ...]
+    offsets: Sequence[int]
 
 
 class DecodeGraphs:
@@ -125,7 +127,7 @@ class DecodeGraphs:
         self._device = cache.device
         self._step = None if self.unsupported else DecodeStep(model, cache)
         self._recordings: dict[GraphBucket, _Recording] = {}
-        self._by_rows: dict[tuple[int, int], list[GraphBucket]] = {}
+        self._by_rows: dict[tuple[int, int, int], list[GraphBucket]] = {}
         self._staging: dict[tuple[int, int], list[tuple[DecodeInputs, Any]]] = {}
         self._pool: Any = None
         self._turn = 0
@@ -197,11 +199,16 @@ class DecodeGraphs:
             for row, floor in zip(rows, floors, strict=True)
         ]
         ids = [row.ids for row in rows]
-        self._send(recording.inputs, lambda inputs: inputs.fill(ids, values))
+        counts = [s.num_tokens for s in segments]
+        if bucket.tokens > 1:
+            offsets = tuple(range(0, len(rows) * bucket.tokens, bucket.tokens))
+            self._send(recording.inputs, lambda inputs: inputs.fill(ids, values))
+        else:
+            offsets = tuple(itertools.accumulate(counts[:-1], initial=0))
+            self._send(recording.inputs, lambda inputs: inputs.fill_tokens(ids, values))
         output = recording.replay()
         self._cache.commit(segments)
-        used = sum(s.num_tokens for s in segments)
-        return self._ran(bucket, output, len(rows), used, copy_features=copy_features)
+        return self._ran(bucket, output, offsets, sum(counts), copy_features=copy_features)
 
     def try_run_decode(
         self, rows: DecodeRows, ids: Ints, is_future: NDArray[np.bool_] | None
@@ -220,7 +227,7 @@ class DecodeGraphs:
             InvariantBroken: A row does not continue its slot.
             RequestTooLong: A row does not fit its slot.
         """
-        shape = self._fitting(len(rows), 1, int(rows.starts.max()) + 1)
+        shape = self._fitting(len(rows), 1, len(rows), int(rows.starts.max()) + 1)
         found: tuple[GraphBucket, _Recording] | str
         if isinstance(shape, str):
             found = shape
@@ -235,13 +242,14 @@ class DecodeGraphs:
         self._send(recording.inputs, lambda inputs: inputs.fill_decode(ids, is_future, columns))
         output = recording.replay()
         commit_decode(self._cache, rows)
-        return self._ran(bucket, output, len(rows), len(rows), copy_features=False)
+        offsets = range(0, len(rows) * bucket.tokens, bucket.tokens)
+        return self._ran(bucket, output, offsets, len(rows), copy_features=False)
 
     def _ran(
         self,
         bucket: GraphBucket,
         output: DecodeOutput,
-        rows: int,
+        offsets: Sequence[int],
         used: int,
         *,
         copy_features: bool,
@@ -252,7 +260,6 @@ class DecodeGraphs:
         features = output.features
         if features is not None and copy_features:
             features = features.clone()
-        offsets = tuple(range(0, rows * bucket.tokens, bucket.tokens))
         return GraphRun(bucket, output.logits, output.hidden, features, offsets)
 
     def close(self) -> None:
@@ -266,33 +273,38 @@ class DecodeGraphs:
         if not rows:
             return "unsupported" if self.unsupported else "no rows"
         segments = [row.segment for row in rows]
-        longest = max(s.num_tokens for s in segments)
-        found = self._fitting(len(rows), longest, max(s.end for s in segments))
+        counts = [s.num_tokens for s in segments]
+        found = self._fitting(len(rows), max(counts), sum(counts), max(s.end for s in segments))
         if isinstance(found, str):
             return found
         replays = bool(cannot_decode(segments, self._cache))
         needs_future = any(row.from_future for row in rows)
         return self._usable(found, replays=replays, needs_future=needs_future)
 
-    def _fitting(self, rows: int, tokens: int, context: int) -> GraphBucket | str:
+    def _fitting(self, rows: int, longest: int, tokens: int, context: int) -> GraphBucket | str:
         """The cheapest recorded shape that holds so much, or why there is none."""
         if self.unsupported:
             return "unsupported"
-        fitting = self._by_rows.get((rows, tokens))
+        key = (rows, longest, tokens)
+        fitting = self._by_rows.get(key)
         if fitting is None:
-            fitting = [b for b in self._recordings if b.rows >= rows and b.tokens >= tokens]
+            fitting = [
+                b
+                for b in self._recordings
+                if (b.tokens == 1 and b.rows >= tokens) or (b.rows >= rows and b.tokens >= longest)
+            ]
             fitting.sort(key=lambda b: (b.rows * b.tokens, b.context))
-            self._by_rows[rows, tokens] = fitting
+            self._by_rows[key] = fitting
         found = next((b for b in fitting if b.context >= context), None)
-        if found is not None:
-            return found
         if not self.on_demand:
-            return "no bucket"
-        cache = self._cache
+            return "no bucket" if found is None else found
+        cache, most = self._cache, self._cache.max_rollback + 1
         new = bucket_for(
-            rows, tokens, context, most_rows=cache.num_slots, most_context=cache.max_tokens
+            tokens, context, most_rows=cache.num_slots * most, most_context=cache.max_tokens
         )
-        if tokens > cache.max_rollback + 1 or context > new.context:
+        if found is not None and found.rows * found.tokens <= new.rows:
+            return found
+        if longest > most or context > new.context:
             return "no bucket"
         return new if self.warmup([new]).buckets else "unsupported"
 
@@ -311,7 +323,7 @@ class DecodeGraphs:
     def _check(self, bucket: GraphBucket) -> None:
         most = self._cache.max_rollback + 1
         limits = {
-            "rows": (bucket.rows, self._cache.num_slots),
+            "rows": (bucket.rows, self._cache.num_slots * (most if bucket.tokens == 1 else 1)),
             "tokens": (bucket.tokens, most),
             "context": (bucket.context, self._cache.max_tokens),
         }

@@ -70,13 +70,11 @@ class _Probe(StatsRecorder):
         self.draft_s = float(getattr(flight.handle, "draft_s", 0.0))
 
 
-def verify_policy(verify: Any, *, records_graphs: bool = False) -> VerifyLengthPolicy | None:
+def verify_policy(verify: Any) -> VerifyLengthPolicy | None:
     """The policy that an engine's `verify` stands for.
 
     Args:
         verify: None or "all", a `StepCostModel`, a `VerificationScheduler`, or a policy.
-        records_graphs: Whether steps are padded to the longest row, which makes one length for all rows the best use
-            of a step.
 
     Returns:
         The policy; None verifies every draft.
@@ -87,8 +85,7 @@ def verify_policy(verify: Any, *, records_graphs: bool = False) -> VerifyLengthP
     if verify is None or verify == "all":
         return None
     if isinstance(verify, StepCostModel):
-        search = "uniform" if records_graphs else "global"
-        verify = VerificationScheduler(verify, search=search)
+        verify = VerificationScheduler(verify)
     if isinstance(verify, VerificationScheduler):
         return ScheduledLengths(verify)
     if not isinstance(verify, VerifyLengthPolicy) or isinstance(verify, type):
@@ -142,8 +139,7 @@ def set_verification(config: EngineConfig, parts: Parts, verify: Any) -> None:
                 value=verify.fingerprint,
                 limit=here,
             )
-    is_padded = getattr(parts.runner, "_graphs", None) is not None
-    _use_policy(parts.scheduler, verify_policy(verify, records_graphs=is_padded))
+    _use_policy(parts.scheduler, verify_policy(verify))
 
 
 def profile_parts(

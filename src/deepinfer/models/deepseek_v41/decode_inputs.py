@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -89,6 +90,33 @@ class DecodeInputs:
         padded = [[*row, *(0,) * (width - len(row))] for row in ids]
         self.ids[: len(ids)] = torch.tensor(padded, dtype=torch.int64)
         self.values[: len(ids)] = torch.tensor(values, dtype=torch.int64)
+
+    def fill_tokens(self, ids: Sequence[Sequence[int]], values: Sequence[Sequence[int]]) -> None:
+        """Writes requests of several tokens, each token as a row of its own, and empties the rest; on the host.
+
+        Args:
+            ids: Ids of each request's tokens.
+            values: Columns of each request, see `row_values`.
+
+        Raises:
+            InvariantBroken: There are more tokens than rows.
+        """
+        counts = np.fromiter(map(len, ids), np.int64, len(ids))
+        total = int(counts.sum())
+        if total > self.num_rows or self.tokens_per_row > 1:
+            raise InvariantBroken(
+                f"{total} tokens do not fit inputs of {self.num_rows} rows of {self.tokens_per_row}."
+            )
+        rows = np.repeat(np.array(values, np.int64).reshape(len(ids), NUM_COLUMNS), counts, 0)
+        step = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows[:, FIRST] += step
+        rows[:, COUNT] = 1
+        rows[step > 0, FROM_FUTURE] = 0
+        self.ids.numpy()[:total, 0] = np.fromiter(
+            itertools.chain.from_iterable(ids), np.int64, total
+        )
+        self.values.numpy()[:total] = rows
+        self.values[total:].zero_()
 
     def fill_decode(
         self, ids: Ints, is_future: NDArray[np.bool_] | None, columns: Sequence[Ints]

@@ -283,11 +283,14 @@ class DecodePass:
         """Latents of each token and the one before it; only those of completed pairs mean anything."""
         cache = self.cache
         tail, size = cache.tails[source], cache.tail_size
-        by_row = projected.view(*self.positions.shape, *projected.shape[1:])
         rows = tail.view(-1, *tail.shape[2:])
-        kept = rows[self.slots * size + (self.positions[:, 0] - 1) % size].unsqueeze(1)
-        before = torch.cat((kept, by_row[:, :-1]), 1).flatten(0, 1)
         index = self._masked(self._flat_slots * size + self._flat_positions % size)
+        kept = self.slots * size + (self.positions[:, 0] - 1) % size
+        if self.positions.shape[1] == 1:  # the row before may be another row of this step
+            self.kernels.scatter_rows(rows, index, projected)
+            return self._latents(compressor, rows[kept], projected, dtype)
+        by_row = projected.view(*self.positions.shape, *projected.shape[1:])
+        before = torch.cat((rows[kept].unsqueeze(1), by_row[:, :-1]), 1).flatten(0, 1)
         latents = self._latents(compressor, before, projected, dtype)
         self.kernels.scatter_rows(rows, index, projected)
         return latents
