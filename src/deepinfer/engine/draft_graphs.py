@@ -98,6 +98,10 @@ class DraftGraphs:
         self.runs[recording.rows] += 1
         return tokens[:count], confidences[:count]
 
+    def write_context(self, features: Tensor, at: Tensor, index: Tensor) -> None:
+        """As `DraftStep.write_context`."""
+        self._step.write_context(features, at, index)
+
     def close(self) -> None:
         """Drops the recordings and their memory."""
         self._recordings.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -62,6 +62,38 @@ class DSparkDrafter:
         self.drop_graphs()
         if isinstance(cache, SlotCache) and cache.device.type == "cuda":
             self.record()
+
+    @property
+    def write_context(self) -> Callable[[Tensor, Tensor, Tensor], None] | None:
+        """Takes features within a recorded step, see `DraftStep.write_context`; None where the draft cannot."""
+        return None if self._graphs is None else self._graphs.write_context
+
+    def is_ready(self, slot: int, position: int) -> bool:
+        """Whether the draft has seen the token before a position, so that it can propose there.
+
+        Without recordings it has seen them all.
+
+        Args:
+            slot: The slot.
+            position: Position of an anchor.
+        """
+        if self._graphs is None:
+            return True
+        first, end = self._cache.draft_spans[slot]
+        return bool(first < end == position)
+
+    def settle(self, slots: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> None:
+        """Notes tokens that stay, of steps that fed the draft themselves.
+
+        Args:
+            slots: Their slots.
+            starts: First position of each.
+            ends: Position behind the last of each.
+        """
+        spans = self._cache.draft_spans
+        for slot, low, high in zip(slots, starts, ends, strict=True):
+            first, end = spans[slot]
+            spans[slot] = (first if first < end and first <= low <= end else low, high)
 
     def record(self) -> None:
         """Proposes from recordings from now on, where the draft can; done for caches on a CUDA device."""

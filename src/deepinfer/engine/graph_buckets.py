@@ -29,11 +29,14 @@ class GraphBucket:
         rows: Requests, or tokens when `tokens` is 1.
         tokens: Tokens of each request: 1, or 1 + drafts for verify steps in which all have as many.
         context: Tokens that any of them holds at most, the step included.
+        features: Whether the step makes what the model's draft learns of its tokens; a step that needs none takes less
+            time.
     """
 
     rows: int
     tokens: int
     context: int
+    features: bool = True
 
 
 @dataclass(slots=True)
@@ -104,7 +107,9 @@ def recorded_rows(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def bucket_for(rows: int, context: int, *, most_rows: int, most_context: int) -> GraphBucket:
+def bucket_for(
+    rows: int, context: int, *, most_rows: int, most_context: int, features: bool = True
+) -> GraphBucket:
     """The shape to record for a step that fits no recording: few shapes in all, each of some use to others.
 
     Args:
@@ -112,6 +117,7 @@ def bucket_for(rows: int, context: int, *, most_rows: int, most_context: int) ->
         context: Most tokens that one of its requests holds, the step included.
         most_rows: Most tokens of any step.
         most_context: Tokens of a slot.
+        features: As in `GraphBucket`.
 
     Returns:
         Rows rounded as `recorded_rows` does, of one token each; contexts to 1,024 or a power of four times as many.
@@ -119,4 +125,4 @@ def bucket_for(rows: int, context: int, *, most_rows: int, most_context: int) ->
     long = 1024
     while long < context:
         long *= 4
-    return GraphBucket(min(recorded_rows(rows), most_rows), 1, min(long, most_context))
+    return GraphBucket(min(recorded_rows(rows), most_rows), 1, min(long, most_context), features)

@@ -49,13 +49,16 @@ class Recorded:
 
         Args:
             output: What `rest` gave when it was run as a batch of its own.
+
+        Returns:
+            All rows; features are those of the other rows alone when the recording gave none.
         """
-        hidden, features = self.run.hidden, self.run.features
+        hidden, features = self.run.hidden, output.features
         count = len(hidden)
         for running in self.rest:
             running.offset += count
-        if features is not None and output.features is not None:
-            features = torch.cat((features, output.features))
+        if self.run.features is not None and features is not None:
+            features = torch.cat((self.run.features, features))
         kept = output.kept
         if kept is not None:
             kept = np.concatenate((np.arange(count), count + np.asarray(kept)))
@@ -72,13 +75,13 @@ def run_recorded(
     Args:
         step: The step; its drafts are known.
         graphs: The recordings; made with the runner's future tokens.
-        with_features: Whether the drafter wants features.
+        with_features: Whether the drafter is to learn of the tokens.
 
     Returns:
         What was run, or None when nothing has changed and all rows have to run.
     """
     if step.lane is not None:  # then no other row decodes
-        return _run_lane(step, step.lane, graphs)
+        return _run_lane(step, step.lane, graphs, with_features=with_features)
     rows: list[GraphRow] = []
     used: list[RunningRow] = []
     rest: list[RunningRow] = []
@@ -99,19 +102,22 @@ def run_recorded(
         ids = (*running.known, *(0,) * missing, *running.draft)
         rows.append(GraphRow(segment, ids, from_future=bool(missing)))
         used.append(running)
-    run = graphs.try_run(rows, copy_features=with_features)
+    run = graphs.try_run(rows, features=with_features, copy_features=with_features)
     if run is None:
         return None
     for running, offset in zip(used, run.offsets, strict=True):
         running.offset = offset
+        running.is_fed = run.is_fed
     return Recorded(run, rest)
 
 
-def _run_lane(step: RunningStep, lane: DecodeLane, graphs: DecodeGraphs) -> Recorded | None:
+def _run_lane(
+    step: RunningStep, lane: DecodeLane, graphs: DecodeGraphs, *, with_features: bool
+) -> Recorded | None:
     company = lane.company
     starts = (lane.starts, lane.window_starts, lane.pool_starts, lane.full_starts)
     rows = DecodeRows(company.slots, company.host_slots, *starts)
-    run = graphs.try_run_decode(rows, lane.ids, lane.is_future)
+    run = graphs.try_run_decode(rows, lane.ids, lane.is_future, features=with_features)
     if run is None:
         return None
     lane.offsets = run.offsets

@@ -73,7 +73,8 @@ class GraphRun:
         bucket: Its shape.
         logits: Shape [bucket.rows * bucket.tokens, vocab], fp32, padding included.
         hidden: Shape [rows * tokens, hidden].
-        features: Draft features, shape [rows * tokens, width], or None.
+        features: Draft features, shape [rows * tokens, width]; None without a draft, or when they were fed or not wanted.
+        is_fed: Whether the draft was given the features of all tokens.
         offsets: Row of `logits` and the others where each request's tokens begin, in the order they were given.
     """
 
@@ -81,6 +82,7 @@ class GraphRun:
     logits: Tensor
     hidden: Tensor
     features: Tensor | None
+    is_fed: bool
     offsets: Sequence[int]
 
 
@@ -94,9 +96,11 @@ class DecodeGraphs:
         cache: Its cache; recordings hold its addresses.
         future: Token sampled last for each slot, shape [slots], int64, in a tensor that stays where it is; None when
             the host knows all ids.
+        feed: Takes the draft features of a step in the recording itself, see `DecodeStep`; None to give them.
         on_demand: Record a shape, see `bucket_for`, when a step comes that fits none; that step waits for the recording.
 
     Attributes:
+        feed: As given.
         on_demand: As given.
         stats: How steps fared.
         unsupported: Why no step can be recorded, or "".
@@ -116,8 +120,10 @@ class DecodeGraphs:
         cache: SlotCache,
         *,
         future: Tensor | None = None,
+        feed: Callable[[Tensor, Tensor, Tensor], None] | None = None,
         on_demand: bool = False,
     ) -> None:
+        self.feed = feed
         self.on_demand = on_demand
         self.stats = GraphStats()
         self.unsupported = why_no_fixed_shape(model, cache)
@@ -127,7 +133,7 @@ class DecodeGraphs:
         self._device = cache.device
         self._step = None if self.unsupported else DecodeStep(model, cache)
         self._recordings: dict[GraphBucket, _Recording] = {}
-        self._by_rows: dict[tuple[int, int, int], list[GraphBucket]] = {}
+        self._by_rows: dict[tuple[int, int, int, bool], list[GraphBucket]] = {}
         self._staging: dict[tuple[int, int], list[tuple[DecodeInputs, Any]]] = {}
         self._pool: Any = None
         self._turn = 0
@@ -161,7 +167,7 @@ class DecodeGraphs:
         for bucket in sorted(wanted, key=lambda b: (b.rows * b.tokens, b.context), reverse=True):
             inputs = DecodeInputs.empty(bucket.rows, bucket.tokens, self._device)
             try:
-                self._recordings[bucket] = self._record(step, inputs, bucket.context)
+                self._recordings[bucket] = self._record(step, inputs, bucket)
             except (
                 RuntimeError
             ) as error:  # an operation that waits for the device cannot be recorded
@@ -172,11 +178,14 @@ class DecodeGraphs:
             tuple(wanted), time.perf_counter() - began, max(0, self._reserved() - before)
         )
 
-    def try_run(self, rows: Sequence[GraphRow], *, copy_features: bool = False) -> GraphRun | None:
+    def try_run(
+        self, rows: Sequence[GraphRow], *, features: bool = True, copy_features: bool = False
+    ) -> GraphRun | None:
         """Runs a step if a recording fits it; nothing waits for the device.
 
         Args:
             rows: The step. The cache's books are kept here as in `DeepseekV41.forward`.
+            features: Whether the draft is to learn of the tokens.
             copy_features: Give features in a tensor of their own, for use after the next step was launched.
 
         Returns:
@@ -186,7 +195,7 @@ class DecodeGraphs:
             InvariantBroken: A segment does not continue its slot.
             RequestTooLong: A segment does not fit its slot.
         """
-        found = self._find(rows)
+        found = self._find(rows, features)
         if isinstance(found, str):
             self.stats.misses[found] += 1
             return None
@@ -211,7 +220,12 @@ class DecodeGraphs:
         return self._ran(bucket, output, offsets, sum(counts), copy_features=copy_features)
 
     def try_run_decode(
-        self, rows: DecodeRows, ids: Ints, is_future: NDArray[np.bool_] | None
+        self,
+        rows: DecodeRows,
+        ids: Ints,
+        is_future: NDArray[np.bool_] | None,
+        *,
+        features: bool = True,
     ) -> GraphRun | None:
         """`try_run` for rows of one token each, whose slots differ, at little cost a row.
 
@@ -219,6 +233,7 @@ class DecodeGraphs:
             rows: The rows.
             ids: Their ids, shape [rows], int64.
             is_future: Whether the id is the one sampled last for the slot instead, shape [rows], bool; None for nowhere.
+            features: Whether the draft is to learn of the tokens.
 
         Returns:
             What the step gave, or None if it has to run eagerly, in which case nothing has changed.
@@ -227,7 +242,7 @@ class DecodeGraphs:
             InvariantBroken: A row does not continue its slot.
             RequestTooLong: A row does not fit its slot.
         """
-        shape = self._fitting(len(rows), 1, len(rows), int(rows.starts.max()) + 1)
+        shape = self._fitting(len(rows), 1, len(rows), int(rows.starts.max()) + 1, features)
         found: tuple[GraphBucket, _Recording] | str
         if isinstance(shape, str):
             found = shape
@@ -260,7 +275,8 @@ class DecodeGraphs:
         features = output.features
         if features is not None and copy_features:
             features = features.clone()
-        return GraphRun(bucket, output.logits, output.hidden, features, offsets)
+        is_fed = self.feed is not None and bucket.features
+        return GraphRun(bucket, output.logits, output.hidden, features, is_fed, offsets)
 
     def close(self) -> None:
         """Drops the recordings and their memory."""
@@ -269,40 +285,54 @@ class DecodeGraphs:
         self._staging.clear()
         self._pool = None
 
-    def _find(self, rows: Sequence[GraphRow]) -> tuple[GraphBucket, _Recording] | str:
+    def _find(
+        self, rows: Sequence[GraphRow], features: bool
+    ) -> tuple[GraphBucket, _Recording] | str:
         if not rows:
             return "unsupported" if self.unsupported else "no rows"
         segments = [row.segment for row in rows]
         counts = [s.num_tokens for s in segments]
-        found = self._fitting(len(rows), max(counts), sum(counts), max(s.end for s in segments))
+        end = max(s.end for s in segments)
+        found = self._fitting(len(rows), max(counts), sum(counts), end, features)
         if isinstance(found, str):
             return found
         replays = bool(cannot_decode(segments, self._cache))
         needs_future = any(row.from_future for row in rows)
         return self._usable(found, replays=replays, needs_future=needs_future)
 
-    def _fitting(self, rows: int, longest: int, tokens: int, context: int) -> GraphBucket | str:
+    def _fitting(
+        self, rows: int, longest: int, tokens: int, context: int, features: bool
+    ) -> GraphBucket | str:
         """The cheapest recorded shape that holds so much, or why there is none."""
         if self.unsupported:
             return "unsupported"
-        key = (rows, longest, tokens)
+        features = features and self._cache.config.num_nextn_predict_layers > 0
+        key = (rows, longest, tokens, features)
         fitting = self._by_rows.get(key)
         if fitting is None:
             fitting = [
                 b
                 for b in self._recordings
-                if (b.tokens == 1 and b.rows >= tokens) or (b.rows >= rows and b.tokens >= longest)
+                if (
+                    (b.tokens == 1 and b.rows >= tokens) or (b.rows >= rows and b.tokens >= longest)
+                )
+                and (b.features or not features)
             ]
-            fitting.sort(key=lambda b: (b.rows * b.tokens, b.context))
+            fitting.sort(key=lambda b: (b.rows * b.tokens, b.features, b.context))
             self._by_rows[key] = fitting
         found = next((b for b in fitting if b.context >= context), None)
         if not self.on_demand:
             return "no bucket" if found is None else found
         cache, most = self._cache, self._cache.max_rollback + 1
         new = bucket_for(
-            tokens, context, most_rows=cache.num_slots * most, most_context=cache.max_tokens
-        )
-        if found is not None and found.rows * found.tokens <= new.rows:
+            tokens, context, most_rows=cache.num_slots * most, most_context=cache.max_tokens,
+            features=features,
+        )  # fmt: skip
+        if (
+            found is not None
+            and found.rows * found.tokens <= new.rows
+            and found.features == features
+        ):
             return found
         if longest > most or context > new.context:
             return "no bucket"
@@ -334,9 +364,11 @@ class DecodeGraphs:
                     field=name, value=value, limit=f"1 to {high}",
                 )  # fmt: skip
 
-    def _record(self, step: DecodeStep, inputs: DecodeInputs, context: int) -> _Recording:
+    def _record(self, step: DecodeStep, inputs: DecodeInputs, bucket: GraphBucket) -> _Recording:
         def run() -> DecodeOutput:
-            return step(inputs, context, self._future)
+            return step(
+                inputs, bucket.context, self._future, with_features=bucket.features, feed=self.feed
+            )
 
         if self._device.type != "cuda":
             return _Recording(inputs, run, self._model.deterministic)

@@ -17,6 +17,7 @@ from deepinfer.core.protocols import ModelInfo, Sampler
 from deepinfer.core.types import Request
 from deepinfer.engine.cache_setup import CacheShape
 from deepinfer.engine.decode_lane import DecodeLanes
+from deepinfer.engine.draft_feeding import feed_drafter
 from deepinfer.engine.future_tokens import FutureTokens
 from deepinfer.engine.graph_runs import run_recorded
 from deepinfer.engine.host_tier import HostTier
@@ -33,7 +34,6 @@ from deepinfer.engine.step_batch import (
     prompt_entries,
     propose_drafts,
     put_future,
-    settled_features,
 )
 from deepinfer.engine.step_state import RunningRow, RunningStep, SlotStates
 from deepinfer.models.deepseek_v41.batch import to_device
@@ -259,6 +259,14 @@ class ModelRunner(RecordsSteps):
         rows = plan.rows
         return bool(rows.num_open.any() or (rows.roles == _VERIFY).any())
 
+    def _feeds_drafter(self, plan: StepPlan) -> bool:
+        """Whether the drafter learns of the decoding rows: always, but for recorded steps that verify nothing."""
+        if not hasattr(self._drafter, "observe"):
+            return False
+        if self._graphs is None or self._graphs.feed is None:
+            return True
+        return bool((plan.rows.roles == _VERIFY).any())
+
     def _prepare_cache(self, step: RunningStep) -> None:
         """New block table entries, then copies, in the order of the plan."""
         plan = step.plan
@@ -279,7 +287,8 @@ class ModelRunner(RecordsSteps):
 
     def _enter_rows(self, step: RunningStep) -> None:
         rows = step.plan.rows
-        if self._drafter is None and not step.failed_loads:
+        can_skip = self._drafter is None or not self._feeds_drafter(step.plan)
+        if can_skip and not step.failed_loads:
             step.lane = self._lanes.enter(rows, step.requests)
         first = step.lane_count
         for index, row in enumerate(rows.tail(first), first) if first < len(rows) else ():
@@ -304,7 +313,8 @@ class ModelRunner(RecordsSteps):
     def _run_model(self, step: RunningStep) -> None:
         recorded, part = None, step
         if self._graphs is not None:
-            recorded = run_recorded(step, self._graphs, with_features=self._drafter is not None)
+            feeds = self._drafter is not None and self._feeds_drafter(step.plan)
+            recorded = run_recorded(step, self._graphs, with_features=feeds)
         if recorded is not None:
             if not recorded.rest:
                 step.features = recorded.run.features if self._drafter is not None else None
@@ -317,6 +327,8 @@ class ModelRunner(RecordsSteps):
         output = self._model.forward(batch, self.cache)
         if recorded is not None:
             output = recorded.join(output)
+            if recorded.run.features is None:
+                step.features_from = len(recorded.run.hidden)
         kept = getattr(output, "kept", None)
         if kept is not None:
             step.kept = np.asarray(kept.cpu() if isinstance(kept, Tensor) else kept)
@@ -388,6 +400,4 @@ class ModelRunner(RecordsSteps):
             if self._may_draft(step.requests[running.row.rid].params)
             and self._states.holds(running.state)
         ]
-        found = settled_features(step, rows, self.info.window or self.info.max_model_len)
-        if found is not None:
-            drafter.observe(*found)
+        feed_drafter(step, drafter, rows, self.info.window or self.info.max_model_len)

@@ -16,6 +16,7 @@ class RecordsSteps:
     cache: Any
     _model: Any
     _future: FutureTokens
+    _drafter: Any
     _graphs: DecodeGraphs | None = None
 
     def make_graphs(self, *, on_demand: bool = False) -> DecodeGraphs:
@@ -29,8 +30,13 @@ class RecordsSteps:
         """
         if self._graphs is not None:
             self._graphs.close()
-        future = self._future.tokens
-        self._graphs = DecodeGraphs(self._model, self.cache, future=future, on_demand=on_demand)
+        self._graphs = DecodeGraphs(
+            self._model,
+            self.cache,
+            future=self._future.tokens,
+            feed=getattr(self._drafter, "write_context", None),
+            on_demand=on_demand,
+        )
         return self._graphs
 
     def drop_graphs(self) -> None:

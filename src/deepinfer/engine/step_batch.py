@@ -15,7 +15,7 @@ from deepinfer.core.types import TokenLogprob
 from deepinfer.engine.decode_lane import DecodeLane
 from deepinfer.engine.future_tokens import FutureTokens
 from deepinfer.engine.parts import EngineDrafter
-from deepinfer.engine.step_state import RunningRow, RunningStep
+from deepinfer.engine.step_state import RunningStep
 from deepinfer.models.deepseek_v41.batch import ForwardBatch, Segment, to_device
 from deepinfer.sampling import Sampled as CheckedSampled
 from deepinfer.sampling import prompt_logprobs
@@ -31,7 +31,6 @@ __all__ = [
     "prompt_entries",
     "propose_drafts",
     "put_future",
-    "settled_features",
 ]
 
 _PROMPT_LOGITS_ROWS = 512
@@ -129,6 +128,9 @@ def propose_drafts(
         num_legal: Called with the id of a request, its output and its drafts; tells how many of these can be chosen.
     """
     wanted = [r for r in step.rows if r.row.role is RowRole.VERIFY and r.row.num_drafts]
+    is_ready = getattr(drafter, "is_ready", None)
+    if is_ready is not None:
+        wanted = [r for r in wanted if is_ready(r.row.slot, r.start)]
     if not wanted:
         return
     params = [step.requests[r.row.rid].params for r in wanted]
@@ -326,37 +328,6 @@ def _row_errors(step: RunningStep) -> Sequence[Exception | None]:
                 f"the sampler chose the id {token} and reported no error; ids go from 0 to {step.vocab_size - 1}."
             )
     return known
-
-
-def settled_features(
-    step: RunningStep, rows: Sequence[tuple[RunningRow, list[int]]], window: int
-) -> tuple[Tensor, list[int], list[int]] | None:
-    """Draft features of the tokens that stay.
-
-    Args:
-        step: The step.
-        rows: Rows, and the tokens chosen in each.
-        window: Tokens from the end of a row that are worth having.
-
-    Returns:
-        Features, shape [tokens, features], and their positions and slots; None when there are none.
-    """
-    places: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    for running, tokens in rows:
-        count = running.end - running.start + max(0, len(tokens) - 1)
-        skip = max(0, count - window, running.row.full_start - running.start)
-        places += range(running.offset + skip, running.offset + count)
-        positions += range(running.start + skip, running.start + count)
-        slots += [running.row.slot] * max(0, count - skip)
-    features = step.features
-    if features is None or not places:
-        return None
-    places = kept_places(step, places)
-    if len(places) < features.shape[0]:
-        features = features[to_device(np.array(places), features.device)]
-    return features, positions, slots
 
 
 def num_accepted(draft: Sequence[int], tokens: Sequence[int]) -> int:

@@ -65,6 +65,7 @@ class RunningRow:
         confidences: Confidences of the block that they are the beginning of, or empty.
         num_tokens: Tokens that are run.
         offset: Place of its first token in the batch.
+        is_fed: Whether the step gave the features of its tokens to the drafter.
     """
 
     index: int
@@ -76,6 +77,7 @@ class RunningRow:
     confidences: tuple[float, ...] = ()
     num_tokens: int = 0
     offset: int = 0
+    is_fed: bool = False
 
     @property
     def end(self) -> int:
@@ -100,6 +102,7 @@ class RunningStep:
         rows: The other rows that are run: not those whose cache content could not be loaded.
         batch: What the model ran, or None for a step without rows.
         features: Draft features, or None.
+        features_from: Place in the output of the token that they begin with.
         kept: Places in the batch of the tokens that ran every layer, ascending, or None for all.
         logits: Logits until they are sampled from, or None.
         prompt_logprobs: Entries by place in the plan.
@@ -124,6 +127,7 @@ class RunningStep:
     lane: DecodeLane | None = None
     batch: ForwardBatch | None = None
     features: Tensor | None = None
+    features_from: int = 0
     kept: np.ndarray | None = None
     logits: Tensor | None = None
     prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)

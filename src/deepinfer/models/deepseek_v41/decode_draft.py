@@ -149,12 +149,28 @@ class DraftStep:
             slots: Shape [rows], int64.
             counts: Final tokens of each row, see `num_final`, shape [rows], int64.
         """
-        draft, cache, kernels = self._draft, self._cache, self._kernels
+        ring_size = self._cache.ring_size
         tokens = len(features) // len(slots)
         step = torch.arange(tokens, device=slots.device)
         at = (positions.unsqueeze(1) + step).flatten()
-        index = slots.repeat_interleave(tokens) * cache.ring_size + at % cache.ring_size
-        index = index.masked_fill(~(step < counts.unsqueeze(1)).flatten(), -1)
+        index = slots.repeat_interleave(tokens) * ring_size + at % ring_size
+        self.write_context(
+            features, at, index.masked_fill(~(step < counts.unsqueeze(1)).flatten(), -1)
+        )
+
+    @without_autocast
+    @torch.inference_mode()
+    def write_context(self, features: Tensor, at: Tensor, index: Tensor) -> None:
+        """Gives the draft the target features of tokens, also of drafts that may still be rejected.
+
+        A row of a rejected draft lies behind every anchor until the position is run again, which writes it anew.
+
+        Args:
+            features: Shape [tokens, targets * hidden].
+            at: Their positions, shape [tokens], int64.
+            index: Their rows in the draft's rings, -1 for none, shape [tokens], int64.
+        """
+        draft, kernels = self._draft, self._kernels
         phases = torch.view_as_real(rope_phases(self._frequencies, at))
         main = draft[0].main_norm(draft[0].main_proj(draft.rounding.activation(features)))
         x = draft.rounding.activation(main)

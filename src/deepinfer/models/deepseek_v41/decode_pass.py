@@ -61,6 +61,8 @@ class DecodePass:
     Attributes:
         ids: Token ids, shape [tokens], int64, tokens of a row side by side.
         valid: False for padding, shape [rows, tokens per row].
+        flat_positions: Position of each token, shape [tokens], int64.
+        ring_index: Where each token's window rows go in a layer's rings, -1 for padding, shape [tokens], int64.
         engram_rows: Table rows by layer id, each of shape [tokens, columns].
         features: Mean streams that entered the draft's target layers, or None without a draft.
         kernels: Where the row-wise steps come from, see `deepinfer.kernels.fused`.
@@ -81,6 +83,7 @@ class DecodePass:
         *,
         deterministic: bool = False,
         own_steps: bool = True,
+        with_features: bool = True,
     ) -> None:
         """Prepares the step and writes the token history.
 
@@ -93,6 +96,7 @@ class DecodePass:
             future: Token sampled last for each slot, shape [slots], int64, for rows whose id the host does not know.
             deterministic: Whether to compute what `StepPass` computes bit for bit, with fixed widths.
             own_steps: Whether the general pass of that mode runs the layers' own steps instead of these kernels.
+            with_features: Whether what the draft learns of the tokens is kept.
         """
         if not isinstance(cache.rows, PlainRows):
             raise InvariantBroken("A step of fixed shape reads plain rows; the cache holds others.")
@@ -100,7 +104,8 @@ class DecodePass:
         self._rings = cache.rows.rings
         self._own_steps = deterministic and own_steps
         self.engram_rows: dict[int, Tensor] = {}
-        self.features: list[Tensor] | None = [] if cache.config.num_nextn_predict_layers else None
+        has_draft = with_features and cache.config.num_nextn_predict_layers > 0
+        self.features: list[Tensor] | None = [] if has_draft else None
         values = inputs.values
         self.slots = slots = values[:, SLOT]
         step = torch.arange(inputs.tokens_per_row, device=values.device)
@@ -111,7 +116,7 @@ class DecodePass:
             known = (values[:, FROM_FUTURE, None] == 0) | (step > 0)
             ids = torch.where(known, ids, future[slots].unsqueeze(1))
         self.ids = ids.flatten()
-        self._flat_positions = flat = positions.flatten()
+        self.flat_positions = flat = positions.flatten()
         self._flat_slots = slots.repeat_interleave(inputs.tokens_per_row)
         self._frequencies = frequencies
         self._phases: dict[tuple[bool, int], Tensor] = {}
@@ -137,7 +142,7 @@ class DecodePass:
         Negative before the start, and on images.
         """
         cache = self.cache
-        wanted = self._flat_positions.unsqueeze(1) - torch.arange(ngram, device=self.ids.device)
+        wanted = self.flat_positions.unsqueeze(1) - torch.arange(ngram, device=self.ids.device)
         at = (
             wanted.clamp(0, cache.max_tokens - 1) + self._flat_slots.unsqueeze(1) * cache.max_tokens
         )
@@ -151,7 +156,7 @@ class DecodePass:
         """Cosines and sines of the positions less `back`, shape [tokens, rope_dim / 2, 2], fp32."""
         key = (compressed, back)
         if key not in self._phases:
-            turned = rope_phases(self._frequencies[compressed], self._flat_positions - back)
+            turned = rope_phases(self._frequencies[compressed], self.flat_positions - back)
             self._phases[key] = torch.view_as_real(turned)
         return self._phases[key]
 
@@ -268,7 +273,7 @@ class DecodePass:
     def pool_index(self, ratio: int) -> Tensor:
         """Where the row that each token completes lies in a pool of a ratio, -1 for none, shape [tokens]."""
         if ratio not in self._pool_index:
-            cache, at = self.cache, self._flat_positions
+            cache, at = self.cache, self.flat_positions
             row = at.clamp_max(cache.max_tokens - 1) // ratio
             block_rows = cache.block_size // ratio
             index = flat_index(cache.table.device, self._flat_slots, row, block_rows)
@@ -284,7 +289,7 @@ class DecodePass:
         cache = self.cache
         tail, size = cache.tails[source], cache.tail_size
         rows = tail.view(-1, *tail.shape[2:])
-        index = self._masked(self._flat_slots * size + self._flat_positions % size)
+        index = self._masked(self._flat_slots * size + self.flat_positions % size)
         kept = self.slots * size + (self.positions[:, 0] - 1) % size
         if self.positions.shape[1] == 1:  # the row before may be another row of this step
             self.kernels.scatter_rows(rows, index, projected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -30,7 +31,8 @@ class DecodeOutput:
 
     Attributes:
         hidden: Collapsed streams before the final norm, shape [rows * tokens per row, hidden].
-        features: Mean streams that entered the draft's target layers, side by side, or None without a draft.
+        features: Mean streams that entered the draft's target layers, side by side; None without a draft, or when they
+            were not wanted.
         logits: Shape [rows * tokens per row, vocab], fp32.
     """
 
@@ -86,7 +88,13 @@ class DecodeStep:
     @without_autocast
     @torch.inference_mode()
     def __call__(
-        self, inputs: DecodeInputs, context: int, future: Tensor | None = None
+        self,
+        inputs: DecodeInputs,
+        context: int,
+        future: Tensor | None = None,
+        *,
+        with_features: bool = True,
+        feed: Callable[[Tensor, Tensor, Tensor], None] | None = None,
     ) -> DecodeOutput:
         """Runs one step.
 
@@ -94,6 +102,9 @@ class DecodeStep:
             inputs: Rows, on the cache's device.
             context: Tokens that any row holds at most, this step included.
             future: Token sampled last for each slot, shape [slots], int64, or None when all ids are known.
+            with_features: Whether features are given, or fed.
+            feed: Called with the features, positions and ring rows of all tokens, see `DraftStep.write_context`, instead
+                of giving them.
 
         Returns:
             Hidden rows, features and logits of all tokens.
@@ -108,6 +119,7 @@ class DecodeStep:
             future,
             deterministic=model.deterministic,
             own_steps=model.row_kernels() is None,
+            with_features=with_features,
         )
         if model.engram_hash is not None:
             run.engram_rows = model.engram_hash.rows(run.history(model.engram_hash.ngram))
@@ -129,4 +141,7 @@ class DecodeStep:
             normed = self._kernels.norm_rope_round(hidden.unsqueeze(1), norm.weight, norm.eps)
             logits = model.head(normed.squeeze(1).float())
         features = None if run.features is None else torch.cat(run.features, -1)
+        if features is not None and feed is not None:
+            feed(features, run.flat_positions, run.ring_index)
+            features = None
         return DecodeOutput(hidden, features, logits)

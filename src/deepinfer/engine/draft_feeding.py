@@ -1,0 +1,74 @@
+"""What a drafter learns of the tokens that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from deepinfer.engine.step_batch import kept_places
+from deepinfer.engine.step_state import RunningRow, RunningStep
+from deepinfer.models.deepseek_v41.batch import to_device
+
+__all__ = ["feed_drafter"]
+
+
+def feed_drafter(
+    step: RunningStep, drafter: Any, rows: Sequence[tuple[RunningRow, list[int]]], window: int
+) -> None:
+    """Gives a drafter the features of tokens that stay, or tells it which stay where the step gave them itself.
+
+    Args:
+        step: The step.
+        drafter: Has `observe`, and `settle` when steps feed it.
+        rows: Rows, and the tokens chosen in each.
+        window: Tokens from the end of a row that are worth having.
+    """
+    fed = [(running, tokens) for running, tokens in rows if running.is_fed]
+    if fed:
+        drafter.settle(
+            [running.row.slot for running, _ in fed],
+            [running.start for running, _ in fed],
+            [running.end + len(tokens) - 1 for running, tokens in fed],
+        )
+    others = [
+        (running, tokens)
+        for running, tokens in rows
+        if not running.is_fed and running.offset >= step.features_from
+    ]
+    found = _settled_features(step, others, window)
+    if found is not None:
+        drafter.observe(*found)
+
+
+def _settled_features(
+    step: RunningStep, rows: Sequence[tuple[RunningRow, list[int]]], window: int
+) -> tuple[Tensor, list[int], list[int]] | None:
+    """Draft features of the tokens that stay.
+
+    Args:
+        step: The step.
+        rows: Rows, and the tokens chosen in each.
+        window: Tokens from the end of a row that are worth having.
+
+    Returns:
+        Features, shape [tokens, features], and their positions and slots; None when there are none.
+    """
+    places: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    for running, tokens in rows:
+        count = running.end - running.start + max(0, len(tokens) - 1)
+        skip = max(0, count - window, running.row.full_start - running.start)
+        places += range(running.offset + skip, running.offset + count)
+        positions += range(running.start + skip, running.start + count)
+        slots += [running.row.slot] * max(0, count - skip)
+    features = step.features
+    if features is None or not places:
+        return None
+    places = [place - step.features_from for place in kept_places(step, places)]
+    if len(places) < features.shape[0]:
+        features = features[to_device(np.array(places), features.device)]
+    return features, positions, slots
