@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +61,7 @@ class Automaton:
         self.limits = limits or GrammarLimits()
         self._budget = Budget(self.limits)
         self._lock = threading.RLock()
+        self._work = _Work(self._lock, self._budget)
         self._store = NodeStore(self._budget, counter_limit)
         with self._budget:
             root = self._lower(rules)
@@ -92,6 +95,30 @@ class Automaton:
                 return root
             # What matches nothing may leave recursive rules without an end: find those again.
             dead |= lowering.dead
+
+    @property
+    def store(self) -> NodeStore:
+        """What makes the nodes of the states, for the parts of this package that take states apart."""
+        return self._store
+
+    @property
+    def at_work(self) -> AbstractContextManager[None]:
+        """Holds the automaton for one thread, with the time of `limits`; whoever makes nodes of `store` is in it."""
+        return self._work
+
+    def node_of(self, state: int) -> Node:
+        """The node of a state."""
+        return self._nodes[state]
+
+    def state_of(self, node: Node) -> int:
+        """The state of a node of `store`, which gets a number if it has none. Call it `at_work`."""
+        state = node.state
+        return state if state >= 0 else self._state_of(node)
+
+    def is_live(self, node: Node) -> bool:
+        """Whether a node's language is not empty, as far as a search sees. Call it `at_work`."""
+        live = node.live
+        return is_live(self._store, node, self.limits.search_states) if live is None else live
 
     @property
     def num_states(self) -> int:
@@ -251,3 +278,18 @@ class Automaton:
         from deepinfer.grammar.node_text import node_text
 
         return node_text(self._nodes[state])
+
+
+class _Work(AbstractContextManager[None]):
+    """A lock, and the time of a budget."""
+
+    def __init__(self, lock: AbstractContextManager[object], budget: Budget) -> None:
+        self._held = (lock, budget)
+
+    def __enter__(self) -> None:
+        for part in self._held:
+            part.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for part in reversed(self._held):
+            part.__exit__(*error)

@@ -8,7 +8,7 @@ from deepinfer.grammar.cuts import Cut
 from deepinfer.grammar.node_store import NodeStore
 from deepinfer.grammar.nodes import AFTER, ALT, CHOICE, CONS, START, TAG, BagNode, Node
 
-__all__ = ["bag_body", "bag_moves", "bag_start", "bag_target"]
+__all__ = ["bag_after", "bag_body", "bag_moves", "bag_start", "bag_target"]
 
 
 def bag_start(store: NodeStore, spec: BagSpec) -> Node:
@@ -25,8 +25,17 @@ def bag_start(store: NodeStore, spec: BagSpec) -> Node:
     return store.bag_node(spec, spec.start, START, spec.union, end)
 
 
-def _after(store: NodeStore, spec: BagSpec, bag: BagState) -> Node:
-    """The node after a member. The bag must be completable from `bag`."""
+def bag_after(store: NodeStore, spec: BagSpec, bag: BagState) -> Node:
+    """The node after a member.
+
+    Args:
+        store: Store of the nodes.
+        spec: The bag.
+        bag: What has occurred; the bag must be completable from it.
+
+    Returns:
+        What may follow: a separator and another member, or the end.
+    """
     end = spec.complete(bag)
     if end and (spec.separator.live is False or spec.full(bag)):
         return store.eps
@@ -88,7 +97,7 @@ def _closed(store: NodeStore, spec: BagSpec, bag: BagState, pick: Node, allowed:
         allowed ^= bit
         after = spec.advance(bag, bit.bit_length() - 1)
         if after is not None:
-            parts.append(_close(store, pick, bit, _after(store, spec, after)))
+            parts.append(_close(store, pick, bit, bag_after(store, spec, after)))
     return store.alt(parts) if len(parts) > 1 else parts[0]
 
 

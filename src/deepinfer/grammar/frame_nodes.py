@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from deepinfer.grammar.automaton import Automaton
-from deepinfer.grammar.bag_nodes import _after, _close, bag_body
+from deepinfer.grammar.bag_nodes import bag_after
+from deepinfer.grammar.finite import Branch, strings_of
 from deepinfer.grammar.nodes import (
     AFTER,
     ALT,
@@ -16,40 +16,29 @@ from deepinfer.grammar.nodes import (
     EPS,
     LIT,
     NOT,
+    REF,
     REP,
     SET,
-    TRIE,
+    TAG,
     UNKNOWN,
     BagNode,
     Node,
 )
 from deepinfer.grammar.truncation import saturate
 
-__all__ = ["BagHead", "FrameNodes"]
+__all__ = ["BAG", "END", "EXCEPT", "FrameNodes", "PARTS", "STRINGS", "Task", "UNIT"]
 
-MAX_STACKS = 12
+END, UNIT, STRINGS, PARTS, EXCEPT, BAG = range(6)
+_JOINED = 6
+
+Task = tuple[int, "int | Branch | Node", Node, Node]
+"""How to walk the top of a stack, with what, the rest below it, and the stack."""
+
+MAX_STACKS = 64
 """Stacks side by side that are walked one by one; more are walked together, as whole states."""
-
-MAX_FINITE = 2000
-"""Nodes that are looked at to see that a set of strings is finite."""
 
 MAX_JOINED = 8
 """Frames that are walked as one because the upper ones may be left anywhere."""
-
-
-@dataclass(frozen=True, slots=True)
-class BagHead:
-    """A state of a walk over the members of a bag that are not told apart yet.
-
-    Attributes:
-        tags: Members that may be the one that began, as bits.
-        ends: Those of them that may end here.
-        node: What is left of them.
-    """
-
-    tags: int
-    ends: int
-    node: Node
 
 
 class FrameNodes:
@@ -61,22 +50,97 @@ class FrameNodes:
 
     def __init__(self, automaton: Automaton) -> None:
         self._automaton = automaton
-        self._store = automaton._store
-        self._heads: dict[int, BagHead] = {}
+        self._store = automaton.store
+        self._ways: dict[int, tuple[int, int | Branch | Node]] = {}
+        self._joins: dict[tuple[int, ...], tuple[int, bool, bool]] = {}
+        self._branches: dict[int, Branch | None] = {}
+        self.unknown = self._store.unknown
+        self.end = self._store.eps
 
     def node(self, state: int) -> Node:
         """The node of a state."""
-        return self._automaton._nodes[state]
+        return self._automaton.node_of(state)
 
     def state(self, node: Node) -> int:
         """The state of a node."""
-        return node.state if node.state >= 0 else self._automaton._state_of(node)
+        return node.state if node.state >= 0 else self._automaton.state_of(node)
 
     def stacks(self, node: Node) -> list[Node]:
-        """The stacks of a node that are walked one by one; the node alone when they are too many."""
+        """The stacks of a node that are walked one by one; none when they are too many."""
         if node.kind != ALT:
             return [node]
-        return list(node.parts) if len(node.parts) <= MAX_STACKS else []
+        if len(node.parts) > MAX_STACKS:
+            return []
+        return [part for part in node.parts if self._automaton.is_live(part)]
+
+    def tasks(self, stack: Node, wide: Callable[[int, bool], bool]) -> Task:
+        """How the top of a stack is walked.
+
+        Args:
+            stack: A stack, no union.
+            wide: Whether many tokens begin in a state's frame; it is also told whether that is a set or a repeat.
+
+        Returns:
+            One of
+
+            - `END`: nothing is left; the frames end in a bag's member, or in a rest that is not known.
+            - `STRINGS` and their tree.
+            - `PARTS` and a node: alternatives that are walked one by one, see `parts`.
+            - `EXCEPT` and the tree of strings that must not come, in the place of which the stack `without` is walked.
+            - `BAG` and the bag.
+            - `UNIT` and the state of the frames over an unknown rest, their counters saturated.
+        """
+        if stack.kind in (TAG, UNKNOWN):
+            return END, 0, self._store.eps, stack
+        frame, rest = self.split(stack)
+        way = self._ways.get(frame.uid)
+        if way is None:
+            way = self._ways[frame.uid] = self._way(frame, wide)
+        if way[0] == EXCEPT and not self._ends_plainly(frame, rest):
+            return (*self._joined(stack, wide), stack)
+        if way[0] == _JOINED:
+            return (*self._joined(stack, wide), stack)
+        return (*way, rest, stack)
+
+    def _way(
+        self, frame: Node, wide: Callable[[int, bool], bool]
+    ) -> tuple[int, int | Branch | Node]:
+        kind = frame.kind
+        if isinstance(frame, BagNode):
+            return BAG, frame
+        branch = self.branch(frame)
+        if branch is not None:
+            return STRINGS, branch
+        if kind == AND:
+            strings = self._excluded(frame)
+            if strings is not None:
+                return EXCEPT, strings
+        if kind == REF:
+            return PARTS, frame
+        saturated = saturate(self._store, frame)
+        state = self.state(self._store.cons(saturated, self._store.unknown))
+        if wide(state, kind in (SET, REP)):
+            return _JOINED, 0
+        if kind == ALT and len(frame.parts) <= MAX_STACKS:
+            return PARTS, frame
+        return UNIT, state
+
+    def parts(self, frame: Node) -> list[Node]:
+        """The alternatives of a frame, each over an unknown rest; finite sets of strings are one."""
+        store = self._store
+        parts = frame.parts if frame.kind == ALT else (frame.a,)
+        live = [part for part in parts if self._automaton.is_live(part)]
+        finite = [part for part in live if self.branch(part) is not None]
+        others = [part for part in live if self.branch(part) is None]
+        if finite:
+            others.append(store.plain_alt(finite, joined=False) if len(finite) > 1 else finite[0])
+        return [store.push(part, store.unknown) for part in others]
+
+    def branch(self, node: Node) -> Branch | None:
+        """The strings of a node that has few; None for others."""
+        if node.uid not in self._branches:
+            self._branches[node.uid] = strings_of(node)
+        return self._branches[node.uid]
 
     def split(self, node: Node) -> tuple[Node, Node]:
         """Top frame, which is no stack itself, and rest of a stack."""
@@ -87,52 +151,68 @@ class FrameNodes:
             head, rest = head.a, self._store.cons(head.b, rest)
         return head, rest
 
-    def unit(self, node: Node, wide: Callable[[int, bool], bool]) -> tuple[int, Node]:
-        """The top frames of a stack that are walked as one, and the rest.
+    def _joined(self, stack: Node, wide: Callable[[int, bool], bool]) -> tuple[int, int, Node]:
+        """The top frames of a stack that are walked as one, as a state over an unknown rest; and the rest.
 
-        That is one frame; where it may be left behind each of many bytes, like the inside of a string, it is walked with
-        the next one, so that it is left in few places.
-
-        Args:
-            node: A stack.
-            wide: Whether many tokens begin in a state's frame; it is also told whether that is a set or a repeat.
-
-        Returns:
-            The state of the frames over an unknown rest, their counters saturated; and the rest.
+        A frame that may be left behind each of many bytes, like the inside of a string, is walked with the next one, so
+        that it is left in few places.
         """
-        store = self._store
+        store, node = self._store, stack
         frames: list[Node] = []
-        stack, any_wide = node, False
+        names: tuple[int, ...] = ()
         while True:
             frame, node = self.split(node)
-            frame = saturate(store, frame)
+            names = (*names, frame.uid)
             frames.append(frame)
-            alone = self.state(store.cons(frame, store.unknown))
-            is_wide = wide(alone, frame.kind in (SET, REP))
-            any_wide = any_wide or is_wide
-            if node.kind == EPS or not any_wide or not (is_wide or frame.nullable):
-                break
-            if node.kind == ALT or len(frames) == MAX_JOINED:
-                return self.state(stack), store.eps
-        result = store.unknown
-        for part in reversed(frames):
-            result = store.cons(part, result)
-        return self.state(result), node
+            known = self._joins.get(names)
+            if known is None:
+                saturated = saturate(store, frame)
+                alone = self.state(store.cons(saturated, store.unknown))
+                is_wide = wide(alone, frame.kind in (SET, REP))
+                state = 0
+                if not is_wide and not frame.nullable:
+                    result = store.unknown
+                    for part in reversed(frames):
+                        result = store.cons(saturate(store, part), result)
+                    state = self.state(result)
+                known = self._joins[names] = (state, is_wide, frame.nullable)
+            if known[0]:
+                return UNIT, known[0], node
+            if node.kind == EPS or node.kind == ALT or len(frames) == MAX_JOINED:
+                return UNIT, self.state(stack), store.eps
+            if node.kind in (TAG, UNKNOWN):
+                result = store.unknown
+                for part in reversed(frames):
+                    result = store.cons(saturate(store, part), result)
+                return UNIT, self.state(result), node
 
-    def uncounted(self, state: int) -> tuple[int, int]:
-        """A state whose top frame is a repeat of bounded count, as if the count had no bound.
+    def whole(self, stack: Node, wide: Callable[[int, bool], bool]) -> tuple[int, Node]:
+        """The top frames of any stack as a state over an unknown rest, and the rest."""
+        _, state, rest = self._joined(stack, wide)
+        return state, rest
+
+    def uncounted(self, state: int) -> tuple[int, int, int]:
+        """A state whose top frame is a repeat of bounded count, as if the count had no bounds.
 
         Args:
             state: Frames over an unknown rest.
 
         Returns:
-            The state without the bound, and the bound; (0, 0) for other states.
+            The state without the bounds, and the bounds; (0, 0, 255) for other states.
         """
         node = self.node(state)
         if node.kind != CONS or node.a.kind != REP or node.a.high <= 0:
-            return 0, 0
+            return 0, 0, 255
         store = self._store
-        return self.state(store.cons(store.rep(node.a.a, 0, -1), node.b)), node.a.high
+        return self.state(store.cons(store.rep(node.a.a, 0, -1), node.b)), node.a.low, node.a.high
+
+    def repeated(self, state: int) -> int:
+        """The state of one copy of the repeat that is a state's top frame."""
+        return self.state(self.node(state).a.a)
+
+    def step(self, state: int, byte: int) -> int:
+        """The state behind a byte."""
+        return self._automaton.step(state, byte)
 
     def left(self, state: int) -> bool:
         """Whether the frames of a walk may be left in a state without another byte."""
@@ -142,89 +222,65 @@ class FrameNodes:
         """Whether nothing of the frames is left in a state."""
         return self.node(state).kind == UNKNOWN
 
-    def head(self, state: int) -> BagHead:
-        """What a state reached in the walk of a bag's members means."""
-        found = self._heads.get(state)
-        if found is None:
-            node = self.node(state)
-            found = self._heads[state] = BagHead(node.tags, node.ends, node)
-        return found
+    def _excluded(self, frame: Node) -> Branch | None:
+        """For a repeat without some strings: those strings. They are not in what `without` gives."""
+        others, excluded = _divided(frame)
+        if len(others) != 1 or others[0].kind != REP or others[0].high >= 0:
+            return None
+        return self.branch(self._store.alt(excluded)) if excluded else None
 
-    def next_member(self, frame: Node, rest: Node) -> Node | None:
-        """For a bag between two members: the separator, the bag's next member, and `rest`. None for other frames."""
-        if isinstance(frame, BagNode) and frame.place == AFTER:
-            return self._store.push(bag_body(self._store, frame), rest)
-        return None
+    def _ends_plainly(self, frame: Node, rest: Node) -> bool:
+        """Whether the byte with which the rest begins can never be one of the repeat."""
+        first = rest.a if rest.kind == CONS else rest
+        if first.kind != LIT:
+            return False
+        repeat = _divided(frame)[0][0]
+        return not self._automaton.step(self.state(repeat), first.text[0])
 
-    @staticmethod
-    def is_bag(frame: Node) -> bool:
-        """Whether a frame is a bag between two members, or before one that is not chosen yet."""
-        return isinstance(frame, BagNode)
+    def without(self, stack: Node) -> tuple[Node, int]:
+        """For a stack whose way is `EXCEPT`: the stack without the exception, and the byte that ends its strings."""
+        frame, rest = self.split(stack)
+        first = rest.a if rest.kind == CONS else rest
+        return self._store.cons(_divided(frame)[0][0], rest), first.text[0]
 
-    def endless_members(self, pick: Node, loops: Callable[[int], bool]) -> int:
-        """Members of a bag of which any text may be the beginning, however it goes on.
-
-        Those are members whose frame is a loop, perhaps without some finite set of strings, such as the keys that are declared:
-        whatever was read, longer strings remain.
-
-        Args:
-            pick: What is left of the members.
-            loops: Whether a state is led back to itself by every character of the text.
-
-        Returns:
-            Such members as bits, any of which may be the one; 0 when there are none.
-        """
-        for part in pick.parts if pick.kind == ALT else (pick,):
-            frame, _ = self.split(part)
-            if frame.kind != AND:
-                continue
-            others = [p for p in frame.parts if not (p.kind == NOT and self._is_finite(p.a))]
-            if len(others) == 1 and others[0].kind == REP and loops(self.state(others[0])):
-                return part.tags
-        return 0
+    def is_live(self, node: Node) -> bool:
+        """Whether a node's language is not empty."""
+        return node.live is True or self._automaton.is_live(node)
 
     @staticmethod
-    def _is_finite(node: Node) -> bool:
-        """Whether a node is seen at once to hold strings of bounded length only."""
-        stack = [node]
-        for _ in range(MAX_FINITE):
-            if not stack:
-                return True
-            node = stack.pop()
-            if node.kind in (ALT, AND):
-                stack += node.parts
-            elif node.kind == CONS:
-                stack += (node.a, node.b)
-            elif node.kind not in (EMPTY, EPS, SET, LIT, TRIE):
-                return False
-        return not stack
+    def separator(bag: BagNode) -> Node | None:
+        """What stands before the next member of a bag: None where one may come at once."""
+        return bag.spec.separator if bag.place == AFTER else None
 
-    def behind_member(self, bag: BagNode, member: int, node: Node, rest: Node) -> Node | None:
-        """What follows when a member of a bag was told from the others.
+    @staticmethod
+    def pick(bag: BagNode) -> Node:
+        """What is left of the members of a bag."""
+        return bag.spec.union if bag.place == AFTER else bag.pick
+
+    def push_unknown(self, node: Node) -> Node:
+        """A node over an unknown rest."""
+        return self._store.push(node, self._store.unknown)
+
+    def behind_member(self, bag: BagNode, member: int, rest: Node) -> Node | None:
+        """What follows when a member of a bag is over.
 
         Args:
             bag: The bag before the member.
             member: Which member, as a bit.
-            node: What is left of the members.
             rest: What stands below the bag.
 
         Returns:
-            The rest of that member, the bag behind it, and `rest`; None when the bag does not allow the member.
+            The bag behind the member, and `rest`; None when the bag does not allow the member.
         """
         after = bag.spec.advance(bag.bag, member.bit_length() - 1)
         if after is None:
             return None
-        store = self._store
-        return _close(store, node, member, store.cons(_after(store, bag.spec, after), rest))
+        return self._store.cons(bag_after(self._store, bag.spec, after), rest)
 
-    def allowed(self, bag: BagNode) -> int:
+    @staticmethod
+    def allowed(bag: BagNode) -> int:
         """The members that a bag allows next, as bits."""
         return bag.spec.allowed(bag.bag)
-
-    @property
-    def end(self) -> Node:
-        """The empty stack."""
-        return self._store.eps
 
     @staticmethod
     def is_end(node: Node) -> bool:
@@ -233,4 +289,12 @@ class FrameNodes:
 
     def forget(self) -> None:
         """Drops what was worked out; it is worked out again."""
-        self._heads.clear()
+        self._ways.clear()
+        self._joins.clear()
+        self._branches.clear()
+
+
+def _divided(frame: Node) -> tuple[list[Node], list[Node]]:
+    """The parts of an intersection: those that are no complements, and what the complements exclude."""
+    others = [part for part in frame.parts if part.kind != NOT]
+    return others, [part.a for part in frame.parts if part.kind == NOT]

@@ -3,20 +3,24 @@
 The bytes of a token run through the top frame of the stack, perhaps leave it for the next one, and so on. What a frame
 does with the tokens depends on the frame and on the places in the tries where it is entered, and on nothing else. So a
 frame's walk is done once for each such pair and remembered: the white space behind every comma, the inside of every
-string, and the keys of an object whatever keys came before are walked once in a grammar.
+string, and the members of an object whatever came before are walked once in a grammar.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.grammar.automaton import Automaton
 from deepinfer.grammar.bitmask import MaskRow
+from deepinfer.grammar.finite import Branch
 from deepinfer.grammar.frame_entries import Entry
+from deepinfer.grammar.frame_nodes import BAG, END, EXCEPT, PARTS, STRINGS, UNIT, Task
 from deepinfer.grammar.frame_tokens import Tokens
 from deepinfer.grammar.frame_units import FrameUnits
-from deepinfer.grammar.nodes import BagNode, Node
+from deepinfer.grammar.nodes import ALT, BagNode, Node
 from deepinfer.grammar.vocab import TokenVocab
 
 __all__ = ["FrameRows", "TooManyFrames"]
@@ -26,12 +30,57 @@ Int32Array = NDArray[np.int32]
 MAX_TASKS = 400
 """Frames that one row may run through."""
 
+MAX_NESTING = 24
+"""Frames within one another that are taken apart."""
+
 MAX_KEPT_BYTES = 48 << 20
 """Memory of the remembered walks; past it they are forgotten."""
+
+EVERY = -1
+"""All members of bags."""
 
 
 class TooManyFrames(Exception):
     """A state runs through so many frames that it is better walked as a whole."""
+
+
+@dataclass(eq=False, slots=True)
+class Piece:
+    """What the frames above some end do with the tokens from one entry.
+
+    Attributes:
+        tokens: Those that end inside of them.
+        ids: More of them, as ids.
+        ends: Where the end is reached: (member of the bag whose end it is, as a bit; 0 for an unknown rest; entry).
+    """
+
+    tokens: tuple[Tokens, ...]
+    ids: tuple[int, ...]
+    ends: tuple[tuple[int, Entry], ...]
+
+
+class _Run:
+    """What one run through frames has found, and what is left to do."""
+
+    __slots__ = ("agenda", "ends", "ids", "tokens")
+
+    def __init__(self) -> None:
+        self.agenda: dict[int, tuple[Node, list[Entry]]] = {}
+        self.tokens: dict[int, Tokens] = {}
+        self.ids: list[int] = []
+        self.ends: dict[int, list[Entry]] = {}
+
+    def push(self, node: Node, entry: Entry) -> None:
+        known = self.agenda.get(node.uid)
+        if known is None:
+            self.agenda[node.uid] = (node, [entry])
+        else:
+            known[1].append(entry)
+
+    def take(self, piece: Piece) -> None:
+        for tokens in piece.tokens:
+            self.tokens[id(tokens)] = tokens
+        self.ids += piece.ids
 
 
 class FrameRows:
@@ -47,7 +96,11 @@ class FrameRows:
         self._vocab = vocab
         self._units = FrameUnits(automaton, vocab)
         self._nodes = self._units.nodes
-        self._tasks: dict[int, list[tuple[Node, int, Node]]] = {}
+        self._tasks: dict[int, list[Task]] = {}
+        self._pieces: dict[tuple[int, Entry, int], Piece] = {}
+        self._choices: dict[tuple[int, Entry, int], Piece] = {}
+        self._id_sets: dict[tuple[int, ...], Tokens] = {}
+        self._nesting = 0
         self._empty = np.zeros(vocab.num_words, dtype=np.int32)
         self.generation = 0
 
@@ -71,8 +124,17 @@ class FrameRows:
         """
         if self._units.size_bytes > MAX_KEPT_BYTES:
             self.forget()
-        with self._automaton._lock, self._automaton._budget:
-            return self._parts(self._nodes.node(state))
+        with self._automaton.at_work:
+            self._nesting = 0
+            found = self._run([self._nodes.node(state)], self._units.root, EVERY)
+        out = list(found.tokens)
+        if found.ids:
+            ids = tuple(sorted(set(found.ids)))
+            tokens = self._id_sets.get(ids)
+            if tokens is None:
+                tokens = self._id_sets[ids] = Tokens.of_ids(ids)
+            out.append(tokens)
+        return out
 
     def row(self, parts: list[Tokens]) -> MaskRow:
         """The row of some parts."""
@@ -91,11 +153,18 @@ class FrameRows:
             return MaskRow(out, owns_base=True)
         return MaskRow.compact(out, self._empty, self._vocab.full_row)
 
-    def _parts(self, node: Node) -> list[Tokens]:
-        units = self._units
-        agenda: dict[int, tuple[Node, list[Entry]]] = {node.uid: (node, [units.root])}
-        out: dict[int, Tokens] = {}
-        count = 0
+    def _run(self, nodes: list[Node], entry: Entry, members: int) -> Piece:
+        """Runs through the frames of some nodes up to their end.
+
+        Args:
+            nodes: The nodes.
+            entry: Where they are entered.
+            members: Members of bags whose ends count, as bits.
+        """
+        run, units = _Run(), self._units
+        for node in nodes:
+            run.push(node, entry)
+        agenda, count = run.agenda, 0
         while agenda:
             node, entries = agenda.pop(next(iter(agenda)))
             count += 1
@@ -105,72 +174,128 @@ class FrameRows:
             tasks = self._tasks.get(node.uid)
             if tasks is None:
                 tasks = self._tasks[node.uid] = self._cut(node)
-            for frame, state, rest in tasks:
-                if state:
-                    unit = units.unit(state, entry)
+            for way, what, rest, stack in tasks:
+                exits: Entry | None
+                if stack.tags and not stack.tags & members:
+                    continue
+                if way == UNIT:
+                    unit = units.unit(what, entry)  # type: ignore[arg-type]
                     if not unit.tokens.is_empty:
-                        out[id(unit.tokens)] = unit.tokens
-                    if unit.exits is None or self._nodes.is_end(rest):
-                        continue
-                    after = [(rest, unit.exits)]
+                        run.tokens[id(unit.tokens)] = unit.tokens
+                    exits = unit.exits
+                elif way == STRINGS:
+                    ids, exits = units.strings(what, entry)  # type: ignore[arg-type]
+                    run.ids += ids
+                elif way == PARTS:
+                    exits = self._through(what, entry, run)  # type: ignore[arg-type]
+                elif way == BAG:
+                    self._through_bag(what, rest, entry, run)  # type: ignore[arg-type]
+                    continue
+                elif way == EXCEPT:
+                    self._through_except(what, stack, entry, members, run)  # type: ignore[arg-type]
+                    continue
                 else:
-                    after = self._advance_bag(frame, rest, entry, out)
-                for below, exits in after:
-                    known = agenda.get(below.uid)
-                    if known is None:
-                        agenda[below.uid] = (below, [exits])
-                    else:
-                        known[1].append(exits)
-        return list(out.values())
+                    run.ends.setdefault(stack.tags, []).append(entry)
+                    continue
+                if exits is not None and not self._nodes.is_end(rest):
+                    run.push(rest, exits)
+        ends = [(tag, units.entries.merged(some)) for tag, some in run.ends.items()]
+        return Piece(tuple(run.tokens.values()), tuple(run.ids), tuple(ends))
 
-    def _cut(self, node: Node) -> list[tuple[Node, int, Node]]:
-        """For each stack of a node: its top frame; the state of the frames to walk, 0 for a bag; the rest below them."""
-        nodes = self._nodes
+    def _cut(self, node: Node) -> list[Task]:
+        nodes, wide = self._nodes, self._units.is_wide
         stacks = nodes.stacks(node)
         if not stacks:
             raise TooManyFrames
-        tasks: list[tuple[Node, int, Node]] = []
-        for stack in stacks:
-            if nodes.is_end(stack):
-                continue
-            frame, rest = nodes.split(stack)
-            if nodes.is_bag(frame):
-                tasks.append((frame, 0, rest))
-            else:
-                tasks.append((frame, *nodes.unit(stack, self._units.is_wide)))
-        return tasks
+        return [nodes.tasks(stack, wide) for stack in stacks if not nodes.is_end(stack)]
 
-    def _advance_bag(
-        self, bag: Node, rest: Node, entry: Entry, out: dict[int, Tokens]
-    ) -> list[tuple[Node, Entry]]:
-        """Runs through a bag up to its next member; returns what comes then and where it is entered."""
+    def _piece(self, name: int, nodes: list[Node], entry: Entry, members: int) -> Piece:
+        """What some nodes with a known end do, remembered under the name of a node."""
+        key = (name, entry, members)
+        found = self._pieces.get(key)
+        if found is None:
+            self._nesting += 1
+            if self._nesting > MAX_NESTING:
+                raise TooManyFrames
+            found = self._pieces[key] = self._run(nodes, entry, members)
+            self._nesting -= 1
+        return found
+
+    def _through(self, frame: Node, entry: Entry, run: _Run) -> Entry | None:
+        """Runs through the alternatives of a frame; returns where it is left."""
+        key = (frame.uid, entry, 0)
+        piece = self._pieces.get(key)
+        if piece is None:
+            piece = self._piece(frame.uid, self._nodes.parts(frame), entry, 0)
+        run.take(piece)
+        return piece.ends[0][1] if piece.ends else None
+
+    def _through_bag(self, bag: BagNode, rest: Node, entry: Entry, run: _Run) -> None:
+        """Runs through a bag up to the end of its next member."""
         nodes = self._nodes
-        after: list[tuple[Node, Entry]] = []
         if bag.nullable and not nodes.is_end(rest):
-            after.append((rest, entry))
-        between = nodes.next_member(bag, rest)
-        if between is not None:
-            if not nodes.is_end(between):
-                after.append((between, entry))
-            return after
-        if not isinstance(bag, BagNode):
-            raise TooManyFrames
-        unit = self._units.bags.unit(bag.pick, entry)
-        if unit is None:
-            raise TooManyFrames
-        allowed = nodes.allowed(bag)
-        for tags, tokens in unit.groups:
-            if tags & allowed and not tokens.is_empty:
-                out[id(tokens)] = tokens
-        for member, node, places in unit.known:
-            if member & allowed:
-                follows = nodes.behind_member(bag, member, node, rest)
-                if follows is not None and not nodes.is_end(follows):
-                    after.append((follows, places))
-        return after
+            run.push(rest, entry)
+        pick = nodes.pick(bag)
+        allowed = pick.tags & nodes.allowed(bag)
+        if not allowed:
+            return
+        separator = nodes.separator(bag)
+        if separator is not None:
+            if not nodes.is_live(separator):
+                return
+            piece = self._piece(separator.uid, [nodes.push_unknown(separator)], entry, EVERY)
+            run.take(piece)
+            if not piece.ends:
+                return
+            entry = piece.ends[0][1]
+        key = (pick.uid, entry, allowed)
+        choice = self._choices.get(key)
+        if choice is None:
+            choice = self._choices[key] = self._choose(pick, entry, allowed)
+        run.take(choice)
+        for member, exits in choice.ends:
+            follows = nodes.behind_member(bag, member, rest)
+            if follows is not None and not nodes.is_end(follows):
+                run.push(follows, exits)
+
+    def _choose(self, pick: Node, entry: Entry, allowed: int) -> Piece:
+        """What the allowed members of a bag do, each up to its end."""
+        run = _Run()
+        ends: list[tuple[int, Entry]] = []
+        for part in pick.parts if pick.kind == ALT else (pick,):
+            members = part.tags & allowed
+            if members and self._nodes.is_live(part):
+                piece = self._piece(part.uid, [part], entry, members)
+                run.take(piece)
+                ends += piece.ends
+        return Piece(tuple(run.tokens.values()), tuple(run.ids), tuple(ends))
+
+    def _through_except(
+        self, strings: Branch, stack: Node, entry: Entry, members: int, run: _Run
+    ) -> None:
+        """Runs through a repeat without some strings, and what follows it."""
+        plain, closing = self._nodes.without(stack)
+        banned = self._units.behind_strings(strings, closing, entry)
+        if banned is None:
+            run.push(plain, entry)
+        elif stack.tags and banned.is_exact:
+            piece = self._piece(plain.uid, [plain], entry, members)
+            tokens = self._units.without(piece.tokens, piece.ids, banned)
+            run.tokens[id(tokens)] = tokens
+            for member, exits in piece.ends:
+                left = self._units.entries.restricted(exits, banned.others)
+                run.ends.setdefault(member, []).append(left)
+        else:
+            state, rest = self._nodes.whole(stack, self._units.is_wide)
+            unit = self._units.unit(state, entry)
+            if not unit.tokens.is_empty:
+                run.tokens[id(unit.tokens)] = unit.tokens
+            if unit.exits is not None and not self._nodes.is_end(rest):
+                run.push(rest, unit.exits)
 
     def forget(self) -> None:
         """Drops everything remembered; it is computed again when needed."""
         self._units.forget()
-        self._tasks.clear()
+        for kept in (self._tasks, self._pieces, self._choices, self._id_sets):
+            kept.clear()
         self.generation += 1

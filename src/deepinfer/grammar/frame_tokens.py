@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.grammar.bitmask import pack_few, pack_ids
-from deepinfer.grammar.frame_entries import EntryStore, Keep
+from deepinfer.grammar.frame_entries import EntryStore, Keep, WalkSpace
 from deepinfer.grammar.frame_walk import Found
 from deepinfer.grammar.slices import Slice
 from deepinfer.grammar.vocab import TokenVocab
@@ -31,6 +32,13 @@ class Tokens:
     words: Int32Array | None = None
     index: Int32Array | None = None
     values: Int32Array | None = None
+
+    @classmethod
+    def of_ids(cls, ids: Sequence[int]) -> Tokens:
+        """The tokens with some ids, which may repeat."""
+        if len(ids) < FEW_IDS:
+            return cls(None, *pack_few(ids))
+        return cls(None, *pack_ids(np.unique(np.array(ids, dtype=np.int32))))
 
     def add_to(self, out: Int32Array) -> None:
         """Sets the bits in a row."""
@@ -95,6 +103,19 @@ class TokenSets:
         for more in words:
             out |= more
         return Tokens(out)
+
+    def ids(self, space: WalkSpace, keep: Keep | None, ranks: list[int]) -> list[int]:
+        """The ids of a few strings of a space, those that are in `keep`."""
+        if not ranks:
+            return []
+        if space.is_main and keep is None and not self._vocab.has_twins:
+            ids_by_rank = self._vocab.ids_by_rank
+            return [ids_by_rank[rank] for rank in ranks]
+        tokens = space.tokens(np.array(ranks, dtype=np.int32))
+        if keep is not None:
+            tokens = tokens[keep.ranks[tokens]]
+        out: list[int] = self._vocab.ids_of(tokens).tolist()
+        return out
 
     def _ranks(self, found: Found) -> Int32Array:
         chunks = []

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.grammar.automaton import Automaton
-from deepinfer.grammar.frame_bags import BagUnits
-from deepinfer.grammar.frame_entries import Entry, EntryStore, Keep, WalkSpace
+from deepinfer.grammar.byte_loops import MULTI
+from deepinfer.grammar.finite import Branch
+from deepinfer.grammar.frame_entries import Entry, EntryStore, Keep, Places, WalkSpace
 from deepinfer.grammar.frame_nodes import FrameNodes
 from deepinfer.grammar.frame_tokens import Tokens, TokenSets
 from deepinfer.grammar.frame_walk import Found, FrameWalk
 from deepinfer.grammar.mask_slices import SliceTests
 from deepinfer.grammar.mask_states import StateRows
-from deepinfer.grammar.slices import CharacterSet
+from deepinfer.grammar.slices import CharacterSet, other_characters
 from deepinfer.grammar.vocab import TokenVocab
 
-__all__ = ["FrameUnits", "Unit"]
+__all__ = ["Banned", "FrameUnits", "Unit"]
 
 Int32Array = NDArray[np.int32]
 
+
+FEW_BYTES = 6
+"""Sets of fewer bytes are walked."""
 
 WIDE_TOKENS = 2000
 """A frame that so many tokens may begin in is walked with the next one; see `FrameNodes.unit`."""
@@ -40,6 +45,25 @@ class Unit:
     exits: Entry | None
 
 
+class Banned:
+    """Tokens that may not come.
+
+    Args:
+        ranks: Their ranks, ascending, shape [n], int32.
+        is_exact: Whether each goes through the entry in one way only, so that it is banned as a whole.
+        vocab: The vocabulary.
+
+    Attributes:
+        others: All other tokens.
+    """
+
+    def __init__(self, ranks: Int32Array, is_exact: bool, vocab: TokenVocab) -> None:
+        self.is_exact = is_exact
+        keep = np.ones(len(vocab.strings), dtype=bool)
+        keep[ranks] = False
+        self.others = Keep(keep, vocab)
+
+
 class FrameUnits:
     """Walks frames, each once for each entry.
 
@@ -51,7 +75,6 @@ class FrameUnits:
         nodes: The automaton's states taken apart.
         entries: Where frames are entered.
         root: The entry at the beginning of all tokens.
-        bags: The members of bags.
     """
 
     def __init__(self, automaton: Automaton, vocab: TokenVocab) -> None:
@@ -61,22 +84,26 @@ class FrameUnits:
         self._tests = [
             (part, SliceTests(self._states, part.characters, cut_off=True)) for part in vocab.slices
         ]
+        self._others = SliceTests(self._states, other_characters(), cut_off=True)
         self._loops: dict[int, CharacterSet | None] = {}
+        self._loop_bytes: dict[int, int] = {}
+        self._class_bits = [
+            sum(1 << byte for byte in members if byte < 128) for members in self._states.members
+        ]
         self._walk = FrameWalk(
             self._states,
             self.nodes,
             self._loop_set,
-            vocab.slices[0].characters,
-            vocab.whole_text,
+            self.loop_bytes,
+            vocab.byte_loops,
         )
         self._main = WalkSpace(vocab.splits)
         self.entries = EntryStore(vocab)
         self.root = self.entries.entry([(self._main, (0,), None)])
         self._units: dict[tuple[int, Entry], Unit] = {}
         self._sets = TokenSets(vocab, self.entries)
-        self.bags = BagUnits(
-            vocab, self._states, self.nodes, self.entries, self._sets, self._main, self._tests[0]
-        )
+        self._strings: dict[tuple[Branch, Entry], tuple[tuple[int, ...], Entry | None]] = {}
+        self._banned: dict[tuple[Branch, int, Entry], Banned | None] = {}
         self._own_bytes = 0
         trie = vocab.trie
         self._weights = [0] * 256  # tokens that begin with each byte
@@ -92,7 +119,7 @@ class FrameUnits:
     @property
     def size_bytes(self) -> int:
         """Memory of what is remembered, estimated."""
-        return self._own_bytes + self.bags.size_bytes
+        return self._own_bytes
 
     def is_wide(self, state: int, repeats: bool) -> bool:
         """Whether so many tokens may begin in a frame that it would be left in many places.
@@ -142,7 +169,7 @@ class FrameUnits:
         if self.nodes.left(state):
             for space, nodes, keep in entry.segments:
                 found.exits.at(space, keep).extend(nodes)
-        loops = self._loop_set(state) is not None
+        loops = self._loop_set(state) is not None or self.loop_bytes(state) != 0
         for space, nodes, keep in entry.segments if not self.nodes.is_unknown(state) else ():
             if space.is_main and not nodes[0]:
                 self._from_root(state, keep, found, words)
@@ -161,36 +188,199 @@ class FrameUnits:
             self._own_bytes += sum(60 * len(nodes) for _, nodes, _ in unit.exits.segments)
         return unit
 
+    def strings(self, strings: Branch, entry: Entry) -> tuple[tuple[int, ...], Entry | None]:
+        """What a finite set of strings does.
+
+        Args:
+            strings: The strings.
+            entry: Where they are entered.
+
+        Returns:
+            Ids of the tokens that end in them or at their end, and where they are over.
+        """
+        key = (strings, entry)
+        found = self._strings.get(key)
+        if found is not None:
+            return found
+        ids: list[int] = []
+        places = Places()
+        for space, nodes, keep in entry.segments:
+            ranks: list[int] = []
+            over: list[int] = []
+            trie = space.trie
+            children, labels, trie_ranks = trie.children, trie.labels, trie.ranks
+            stack = [(node, strings) for node in nodes]
+            if strings.ends:
+                over += nodes
+            while stack:
+                node, branch = stack.pop()
+                low, high = children[node], children[node + 1]
+                below = branch.below
+                if len(below) <= 2 * (high - low):
+                    pairs = [(labels.find(byte, low, high), b) for byte, b in below.items()]
+                else:
+                    pairs = [(c, below[labels[c]]) for c in range(low, high) if labels[c] in below]
+                for child, after in pairs:
+                    if child < 0:
+                        continue
+                    if trie_ranks[child] >= 0:
+                        ranks.append(trie_ranks[child])
+                    if children[child] != children[child + 1]:
+                        if after.ends:
+                            over.append(child)
+                        if after.below:
+                            stack.append((child, after))
+            if over:
+                places.at(space, keep).extend(over)
+            ids += self._sets.ids(space, keep, ranks)
+        found = self._strings[key] = (tuple(ids), self.entries.of(places))
+        self._own_bytes += 200 + 8 * len(ids)
+        return found
+
+    def behind_strings(self, strings: Branch, closing: int, entry: Entry) -> Banned | None:
+        """The tokens that hold one of some strings from an entry on, and then a byte.
+
+        Args:
+            strings: The strings.
+            closing: The byte.
+            entry: The entry.
+
+        Returns:
+            Those tokens; None when there are none.
+        """
+        key = (strings, closing, entry)
+        if key in self._banned:
+            return self._banned[key]
+        chunks: list[Int32Array] = []
+        for space, nodes, _ in entry.segments:
+            trie = space.trie
+            children, labels = trie.children, trie.labels
+            stack = [(node, strings) for node in nodes]
+            while stack:
+                node, branch = stack.pop()
+                low, high = children[node], children[node + 1]
+                if branch.ends and (child := labels.find(closing, low, high)) >= 0:
+                    ranks = np.arange(trie.rank_lows[child], trie.rank_highs[child], dtype=np.int32)
+                    chunks.append(space.tokens(ranks))
+                below = branch.below
+                if len(below) <= 2 * (high - low):
+                    pairs = [(labels.find(byte, low, high), b) for byte, b in below.items()]
+                else:
+                    pairs = [(c, below[labels[c]]) for c in range(low, high) if labels[c] in below]
+                stack += [pair for pair in pairs if pair[0] >= 0]
+        found = None
+        if chunks:
+            ranks = np.unique(np.concatenate(chunks))
+            found = Banned(ranks, self._num_places(ranks, entry) == len(ranks), self._vocab)
+            self._own_bytes += 200_000
+        self._banned[key] = found
+        return found
+
+    @staticmethod
+    def _num_places(ranks: Int32Array, entry: Entry) -> int:
+        """Ways in which some strings go through an entry's nodes, all together."""
+        count = 0
+        for space, nodes, _ in entry.segments:
+            trie = space.trie
+            for node in nodes:
+                low, high = trie.rank_lows[node], trie.rank_highs[node]
+                if space.is_main:
+                    count += int(np.searchsorted(ranks, high) - np.searchsorted(ranks, low))
+                else:
+                    below = space.tokens(np.arange(low, high, dtype=np.int32))
+                    count += int(np.isin(below, ranks).sum())
+        return count
+
+    def without(self, tokens: Sequence[Tokens], ids: Sequence[int], banned: Banned) -> Tokens:
+        """Some tokens without those that are banned."""
+        words = self._sets.empty.copy()
+        for part in tokens:
+            part.add_to(words)
+        if ids:
+            Tokens.of_ids(ids).add_to(words)
+        self._own_bytes += words.nbytes
+        return Tokens(words & banned.others.words)
+
+    def loop_bytes(self, state: int) -> int:
+        """The bytes that lead a state back to itself without leaving its frames.
+
+        Args:
+            state: Frames over an unknown rest.
+
+        Returns:
+            ASCII bytes as bits, and `MULTI`; 0 where few tokens are made of them.
+        """
+        members = self._loop_bytes.get(state)
+        if members is None:
+            members = 0
+            if not self.nodes.left(state):
+                for after, bits in zip(
+                    self._states.moves_of(state)[0], self._class_bits, strict=True
+                ):
+                    if after == state:
+                        members |= bits
+                if members.bit_count() < FEW_BYTES:
+                    members = 0
+                elif self._others.may_hold(state) and self._others.loops(state):
+                    members |= MULTI
+            self._loop_bytes[state] = members
+        return members
+
     def _from_root(
         self, state: int, keep: Keep | None, found: Found, words: list[Int32Array]
     ) -> None:
         """Walks a frame over the whole vocabulary."""
-        characters = self._loop_set(state)
-        part = next((p for p, _ in self._tests if p.characters is characters), None)
-        if part is None:
-            text = self._tests[0][0]
-            most = self._most_text(state)
-            if most and text.outside is not None:
-                counted = self._vocab.text_words(most)
-                words.append(counted if keep is None else counted & keep.words)
-                self._walk.walk(self._main.inner(text.outside), keep, [(0, state)], found)
-            else:
-                self._walk.walk(self._main, keep, [(0, state)], found)
+        text, tests = self._tests[0]
+        if tests.may_hold(state) and not self.nodes.left(state) and tests.loops(state):
+            words.append(self._sets.slice_words(text, keep))
+            self._walk.walk(self._main.inner(text.rests), keep, [(0, state)], found)
             return
-        words.append(self._sets.slice_words(part, keep))
-        rests = self._main.inner(part.rests)
-        self._walk.walk(rests, keep, [(0, state)], found)
-        if not part.covers_start:
-            first = frozenset(part.characters.first_bytes)
-            self._walk.walk(self._main, keep, [(0, state)], found, first)
+        base, members, low, high = state, self.loop_bytes(state), 0, 255
+        if not members:
+            base, low, high = self.nodes.uncounted(state)
+            members = self.loop_bytes(base) if base and high < 255 else 0
+            if members and self._more_in_body(state, base, members):
+                members = 0
+        if not members:
+            self._walk.walk(self._main, keep, [(0, state)], found)
+            return
+        found.floor = members.bit_count()
+        loops = self._vocab.byte_loops
+        over = loops.over(members)[0]
+        if high < 255:
+            over = over & loops.short(high)
+        words.append(over if keep is None else over & keep.words)
+        nodes: list[Int32Array] = []
+        after: list[Int32Array] = []
+        for byte, target in self._exits(base, members):
+            leaving = loops.leaving(members, byte, low, high)
+            if len(leaving):
+                nodes.append(leaving)
+                after.append(np.full(len(leaving), target, dtype=np.int32))
+        if nodes:
+            self._walk.arrive(
+                self._main, keep, np.concatenate(nodes), np.concatenate(after), found
+            )
 
-    def _most_text(self, state: int) -> int:
-        """Characters of string text that fit from a state which counts them and takes any; 0 for other states."""
-        loop, most = self.nodes.uncounted(state)
-        return most if loop and self._loop_set(loop) is self._tests[0][0].characters else 0
+    def _exits(self, state: int, members: int) -> list[tuple[int, int]]:
+        """The bytes outside of a set that can come, and where they lead."""
+        out = []
+        for after, bytes_of in zip(
+            self._states.moves_of(state)[0], self._states.members, strict=True
+        ):
+            if after:
+                for byte in bytes_of:
+                    if not (members >> byte & 1 if byte < 128 else members & MULTI):
+                        out.append((byte, after))
+        return out
+
+    def _more_in_body(self, state: int, base: int, members: int) -> bool:
+        """Whether a byte outside of a set begins another copy of the repeat in which a state is."""
+        body = self.nodes.repeated(state)
+        return any(self.nodes.step(body, byte) for byte, _ in self._exits(base, members))
 
     def _follow_loops(self, found: Found, words: list[Int32Array]) -> None:
-        """Takes the subtrees in which string text leads states back to themselves from those states' own tokens."""
+        """Takes the subtrees in which states lead back to themselves from those states' own tokens."""
         for state, keep, nodes in found.loops.values():
             below = self._sets.below(nodes, keep)
             base = self.unit(state, self.root)
@@ -204,8 +394,10 @@ class FrameUnits:
 
     def forget(self) -> None:
         """Drops everything remembered; it is computed again when needed."""
-        self._units.clear()
-        self.bags.forget()
+        for kept in (self._units, self._strings, self._banned):
+            kept.clear()
+        self._loops.clear()
+        self._loop_bytes.clear()
         self.entries.clear()
         self.root = self.entries.entry([(self._main, (0,), None)])
         self._states.forget()

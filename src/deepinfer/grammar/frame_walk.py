@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer.grammar.byte_loops import ByteLoops
 from deepinfer.grammar.frame_entries import Keep, Places, WalkSpace
 from deepinfer.grammar.frame_nodes import FrameNodes
 from deepinfer.grammar.mask_splits import MIN_STRINGS
@@ -29,9 +30,11 @@ class Found:
     Attributes:
         tokens: Strings that fit: (space, part of the vocabulary that counts, ranks in the space).
         exits: Where the frame may be left.
-        loops: By state that string text leads back to itself: nodes of the vocabulary's trie, reached by whole characters,
-            whose subtrees were not walked.
+        loops: By state that many bytes lead back to itself: nodes of the vocabulary's trie, reached by whole characters
+            of them, whose subtrees were not walked.
         words: Ready masks of more strings that fit, each shape [words].
+        floor: Only loops over more bytes than this are left for later, so that the tokens of one state never depend on
+            its own.
         new_splits: Splits made.
     """
 
@@ -39,6 +42,7 @@ class Found:
     exits: Places = field(default_factory=Places)
     loops: dict[tuple[int, int], tuple[int, Keep | None, list[int]]] = field(default_factory=dict)
     words: list[Int32Array] = field(default_factory=list)
+    floor: int = 0
     new_splits: int = 0
 
 
@@ -49,8 +53,8 @@ class FrameWalk:
         states: The automaton's transitions.
         nodes: Its states taken apart.
         loop_set: Set of characters that leads a state back to itself, or None.
-        text: The set of string text.
-        whole_text: Whether the way to each node of the vocabulary's trie is whole characters of it, shape [nodes].
+        loop_bytes: Bytes that lead a state back to itself, as `ByteLoops` has them; 0 where they are few.
+        loops: The vocabulary by bytes.
     """
 
     def __init__(
@@ -58,14 +62,14 @@ class FrameWalk:
         states: StateRows,
         nodes: FrameNodes,
         loop_set: Callable[[int], CharacterSet | None],
-        text: CharacterSet,
-        whole_text: NDArray[np.bool_],
+        loop_bytes: Callable[[int], int],
+        loops: ByteLoops,
     ) -> None:
         self._states = states
         self._nodes = nodes
         self._loop_set = loop_set
-        self._text = text
-        self._whole_text = whole_text
+        self._loop_bytes = loop_bytes
+        self._loops = loops
         self.num_dense_nodes = 0
         self._flags = np.zeros(256, dtype=bool)
 
@@ -99,6 +103,47 @@ class FrameWalk:
             frontier = list(zip(nodes.tolist(), states.tolist(), strict=True))
         if ranks:
             found.tokens.append((space, keep, np.array(ranks, dtype=np.int32)))
+
+    def arrive(
+        self,
+        space: WalkSpace,
+        keep: Keep | None,
+        child: Int32Array,
+        after: Int32Array,
+        found: Found,
+    ) -> None:
+        """Walks on from nodes that are reached now.
+
+        Args:
+            space: The trie.
+            keep: Part of the vocabulary that counts.
+            child: The nodes, shape [n], int32.
+            after: Their states, live, shape [n], int32.
+            found: Takes what is found.
+        """
+        child, after = self._reach(space, keep, child, after, found)
+        if len(child):
+            frontier = list(zip(child.tolist(), after.tolist(), strict=True))
+            self.walk(space, keep, frontier, found)
+
+    def _reach(
+        self,
+        space: WalkSpace,
+        keep: Keep | None,
+        child: Int32Array,
+        after: Int32Array,
+        found: Found,
+    ) -> tuple[Int32Array, Int32Array]:
+        trie = space.trie
+        ranks = trie.rank[child]
+        ranks = ranks[ranks >= 0]
+        if len(ranks):
+            found.tokens.append((space, keep, ranks))
+        inner = trie.first_child[child] != trie.first_child[child + 1]
+        child, after = child[inner], after[inner]
+        if not len(child):
+            return child, after
+        return self._sort_out(space, keep, child, after, found)
 
     def _step_few(
         self,
@@ -163,6 +208,11 @@ class FrameWalk:
         Returns:
             Whether the subtree is settled; otherwise it must be walked.
         """
+        if space.is_main:
+            members = self._loop_bytes(state)
+            if members.bit_count() > found.floor and self._loops.paths.is_over(node, members):
+                self._loop(state, keep, found).append(node)
+                return True
         characters = self._loop_set(state)
         if characters is None:
             return False
@@ -178,9 +228,6 @@ class FrameWalk:
                 if residue is not None:
                     self.walk(space.inner(residue), keep, [(0, state)], found)
                 return True
-        if characters is self._text and space.is_main and self._whole_text[node]:
-            self._loop(state, keep, found).append(node)
-            return True
         return False
 
     @staticmethod
@@ -213,16 +260,7 @@ class FrameWalk:
         classes = self._states.byte_class[trie.label_bytes[child]]
         after = self._states.step_all(np.repeat(states, count), classes)
         alive = np.flatnonzero(after)
-        child, after = child[alive], after[alive]
-        ranks = trie.rank[child]
-        ranks = ranks[ranks >= 0]
-        if len(ranks):
-            found.tokens.append((space, keep, ranks))
-        inner = trie.first_child[child] != trie.first_child[child + 1]
-        child, after = child[inner], after[inner]
-        if not len(child):
-            return child, after
-        return self._sort_out(space, keep, child, after, found)
+        return self._reach(space, keep, child[alive], after[alive], found)
 
     @staticmethod
     def _one_level(nodes: Int32Array, trie: TokenTrie) -> bool:
@@ -274,8 +312,9 @@ class FrameWalk:
                 if self._nodes.is_unknown(state):
                     after = np.where(here, np.int32(0), after)
                     continue
-            if space.is_main and self._loop_set(state) is self._text:
-                looping = (after == state) & self._whole_text[child]
+            members = self._loop_bytes(state) if space.is_main else 0
+            if members.bit_count() > found.floor:
+                looping = (after == state) & self._loops.paths.over(child, members)
                 if looping.any():
                     self._loop(state, keep, found).extend(child[looping].tolist())
                     after = np.where(looping, np.int32(0), after)

@@ -116,6 +116,20 @@ def _string_text() -> CharacterSet:
     return CharacterSet("string text", table)
 
 
+def any_text() -> CharacterSet:
+    """Every character, in UTF-8."""
+    table = _string_text().table.copy()
+    table[BOUNDARY, :0x80] = BOUNDARY
+    return CharacterSet("any text", table)
+
+
+def other_characters() -> CharacterSet:
+    """The characters of more than one byte."""
+    table = _string_text().table.copy()
+    table[BOUNDARY, :0x80] = DEAD
+    return CharacterSet("other characters", table)
+
+
 def _character_sets() -> tuple[CharacterSet, ...]:
     digits = range(ord("0"), ord("9") + 1)
     lower = range(ord("a"), ord("z") + 1)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from deepinfer.core._checks import check_int, show
 from deepinfer.core.errors import ConfigError
 from deepinfer.grammar.argument_checks import MAX_IDS, check_ids
+from deepinfer.grammar.byte_loops import ByteLoops
 from deepinfer.grammar.mask_splits import TrieSplits
 from deepinfer.grammar.slices import Slice, build_slices
 from deepinfer.grammar.token_bytes import knows_its_bytes, read_tokenizer
@@ -164,6 +165,7 @@ class TokenVocab:
     def prepare(self) -> None:
         """Builds now what masks need, rather than when the first one is asked for."""
         self.splits  # noqa: B018 - made on first use, and so is all that it stands on
+        self.byte_loops  # noqa: B018
 
     @property
     def trie(self) -> TokenTrie:
@@ -202,6 +204,11 @@ class TokenVocab:
             state[low:high] = table[key]
         whole: NDArray[np.bool_] = state == 1
         return whole
+
+    @cached_property
+    def byte_loops(self) -> ByteLoops:
+        """Tokens by the bytes that they hold."""
+        return ByteLoops(self)
 
     @cached_property
     def full_row(self) -> NDArray[np.int32]:

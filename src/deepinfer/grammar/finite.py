@@ -1,0 +1,106 @@
+"""Finite sets of strings, such as declared keys and the values of an enum, walked without an automaton."""
+
+from __future__ import annotations
+
+from deepinfer.grammar.nodes import ALT, CONS, EPS, LIT, REP, SET, TRIE, Node, TrieNode
+
+__all__ = ["Branch", "strings_of"]
+
+MAX_STRINGS = 2000
+"""Strings of a set that is still walked as such."""
+
+MAX_SET = 8
+"""Bytes of a set that counts as so many strings of one byte."""
+
+MAX_NESTING = 40
+
+
+class Branch:
+    """Strings that share a beginning: a node of a tree that is made where a walk goes.
+
+    Args:
+        strings: Distinct strings in ascending order.
+        first: The strings from here ...
+        last: ... up to here, excluded, share their first `depth` bytes.
+        depth: Bytes that were read.
+    """
+
+    __slots__ = ("_below", "_depth", "_first", "_last", "_strings", "ends")
+
+    def __init__(self, strings: list[bytes], first: int, last: int, depth: int) -> None:
+        self.ends = len(strings[first]) == depth
+        self._strings = strings
+        self._first = first + self.ends
+        self._last = last
+        self._depth = depth
+        self._below: dict[int, Branch] | None = None
+
+    @property
+    def below(self) -> dict[int, Branch]:
+        """What follows each byte that can come."""
+        found = self._below
+        if found is None:
+            found = {}
+            strings, depth, at, last = self._strings, self._depth, self._first, self._last
+            while at < last:
+                byte, first = strings[at][depth], at
+                at += 1
+                while at < last and strings[at][depth] == byte:
+                    at += 1
+                found[byte] = Branch(strings, first, at, depth + 1)
+            self._below = found
+        return found
+
+
+def strings_of(node: Node) -> Branch | None:
+    """The strings of an expression that is seen at once to have few.
+
+    Args:
+        node: The expression.
+
+    Returns:
+        Their tree; None where the language is infinite, large or not seen to be small.
+    """
+    found = _strings(node, MAX_NESTING)
+    if not found:
+        return None
+    strings = sorted(set(found)) if len(found) > 1 else found
+    return Branch(strings, 0, len(strings), 0)
+
+
+def _strings(node: Node, nesting: int) -> list[bytes] | None:
+    kind = node.kind
+    if kind == LIT:
+        return [node.text]
+    if kind == EPS:
+        return [b""]
+    if isinstance(node, TrieNode):
+        if node.last - node.first > MAX_STRINGS:
+            return None
+        return [text[node.skip :] for text in node.strings[node.first : node.last]]
+    if not nesting or kind == TRIE:
+        return None
+    if kind == SET:
+        if node.mask.bit_count() > MAX_SET:
+            return None
+        return [bytes((byte,)) for byte in range(256) if node.mask >> byte & 1]
+    if kind == REP:
+        if node.low != 0 or node.high != 1:
+            return None
+        inner = _strings(node.a, nesting - 1)
+        return None if inner is None else [b"", *inner]
+    if kind == ALT:
+        out: list[bytes] = []
+        for part in node.parts:
+            inner = _strings(part, nesting - 1)
+            if inner is None or len(out) + len(inner) > MAX_STRINGS:
+                return None
+            out += inner
+        return out
+    if kind == CONS:
+        heads = _strings(node.a, nesting - 1)
+        tails = None if heads is None else _strings(node.b, nesting - 1)
+        if heads is None or tails is None or len(heads) * len(tails) > MAX_STRINGS:
+            return None
+        return [head + tail for head in heads for tail in tails]
+    return None
