@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from deepinfer.kernels.cache import compress_norm as compress_norm
+from deepinfer.kernels.cache import (
+    gather_and_dequantize_k_cache as gather_and_dequantize_k_cache,
+)
+from deepinfer.kernels.cache import quantize_and_insert_k_cache as quantize_and_insert_k_cache
+from deepinfer.kernels.cache import rope_quant_insert as rope_quant_insert
 from deepinfer.kernels.formats import KVCacheFormat as KVCacheFormat
 from deepinfer.kernels.gemm import CONTIGUOUS_ALIGNMENT as CONTIGUOUS_ALIGNMENT
 from deepinfer.kernels.gemm import bf16_gemm_nt as bf16_gemm_nt
@@ -43,6 +49,7 @@ __all__ = [
     "bf16_gemm_nt",
     "cast_back",
     "ceil_to_ue8m0",
+    "compress_norm",
     "decode_ue8m0",
     "encode_ue8m0",
     "explain",
@@ -50,6 +57,7 @@ __all__ = [
     "fp8_fp4_mqa_logits",
     "fp8_gemm_nt",
     "fp8_mqa_logits",
+    "gather_and_dequantize_k_cache",
     "m_grouped_bf16_gemm_nt_contiguous",
     "m_grouped_bf16_gemm_nt_masked",
     "m_grouped_fp8_fp4_gemm_nt_contiguous",
@@ -59,6 +67,8 @@ __all__ = [
     "per_block_cast_to_fp8",
     "per_token_cast_to_fp4",
     "per_token_cast_to_fp8",
+    "quantize_and_insert_k_cache",
+    "rope_quant_insert",
     "round_fp8",
     "round_mxfp4",
     "round_nvfp4",

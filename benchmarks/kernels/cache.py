@@ -1,0 +1,305 @@
+"""Cases of the cache kernels: inserts and gathers of each format, the compressor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from harness import Built, Case, assert_repeats, same_bits
+
+from deepinfer.kernels.formats import KVCacheFormat
+from deepinfer.kernels.reference import cache as reference
+
+F = KVCacheFormat
+PAGE = 64
+TUNINGS = ((1, 1), (2, 2), (4, 4), (8, 4), (8, 8), (16, 8))
+
+
+def pages_for(rows: int, form: KVCacheFormat) -> torch.Tensor:
+    """A poisoned cache with room for the rows, and a page of another cache behind each of its pages."""
+    count = -(-2 * rows // PAGE)
+    size = form.page_bytes(PAGE)
+    return torch.full((count, size + 512), 0xFF, device="cuda", dtype=torch.uint8)[:, :size]
+
+
+def slots_for(rows: int, small: bool) -> torch.Tensor:
+    """Distinct slots in runs, as prefill writes them; when small, some that are none."""
+    slots = torch.arange(rows, device="cuda")
+    pages = torch.randperm(-(-2 * rows // PAGE), device="cuda")[: -(-rows // PAGE)]
+    slots = pages[slots // PAGE] * PAGE + slots % PAGE
+    if small:
+        slots[torch.rand(rows, device="cuda") < 0.2] = -1
+    return slots
+
+
+def phases_for(rows: int) -> torch.Tensor:
+    """Rotations of rows."""
+    angle = torch.rand(rows, 32, device="cuda") * 6.28
+    return torch.stack((angle.cos(), angle.sin()), -1).contiguous()
+
+
+def values_for(rows: int, channels: int, dtype: torch.dtype) -> torch.Tensor:
+    """Rows whose groups differ in size."""
+    x = torch.randn(rows, channels, device="cuda")
+    x *= torch.exp2(torch.randint(-9, 9, (rows, channels // 16), device="cuda")).repeat_interleave(
+        16, 1
+    )
+    return x.to(dtype)
+
+
+def copy_of(size_bytes: int) -> Mapping[str, Callable]:
+    """A copy that moves as many bytes."""
+
+    def make():
+        x = torch.randint(0, 255, (size_bytes // 2,), device="cuda", dtype=torch.uint8)
+        y = torch.empty_like(x)
+        return lambda: y.copy_(x)
+
+    return {"copy": make}
+
+
+def eager(form: KVCacheFormat, norm: bool, rope: bool) -> Callable:
+    """The same in torch, without masks, to be compiled."""
+
+    def run(k, weight, phases, data, slots):
+        if norm or rope:
+            k = reference.rotated(
+                k, phases if rope else None, None, weight if norm else None, 1e-20
+            )
+        for part, (begin, stride) in zip(
+            reference.encode_rows(k, form), reference._offsets(form, PAGE), strict=True
+        ):
+            if part.shape[1]:
+                at = begin + slots % PAGE * stride
+                span = torch.arange(part.shape[1], device=k.device)
+                data[(slots // PAGE)[:, None], at[:, None] + span] = part
+
+    return run
+
+
+def insert(form: KVCacheFormat, rows: int, norm: bool, rope: bool, tuning: tuple[int, int]):
+    """Builds an insert."""
+
+    def build(small: bool) -> Built:
+        from deepinfer.kernels.triton import cache_launch as launch
+
+        count = min(rows, 777) if small else rows
+        k = values_for(count, form.channels, torch.bfloat16)
+        data, slots, phases = pages_for(count, form), slots_for(count, small), phases_for(count)
+        weight = torch.rand(form.channels, device="cuda").bfloat16() + 0.5 if norm else None
+        conf = launch.CacheTuning(*tuning)
+
+        def run():
+            launch.insert_rows(
+                k, data, slots, form, PAGE, conf, kind=k.dtype, weight=weight, eps=1e-20,
+                phases=phases if rope else None,
+            )  # fmt: skip
+
+        def check():
+            wanted = torch.full_like(data, 0xFF)
+            turned = reference.rotated(k, phases if rope else None, None, weight, 1e-20)
+            reference.insert_rows(turned, wanted, slots, form, PAGE)
+            differing = (data != wanted).float().mean().item()
+            if not norm:
+                assert differing == 0, f"{differing} of the bytes differ from the casts"
+            known = slots[slots >= 0]
+            a = torch.empty(len(known), form.channels, device="cuda")
+            b = torch.empty_like(a)
+            reference.gather_rows(data, known, a, form, PAGE)
+            reference.gather_rows(wanted, known, b, form, PAGE)
+            error = ((a - b).norm() / b.norm()).item()
+            assert error < 2e-2, f"relative error {error}"
+            untouched = torch.full_like(data, 0xFF)
+            reference.insert_rows(turned * 0, untouched, slots, form, PAGE)
+            empty = untouched == 0xFF
+            assert bool((data[empty] == 0xFF).all()), "bytes outside of the rows were written"
+            assert_repeats(run, data, poison=255)
+            return {"differing_bytes": differing, "relative": error}
+
+        def compiled():
+            function = torch.compile(eager(form, norm, rope))
+            return lambda: function(k, weight, phases, data, slots)
+
+        size = count * (2 * form.channels + form.bytes_per_token + 8 + (256 if rope else 0))
+        return Built(run, check, size_bytes=size, peers={**copy_of(size), "compiled": compiled})
+
+    return build
+
+
+def gather(form: KVCacheFormat, rows: int, tuning: tuple[int, int]):
+    """Builds a gather of random slots."""
+
+    def build(small: bool) -> Built:
+        from deepinfer.kernels.triton import cache_launch as launch
+
+        count = 777 if small else rows
+        data, slots = pages_for(count, form), slots_for(count, False)
+        reference.insert_rows(
+            values_for(count, form.channels, torch.bfloat16), data, slots, form, PAGE
+        )
+        slots = slots[torch.randperm(count, device="cuda")]
+        if small:
+            slots[torch.rand(count, device="cuda") < 0.2] = -1
+        out = torch.full((count, form.channels), 777.0, device="cuda", dtype=torch.bfloat16)
+        conf = launch.CacheTuning(*tuning)
+        run = lambda: launch.gather_rows(data, slots, out, form, PAGE, conf)  # noqa: E731
+
+        def check():
+            wanted = torch.empty_like(out)
+            reference.gather_rows(data, slots, wanted, form, PAGE)
+            assert same_bits(out, wanted), "rows differ from the casts back"
+            assert_repeats(run, out)
+            return {"relative": 0.0}
+
+        def compiled():
+            offsets = reference._offsets(form, PAGE)
+            sizes = (form.code_bytes, form.scale_bytes, 2 * form.tail_channels)
+
+            def eager_gather(data, slots):
+                parts = [
+                    data[reference._places(slots, offset, size, PAGE)]
+                    for offset, size in zip(offsets, sizes, strict=True)
+                ]
+                return reference.decode_rows(parts[0], parts[1], parts[2], form).to(torch.bfloat16)
+
+            function = torch.compile(eager_gather)
+            return lambda: function(data, slots)
+
+        size = count * (2 * form.channels + form.bytes_per_token + 8)
+        return Built(run, check, size_bytes=size, peers={**copy_of(size), "compiled": compiled})
+
+    return build
+
+
+def compress(tokens: int, pair: bool, tuning: tuple[int, int]):
+    """Builds the compressor over requests of 1,024 tokens."""
+    form = F.V41_NVFP4
+
+    def build(small: bool) -> Built:
+        from deepinfer.kernels.triton import cache_launch as launch
+
+        count = 1500 if small else tokens
+        each = 100 if small else 1024
+        requests = torch.arange(count, device="cuda") // each
+        starts = torch.randint(0, 9, (int(requests[-1]) + 1,), device="cuda")
+        positions = torch.arange(count, device="cuda") % each + starts[requests]
+        both = torch.randn(count, 2, 512, device="cuda")
+        values, gates = both[:, 0], both[:, 1]
+        state = torch.randn(len(starts), 8, 2, 512, device="cuda")
+        first_state = state.clone()
+        last = (positions % 2 == 1).nonzero().flatten() if pair else None
+        rows = count if last is None else len(last)
+        data, slots, phases = pages_for(rows, form), slots_for(rows, small), phases_for(rows)
+        weight = torch.rand(512, device="cuda").bfloat16() + 0.5
+        latents = torch.full((rows, 512), 777.0, device="cuda", dtype=torch.bfloat16)
+        conf = launch.CacheTuning(*tuning)
+
+        def run():
+            launch.insert_rows(
+                values, data, slots, form, PAGE, conf, kind=torch.bfloat16, gates=gates if pair else None,
+                state=state if pair else None, requests=requests, last=last, weight=weight, eps=1e-20,
+                phases=phases, positions=positions, latents=latents,
+            )  # fmt: skip
+            if pair:
+                launch.keep_state(values, gates, requests, positions, state)
+
+        def check():
+            at = torch.arange(count, device="cuda") if last is None else last
+            pooled = values[at]
+            if pair:
+                after = state.clone()
+                pooled = reference.pool_pairs(values, gates, at, requests, positions, first_state)
+                reference.keep_state(values, gates, requests, positions, first_state)
+                assert same_bits(after, first_state), "the state differs"
+                state.copy_(first_state)
+            right = reference.rotated(pooled.bfloat16(), None, None, weight, 1e-20)
+            # The state was overwritten by the first run: rows whose partner waited there are compared in that run only.
+            error = ((latents.float() - right.float()).norm() / right.float().norm()).item()
+            assert error < 3e-3, f"latents differ by {error}"
+            wanted = torch.full_like(data, 0xFF)
+            reference.insert_rows(
+                reference.rotated(latents, phases, None, None, 0.0), wanted, slots, form, PAGE
+            )
+            assert same_bits(data, wanted), "the bytes are not those of the latents"
+            run()
+            assert_repeats(run, latents)
+            return {"relative": error}
+
+        def compiled():
+            def eager_compress(values, gates, at, state):
+                pooled = values[at]
+                if pair:
+                    pooled = reference.pool_pairs(values, gates, at, requests, positions, state)
+                found = reference.rotated(pooled.bfloat16(), None, None, weight, 1e-20)
+                turned = reference.rotated(found, phases, None, None, 0.0)
+                for part, (begin, stride) in zip(
+                    reference.encode_rows(turned, form),
+                    reference._offsets(form, PAGE),
+                    strict=True,
+                ):
+                    if part.shape[1]:
+                        to = begin + slots % PAGE * stride
+                        span = torch.arange(part.shape[1], device="cuda")
+                        data[(slots // PAGE)[:, None], to[:, None] + span] = part
+                return found
+
+            function = torch.compile(eager_compress)
+            at = torch.arange(count, device="cuda") if last is None else last
+            return lambda: function(values, gates, at, state)
+
+        each_row = (4 if pair else 1) * 512 * 4 + 1024 + form.bytes_per_token + 8 + 256
+        size = rows * each_row
+        return Built(run, check, size_bytes=size, peers={**copy_of(size), "compiled": compiled})
+
+    return build
+
+
+def cases() -> list[Case]:
+    """All cases; every tuning at the sizes of prefill, the two smallest at those of decode."""
+    found = []
+    shapes = (
+        ("quantize_and_insert_k_cache", F.V41_MXFP8, False, False),
+        ("quantize_and_insert_k_cache", F.V41_NVFP4, False, False),
+        ("rope_quant_insert", F.V41_MXFP8, True, True),
+        ("rope_quant_insert", F.V41_NVFP4, False, True),
+        ("rope_quant_insert", F.INDEXER_MXFP4, True, True),
+        ("rope_quant_insert", F.V4_FP8, False, True),
+    )
+    for op, form, norm, rope in shapes:
+        name = f"{form.name}{' norm' if norm else ''}"
+        tunings = TUNINGS if form is not F.INDEXER_MXFP4 else ((4, 1), (8, 2), (16, 4), (32, 4))
+        for rows in (64, 4096, 32768):
+            wanted = tunings[:2] if rows == 64 else tunings[1:]
+            if form in (F.V4_FP8, F.INDEXER_MXFP4) and rows != 32768:
+                continue
+            for tuning in wanted:
+                variant = f"{tuning[0]} rows {tuning[1]} warps"
+                found.append(
+                    Case(
+                        op,
+                        f"{name} {rows} rows",
+                        variant,
+                        insert(form, rows, norm, rope, tuning),
+                    )
+                )
+    for form in (F.V32_FP8, F.INDEXER_FP8):
+        build = insert(form, 777, False, True, (4, 4))
+        found.append(Case("rope_quant_insert", f"{form.name} 777 rows", "check", build, True))
+    for form in (F.V41_NVFP4, F.V41_MXFP8):
+        for tuning in ((2, 2), (4, 4), (8, 4)):
+            build = gather(form, 65536, tuning)
+            variant = f"{tuning[0]} rows {tuning[1]} warps"
+            found.append(
+                Case("gather_and_dequantize_k_cache", f"{form.name} 65536 rows", variant, build)
+            )
+    for form in (F.V4_FP8, F.V32_FP8, F.INDEXER_FP8, F.INDEXER_MXFP4):
+        build = gather(form, 777, (4, 4))
+        found.append(
+            Case("gather_and_dequantize_k_cache", f"{form.name} 777 rows", "check", build, True)
+        )
+    for tokens, pair in ((8192, True), (32768, True), (8192, False), (64, True)):
+        for tuning in ((1, 1), (1, 2), (1, 4), (2, 4), (4, 4), (4, 8)):
+            name = f"{tokens} tokens, {'pairs' if pair else 'single'}"
+            variant = f"{tuning[0]} rows {tuning[1]} warps"
+            found.append(Case("compress_norm", name, variant, compress(tokens, pair, tuning)))
+    return found

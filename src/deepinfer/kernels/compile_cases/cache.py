@@ -1,0 +1,107 @@
+"""Cache kernels: each format, the compressor, the state."""
+
+from __future__ import annotations
+
+from deepinfer.kernels.codegen import CompileCase
+from deepinfer.kernels.configs import cache as configs
+from deepinfer.kernels.formats import KVCacheFormat
+
+__all__ = ["cases"]
+
+_F = KVCacheFormat
+_STRIDES = (
+    "stride_x",
+    "stride_gates",
+    "stride_slot",
+    "stride_tail",
+    "stride_latents",
+    "stride_phases",
+    "stride_page",
+)
+
+
+def cases() -> list[CompileCase]:
+    """One insert of each format on Hopper, the published ones on every chip."""
+    found = [_insert(_F.V41_MXFP8, 64, (90, 100, 120)), _insert(_F.V41_MXFP8, 8192)]
+    found += [_insert(_F.V41_NVFP4, 8192), _insert(_F.INDEXER_MXFP4, 8192, (80, 90))]
+    found += [_insert(f, 8192, (90,)) for f in (_F.V4_FP8, _F.V32_FP8, _F.INDEXER_FP8)]
+    found += [_compress(8192, True), _compress(64, True, (90,)), _compress(8192, False, (90,))]
+    found += [
+        _gather(f, chips)
+        for f, chips in ((_F.V41_MXFP8, (80, 90)), (_F.V41_NVFP4, (90,)), (_F.V4_FP8, (90,)))
+    ]
+    return [*found, _state()]
+
+
+def _constants(form: KVCacheFormat, rows: int) -> dict[str, int | bool]:
+    from deepinfer.kernels.triton.cache_launch import constants
+
+    return constants(form, 64, True) | {"ROWS": rows}
+
+
+def _insert(
+    form: KVCacheFormat, rows: int, chips: tuple[int, ...] = (80, 89, 90, 100, 120)
+) -> CompileCase:
+    return _rows("rope_quant_insert", form, configs.lookup(rows, form.channels), chips, "*bf16", {
+        "PAIR": False, "HAS_LAST": False, "HAS_NORM": True, "HAS_FLOOR": True, "HAS_LATENTS": False,
+        "HAS_PHASE_INDEX": False, "ROPE": 64, "KIND": "bf16",
+    }, f"{form.name} {rows} rows")  # fmt: skip
+
+
+def _compress(
+    rows: int, pair: bool, chips: tuple[int, ...] = (80, 89, 90, 100, 120)
+) -> CompileCase:
+    form = KVCacheFormat.V41_NVFP4
+    return _rows("compress_norm", form, configs.lookup_compress(rows), chips, "*fp32", {
+        "PAIR": pair, "HAS_LAST": pair, "HAS_NORM": True, "HAS_FLOOR": False, "HAS_LATENTS": True,
+        "HAS_PHASE_INDEX": False, "ROPE": 64, "KIND": "bf16",
+    }, f"{'pairs' if pair else 'tokens'} {rows} rows")  # fmt: skip
+
+
+def _rows(
+    operation: str, form: KVCacheFormat, sizes: tuple[int, int], chips: tuple[int, ...], kind: str,
+    constants: dict[str, object], entry: str,
+) -> CompileCase:  # fmt: skip
+    import triton.language as tl
+
+    from deepinfer.kernels.triton.cache_insert import cache_insert_kernel
+
+    rows, warps = sizes
+    constants = dict(constants) | _constants(form, rows) | {"FUSED": True, "KIND": tl.bfloat16}
+    if 80 in chips:
+        constants["NATIVE"] = False
+    integers = ("num_rows", "tail_size", *_STRIDES)
+    return CompileCase(
+        operation, entry, cache_insert_kernel,
+        {
+            "x": kind, "gates": kind, "state": "*fp32", "requests": "*i32", "last": "*i64", "weight": "*bf16",
+            "phases": "*fp32", "phase_index": "*i64", "positions": "*i64", "floors": "*i64", "slots": "*i64",
+            "latents": "*bf16", "cache": "*u8", "eps": "fp32", **dict.fromkeys(integers, "i32"),
+        },
+        constants, ("x", "gates", "state", "weight", "phases", "slots", "latents", "cache", *_STRIDES),
+        {"num_warps": warps, "enable_fp_fusion": False}, chips,
+    )  # fmt: skip
+
+
+def _gather(form: KVCacheFormat, chips: tuple[int, ...]) -> CompileCase:
+    from deepinfer.kernels.triton.cache_gather import cache_gather_kernel
+
+    rows, warps = configs.lookup(8192, form.channels)
+    constants = _constants(form, rows) | ({"NATIVE": False} if 80 in chips else {})
+    return CompileCase(
+        "gather_and_dequantize_k_cache", form.name, cache_gather_kernel,
+        {"cache": "*u8", "slots": "*i64", "out": "*bf16", "num_rows": "i32", "stride_page": "i32", "stride_out": "i32"},
+        constants, ("cache", "slots", "out", "stride_page", "stride_out"), {"num_warps": warps}, chips,
+    )  # fmt: skip
+
+
+def _state() -> CompileCase:
+    from deepinfer.kernels.triton.cache_gather import cache_state_kernel
+
+    integers = ("num_tokens", "stride_x", "stride_gates", "stride_slot", "stride_tail", "tail_size")
+    return CompileCase(
+        "compress_norm", "state", cache_state_kernel,
+        {"x": "*fp32", "gates": "*fp32", "requests": "*i32", "positions": "*i64", "state": "*fp32",
+         **dict.fromkeys(integers, "i32")},
+        {"CHANNELS": 512, "BLOCK": 512}, ("x", "gates", "state", *integers[1:5]), {"num_warps": 4}, (90,),
+    )  # fmt: skip

@@ -1,0 +1,75 @@
+"""Rows out of a paged cache, dequantised."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from deepinfer.kernels.triton.cache_codes import decode_e2m1, decode_e4m3, decode_e8m0
+
+__all__ = ["cache_gather_kernel", "cache_state_kernel"]
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def cache_gather_kernel(
+    cache, slots, out, num_rows, stride_page, stride_out,
+    CODED: tl.constexpr, WIDTH: tl.constexpr, TAIL: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    SCALE: tl.constexpr, ROW_STRIDE: tl.constexpr, TAIL_AT: tl.constexpr, SCALE_STRIDE: tl.constexpr,
+    SCALES_AT: tl.constexpr, PAGE: tl.constexpr, NATIVE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Writes every row; zeros where the slot is negative."""
+    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = r < num_rows
+    slot = tl.load(slots + r, mask=inside, other=-1).to(tl.int64)
+    read = (slot >= 0)[:, None]
+    slot = tl.maximum(slot, 0)
+    page = cache + (slot // PAGE) * stride_page
+    row = (slot % PAGE).to(tl.int32)
+    at = (page + row * ROW_STRIDE)[:, None]
+    GROUPS: tl.constexpr = WIDTH // GROUP
+    g = tl.arange(0, GROUPS)[None, :]
+    scales = (page + (SCALES_AT + row * SCALE_STRIDE))[:, None]
+    some = read & (g < CODED // GROUP)
+    if SCALE == 2:
+        factor = tl.load(scales.to(tl.pointer_type(tl.float32)) + g, mask=some, other=0.0)
+    else:
+        byte = tl.load(scales + g, mask=some, other=0).to(tl.int32)
+        factor = decode_e4m3(byte, False) if SCALE == 1 else decode_e8m0(byte)
+    c = tl.arange(0, WIDTH)[None, :]
+    if BITS == 8:
+        code = tl.load(at + c, mask=read & (c < CODED), other=0)
+        v = decode_e4m3(code, NATIVE)
+    else:
+        code = tl.load(at + tl.arange(0, WIDTH // 2)[None, :], mask=read, other=0).to(tl.int32)
+        v = tl.join(decode_e2m1(code & 15), decode_e2m1(code >> 4)).reshape(ROWS, WIDTH)
+    v = (v.reshape(ROWS, GROUPS, GROUP) * factor[:, :, None]).reshape(ROWS, WIDTH)
+    to = out + (r * stride_out)[:, None]
+    kind = out.dtype.element_ty
+    # Zeros times a padded scale may be NaN or negative; a row of no slot is +0.
+    v = tl.where(read, v, 0.0)
+    tl.store(to + c, v.to(kind), mask=inside[:, None] & (c < CODED))
+    if TAIL > 0:
+        d = tl.arange(0, TAIL)[None, :]
+        tail = tl.load((at + TAIL_AT).to(tl.pointer_type(tl.bfloat16)) + d, mask=read, other=0.0)
+        tl.store(to + CODED + d, tail.to(kind), mask=inside[:, None])
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def cache_state_kernel(
+    x, gates, requests, positions, state, num_tokens, stride_x, stride_gates, stride_slot, stride_tail, tail_size,
+    CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Keeps the last `tail_size` tokens of each request in its ring; one token a program."""
+    token = tl.program_id(0).to(tl.int64)
+    request = tl.load(requests + token).to(tl.int64)
+    position = tl.load(positions + token).to(tl.int64)
+    later = token + tail_size
+    superseded = False
+    if later < num_tokens:
+        superseded = tl.load(requests + later).to(tl.int64) == request
+    if (request >= 0) & (not superseded):
+        to = state + request * stride_slot + (position % tail_size) * stride_tail
+        c = tl.arange(0, BLOCK)
+        mask = c < CHANNELS
+        tl.store(to + c, tl.load(x + token * stride_x + c, mask=mask), mask=mask)
+        tl.store(to + CHANNELS + c, tl.load(gates + token * stride_gates + c, mask=mask), mask=mask)
