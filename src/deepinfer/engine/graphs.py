@@ -26,8 +26,9 @@ from deepinfer.engine.graph_buckets import WarmupReport as WarmupReport
 from deepinfer.engine.graph_buckets import bucket_for
 from deepinfer.engine.graph_buckets import context_buckets as context_buckets
 from deepinfer.engine.graph_buckets import row_buckets as row_buckets
+from deepinfer.engine.graph_steps import GraphRow as GraphRow
+from deepinfer.engine.graph_steps import GraphRun as GraphRun
 from deepinfer.engine.recording import record_call
-from deepinfer.models.deepseek_v41.batch import Segment
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.decode_books import DecodeRows, begin_decode, commit_decode
 from deepinfer.models.deepseek_v41.decode_inputs import DecodeInputs, cannot_decode, row_values
@@ -48,42 +49,6 @@ __all__ = [
 Ints = NDArray[np.int64]
 
 _STAGING_BUFFERS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class GraphRow:
-    """One request of a step.
-
-    Attributes:
-        segment: Its tokens.
-        ids: Their ids; the first counts for nothing when `from_future`.
-        from_future: Whether the first id is the one sampled last for the slot, which the host may not know yet.
-    """
-
-    segment: Segment
-    ids: Sequence[int]
-    from_future: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class GraphRun:
-    """What a recorded step gave; tensors are overwritten by the next step.
-
-    Attributes:
-        bucket: Its shape.
-        logits: Shape [bucket.rows * bucket.tokens, vocab], fp32, padding included.
-        hidden: Shape [rows * tokens, hidden].
-        features: Draft features, shape [rows * tokens, width]; None without a draft, or when they were fed or not wanted.
-        is_fed: Whether the draft was given the features of all tokens.
-        offsets: Row of `logits` and the others where each request's tokens begin, in the order they were given.
-    """
-
-    bucket: GraphBucket
-    logits: Tensor
-    hidden: Tensor
-    features: Tensor | None
-    is_fed: bool
-    offsets: Sequence[int]
 
 
 class DecodeGraphs:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from deepinfer.core.errors import InvariantBroken
 from deepinfer.core.params import SamplingParams
-from deepinfer.core.plan import ROLES, CacheCopy, RowRole, StepPlan, StepResult
+from deepinfer.core.plan import CacheCopy, StepPlan, StepResult
 from deepinfer.core.protocols import ModelInfo, Sampler
 from deepinfer.core.types import Request
 from deepinfer.engine.cache_setup import CacheShape
@@ -22,7 +22,7 @@ from deepinfer.engine.future_tokens import FutureTokens
 from deepinfer.engine.graph_runs import run_recorded
 from deepinfer.engine.host_tier import HostTier
 from deepinfer.engine.parts import EngineDrafter
-from deepinfer.engine.runner_graphs import RecordsSteps
+from deepinfer.engine.runner_graphs import VERIFY, RecordsSteps
 from deepinfer.engine.sample_batch import mask_rows, sample_rows
 from deepinfer.engine.step_batch import (
     NumLegal,
@@ -40,8 +40,6 @@ from deepinfer.models.deepseek_v41.batch import to_device
 from deepinfer.models.deepseek_v41.model import DeepseekV41
 
 __all__ = ["ModelRunner"]
-
-_VERIFY = ROLES.index(RowRole.VERIFY)
 
 
 class ModelRunner(RecordsSteps):
@@ -257,15 +255,7 @@ class ModelRunner(RecordsSteps):
     def _needs_settled(self, plan: StepPlan) -> bool:
         """Whether a plan cannot run before the host knows how the drafts of the step before it fared."""
         rows = plan.rows
-        return bool(rows.num_open.any() or (rows.roles == _VERIFY).any())
-
-    def _feeds_drafter(self, plan: StepPlan) -> bool:
-        """Whether the drafter learns of the decoding rows: always, but for recorded steps that verify nothing."""
-        if not hasattr(self._drafter, "observe"):
-            return False
-        if self._graphs is None or self._graphs.feed is None:
-            return True
-        return bool((plan.rows.roles == _VERIFY).any())
+        return bool(rows.num_open.any() or (rows.roles == VERIFY).any())
 
     def _prepare_cache(self, step: RunningStep) -> None:
         """New block table entries, then copies, in the order of the plan."""
@@ -287,8 +277,7 @@ class ModelRunner(RecordsSteps):
 
     def _enter_rows(self, step: RunningStep) -> None:
         rows = step.plan.rows
-        can_skip = self._drafter is None or not self._feeds_drafter(step.plan)
-        if can_skip and not step.failed_loads:
+        if not (self._feeds_drafter(step.plan) or step.failed_loads):
             step.lane = self._lanes.enter(rows, step.requests)
         first = step.lane_count
         for index, row in enumerate(rows.tail(first), first) if first < len(rows) else ():
@@ -313,11 +302,11 @@ class ModelRunner(RecordsSteps):
     def _run_model(self, step: RunningStep) -> None:
         recorded, part = None, step
         if self._graphs is not None:
-            feeds = self._drafter is not None and self._feeds_drafter(step.plan)
+            feeds = self._feeds_drafter(step.plan)
             recorded = run_recorded(step, self._graphs, with_features=feeds)
         if recorded is not None:
             if not recorded.rest:
-                step.features = recorded.run.features if self._drafter is not None else None
+                step.features = recorded.run.features
                 step.logits = self._without_ungenerated(recorded.logits(step))
                 return
             part = RunningStep(step.step, step.plan, step.requests, recorded.rest)
@@ -364,30 +353,37 @@ class ModelRunner(RecordsSteps):
             at = step.lane_count
             if step.lane is not None:
                 step.lane.keep(chosen[:at], self._states)
+            last: dict[int, int] = {}
             for running in step.rows:
                 count = running.num_logits
                 tokens = chosen[at : at + count]
                 at += count
                 if count:
                     tokens = tokens[: num_accepted(running.draft, tokens) + 1]
-                    self._keep(running, tokens)
+                    if self._keep(running, tokens) and running.draft:
+                        last[running.row.slot] = tokens[-1]
                 step.tokens.append(tokens)
+            if last:
+                newest = to_device(np.array(list(last.values())), self._device)
+                self._future.put(list(last), newest)
             self._observe(step)
             step.is_settled = True
         except Exception as error:
             step.error = error
             raise
 
-    def _keep(self, running: RunningRow, tokens: list[int]) -> None:
+    def _keep(self, running: RunningRow, tokens: list[int]) -> bool:
+        """Notes the tokens of a row; tells whether its slot goes on behind them."""
         state = running.state
         if not self._states.is_latest(state):  # its request began again without these tokens
-            return
+            return False
         del state.token_ids[running.end :]
         state.token_ids += [max(token, 0) for token in tokens]  # a failed row's is negative
-        if running.draft and self._states.holds(state):
+        if not self._states.holds(state):
+            return False
+        if running.draft:
             self.cache.truncate(state.slot, running.end + len(tokens) - 1)
-            last = to_device(np.array(tokens[-1:]), self._device)
-            self._future.put([state.slot], last)
+        return True
 
     def _observe(self, step: RunningStep) -> None:
         """Gives the drafter the features of rows that stay."""

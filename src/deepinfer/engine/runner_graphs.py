@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from deepinfer.core.plan import ROLES, RowRole, StepPlan
 from deepinfer.engine.future_tokens import FutureTokens
 from deepinfer.engine.graphs import DecodeGraphs
 
-__all__ = ["RecordsSteps"]
+__all__ = ["VERIFY", "RecordsSteps"]
+
+VERIFY = ROLES.index(RowRole.VERIFY)
 
 
 class RecordsSteps:
@@ -49,3 +52,11 @@ class RecordsSteps:
     def graph_steps(self) -> int:
         """Steps whose decode rows came from a recording."""
         return 0 if self._graphs is None else self._graphs.stats.hits.total()
+
+    def _feeds_drafter(self, plan: StepPlan) -> bool:
+        """Whether the drafter learns of the decoding rows: always, but for recorded steps that verify nothing."""
+        if not hasattr(self._drafter, "observe"):
+            return False
+        if self._graphs is None or self._graphs.feed is None:
+            return True
+        return bool((plan.rows.roles == VERIFY).any())

@@ -1,0 +1,49 @@
+"""What a recorded step is asked, and what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from deepinfer.engine.graph_buckets import GraphBucket
+from deepinfer.models.deepseek_v41.batch import Segment
+
+__all__ = ["GraphRow", "GraphRun"]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRow:
+    """One request of a step.
+
+    Attributes:
+        segment: Its tokens.
+        ids: Their ids; the first counts for nothing when `from_future`.
+        from_future: Whether the first id is the one sampled last for the slot, which the host may not know yet.
+    """
+
+    segment: Segment
+    ids: Sequence[int]
+    from_future: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRun:
+    """What a recorded step gave; tensors are overwritten by the next step.
+
+    Attributes:
+        bucket: Its shape.
+        logits: Shape [bucket.rows * bucket.tokens, vocab], fp32, padding included.
+        hidden: Shape [rows * tokens, hidden].
+        features: Draft features, shape [rows * tokens, width]; None without a draft, or when they were fed or not wanted.
+        is_fed: Whether the draft was given the features of all tokens.
+        offsets: Row of `logits` and the others where each request's tokens begin, in the order they were given.
+    """
+
+    bucket: GraphBucket
+    logits: Tensor
+    hidden: Tensor
+    features: Tensor | None
+    is_fed: bool
+    offsets: Sequence[int]
