@@ -19,16 +19,19 @@ if TYPE_CHECKING:
     from deepinfer.grammar.trie import TokenTrie
     from deepinfer.grammar.vocab import TokenVocab
 
-__all__ = ["ByteLoops", "MULTI", "TriePaths"]
+__all__ = ["ByteLoops", "LEADS", "TriePaths"]
 
 Int32Array = NDArray[np.int32]
 
-MULTI = 1 << 128
-"""In a set of bytes: every character of more than one byte."""
+LEADS = range(0xC2, 0xF5)
+"""Bytes that begin a character of more than one byte. In a set of bytes, one stands for all characters it begins."""
 
-_NOT_ASCII, _BROKEN = 1, 2
+_FIRST_LEAD = LEADS[0]
+_ALL_LEADS = sum(1 << byte for byte in LEADS)
 _HALF = (1 << 64) - 1
 _BLOCKS = (
+    _ALL_LEADS,
+    _ALL_LEADS & ~(1 << 0xE2),
     sum(1 << byte for byte in [*range(32), 127]),
     sum(1 << byte for byte in b"!#$%&'()*+,-./:;<=>?@[]^_`{|}~"),
     sum(1 << byte for byte in b"0123456789"),
@@ -47,14 +50,16 @@ class TriePaths:
     Attributes:
         low: ASCII bytes below 64, as bits; shape [nodes], uint64.
         high: Those from 64 to 127.
-        kind: Bit 0: another byte occurs. Bit 1: the way is not whole, well-formed characters. Shape [nodes], uint8.
+        lead: Bytes of `LEADS`, the first as bit 0.
+        broken: Whether the way is not whole, well-formed characters, shape [nodes], bool.
         chars: Characters, one that is cut short included; at most 255. Shape [nodes], uint8.
         ill_formed: Whether it never becomes well-formed, shape [nodes], bool.
     """
 
     low: NDArray[np.uint64]
     high: NDArray[np.uint64]
-    kind: NDArray[np.uint8]
+    lead: NDArray[np.uint64]
+    broken: NDArray[np.bool_]
     chars: NDArray[np.uint8]
     ill_formed: NDArray[np.bool_]
 
@@ -62,45 +67,38 @@ class TriePaths:
     def of(cls, trie: TokenTrie) -> TriePaths:
         """Goes through a trie level by level."""
         size = len(trie)
-        low, high = np.zeros(size, np.uint64), np.zeros(size, np.uint64)
-        kind, chars = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+        parts = [np.zeros(size, np.uint64) for _ in range(3)]
+        chars = np.zeros(size, np.uint8)
         state = np.full(size, BOUNDARY, np.uint8)
-        one = np.uint64(1)
         table = any_text().table.ravel()
-        bits_low, bits_high = np.zeros(256, np.uint64), np.zeros(256, np.uint64)
-        for byte in range(64):
-            bits_low[byte] = bits_high[byte + 64] = one << np.uint64(byte)
+        bits = np.zeros((3, 256), np.uint64)
+        for part, first, count in ((0, 0, 64), (1, 64, 64), (2, _FIRST_LEAD, len(LEADS))):
+            bits[part, first : first + count] = np.uint64(1) << np.arange(count, dtype=np.uint64)
         for level in range(1, trie.num_levels + 1):
-            first, last = trie.level_bounds(level)
-            labels, above = trie.label_bytes[first:last], trie.parent[first:last]
-            low[first:last] = low[above] | bits_low[labels]
-            high[first:last] = high[above] | bits_high[labels]
+            low, high = trie.level_bounds(level)
+            labels, above = trie.label_bytes[low:high], trie.parent[low:high]
+            for part, own in zip(parts, bits, strict=True):
+                part[low:high] = part[above] | own[labels]
             before = state[above]
             now = table[before.astype(np.int32) * 256 + labels]
-            state[first:last] = now
-            kind[first:last] = (
-                (kind[above] & _NOT_ASCII)
-                | (labels >= 128) * np.uint8(_NOT_ASCII)
-                | (now != BOUNDARY) * np.uint8(_BROKEN)
-            )
+            state[low:high] = now
             more = ((before == BOUNDARY) & (now != DEAD)).astype(np.uint8)
-            chars[first:last] = np.minimum(chars[above], 254) + more
-        return cls(low, high, kind, chars, state == DEAD)
+            chars[low:high] = np.minimum(chars[above], 254) + more
+        return cls(*parts, state != BOUNDARY, chars, state == DEAD)
 
     def over(self, nodes: Int32Array, members: int) -> NDArray[np.bool_]:
         """Whether the way to each of some nodes is whole characters over a set of bytes, shape [n], bool."""
-        fits = (self.low[nodes] & ~np.uint64(members & _HALF)) == 0
-        fits &= (self.high[nodes] & ~np.uint64(members >> 64 & _HALF)) == 0
-        most = _NOT_ASCII if members & MULTI else 0
-        fits &= self.kind[nodes] <= most
+        fits = ~self.broken[nodes]
+        for part, first in ((self.low, 0), (self.high, 64), (self.lead, _FIRST_LEAD)):
+            fits &= (part[nodes] & ~np.uint64(members >> first & _HALF)) == 0
         return fits
 
     def is_over(self, node: int, members: int) -> bool:
         """The same for one node."""
-        kind = int(self.kind[node])
-        if kind and (kind != _NOT_ASCII or not members & MULTI):
+        if self.broken[node]:
             return False
-        return not (int(self.low[node]) | int(self.high[node]) << 64) & ~members
+        found = int(self.low[node]) | int(self.high[node]) << 64
+        return not (found | int(self.lead[node]) << _FIRST_LEAD) & ~members
 
 
 class ByteLoops:
@@ -123,12 +121,11 @@ class ByteLoops:
         rank_of_id[vocab.rank_ids] = np.repeat(np.arange(len(count), dtype=np.int32), count)
         self._is_text = rank_of_id >= 0
         node = at_rank[np.where(self._is_text, rank_of_id, 0)] if len(at_rank) else rank_of_id * 0
-        self._holds = [
-            self._pack(half[node] >> np.uint64(bit) & np.uint64(1) != 0)
-            for half in (self.paths.low, self.paths.high)
-            for bit in range(64)
-        ]
-        self._not_ascii = self._pack(self.paths.kind[node] & _NOT_ASCII != 0)
+        self._holds = {
+            first + bit: self._pack(part[node] >> np.uint64(bit) & np.uint64(1) != 0)
+            for part, first, count in self._parts()
+            for bit in range(count)
+        }
         self._ill_formed = self._pack(self.paths.ill_formed[node])
         self._chars = self.paths.chars[node]
         self._blocks = [(block, self._union(block)) for block in _BLOCKS]
@@ -141,12 +138,16 @@ class ByteLoops:
         bounds = np.searchsorted(trie.label_bytes[1:][order - 1], np.arange(257))
         for byte in range(256):
             here = order[bounds[byte] : bounds[byte + 1]]
-            if byte < 128:
-                half = self.paths.low if byte < 64 else self.paths.high
-                again = half[above[here]] >> np.uint64(byte & 63) & np.uint64(1) != 0
-            else:
-                again = self.paths.kind[above[here]] & _NOT_ASCII != 0
-            self._first.append(np.sort(here[~again]))
+            for part, first, count in self._parts():
+                if first <= byte < first + count:
+                    again = part[above[here]] >> np.uint64(byte - first) & np.uint64(1) != 0
+                    here = here[~again]
+            self._first.append(np.sort(here))
+
+    def _parts(self) -> tuple[tuple[NDArray[np.uint64], int, int], ...]:
+        """The bits of ways, the byte of the first of them, and how many there are."""
+        paths = self.paths
+        return (paths.low, 0, 64), (paths.high, 64, 64), (paths.lead, _FIRST_LEAD, len(LEADS))
 
     def _pack(self, flags: NDArray[np.bool_]) -> Int32Array:
         words: Int32Array = np.packbits(flags & self._is_text, bitorder="little").view("<i4")
@@ -154,24 +155,24 @@ class ByteLoops:
 
     def _union(self, members: int) -> Int32Array:
         words = np.zeros(self._vocab.num_words, dtype=np.int32)
-        for byte in range(128):
+        for byte, holds in self._holds.items():
             if members >> byte & 1:
-                words |= self._holds[byte]
+                words |= holds
         return words
 
     def over(self, members: int) -> tuple[Int32Array, int]:
         """The tokens over a set of bytes, the last character of which may be cut short.
 
         Args:
-            members: ASCII bytes as bits, and `MULTI`.
+            members: ASCII bytes and bytes of `LEADS`, as bits.
 
         Returns:
             Mask, shape [words], int32, read-only; and how many there are.
         """
         found = self._over.get(members)
         if found is None:
-            out = self._ill_formed.copy() if members & MULTI else self._not_ascii.copy()
-            left = ~members & (MULTI - 1)
+            out = self._ill_formed.copy()
+            left = ~members & (_ALL_LEADS | (1 << 128) - 1)
             for block, words in self._blocks:
                 if not block & ~left:
                     out |= words

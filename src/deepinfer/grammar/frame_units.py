@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.grammar.automaton import Automaton
-from deepinfer.grammar.byte_loops import MULTI
+from deepinfer.grammar.byte_loops import LEADS
 from deepinfer.grammar.finite import Branch
 from deepinfer.grammar.frame_entries import Entry, EntryStore, Keep, Places, WalkSpace
 from deepinfer.grammar.frame_nodes import FrameNodes
@@ -308,7 +308,8 @@ class FrameUnits:
             state: Frames over an unknown rest.
 
         Returns:
-            ASCII bytes as bits, and `MULTI`; 0 where few tokens are made of them.
+            ASCII bytes as bits, and those that begin characters all of which lead back; 0 where few tokens are made of
+            them.
         """
         members = self._loop_bytes.get(state)
         if members is None:
@@ -321,8 +322,12 @@ class FrameUnits:
                         members |= bits
                 if members.bit_count() < FEW_BYTES:
                     members = 0
-                elif self._others.may_hold(state) and self._others.loops(state):
-                    members |= MULTI
+                else:
+                    row, classes = self._states.moves_of(state)[0], self._states.classes
+                    for byte in LEADS:
+                        after = row[classes[byte]]
+                        if after and self._others.settles(byte, after) == state:
+                            members |= 1 << byte
             self._loop_bytes[state] = members
         return members
 
@@ -370,7 +375,7 @@ class FrameUnits:
         ):
             if after:
                 for byte in bytes_of:
-                    if not (members >> byte & 1 if byte < 128 else members & MULTI):
+                    if not members >> byte & 1:
                         out.append((byte, after))
         return out
 

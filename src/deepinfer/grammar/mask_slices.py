@@ -115,6 +115,8 @@ class SliceTests:
                 reached = row[index]
                 if not reached or (after == BOUNDARY and target and target != reached):
                     return 0
+                if self._cut_off and self._states.automaton.uncertain(reached):
+                    return 0
                 if after == BOUNDARY:
                     target = reached
                 elif (after, reached) not in seen:
