@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from deepinfer.kernels.attention_prefill import flash_mla_sparse_fwd as flash_mla_sparse_fwd
+from deepinfer.kernels.attention_prefill import owned_indices as owned_indices
+from deepinfer.kernels.attention_prefill import swa_attention as swa_attention
+from deepinfer.kernels.attention_prefill import window_bands as window_bands
 from deepinfer.kernels.cache import compress_norm as compress_norm
 from deepinfer.kernels.cache import (
     gather_and_dequantize_k_cache as gather_and_dequantize_k_cache,
@@ -53,6 +57,7 @@ __all__ = [
     "decode_ue8m0",
     "encode_ue8m0",
     "explain",
+    "flash_mla_sparse_fwd",
     "fp8_fp4_gemm_nt",
     "fp8_fp4_mqa_logits",
     "fp8_gemm_nt",
@@ -64,6 +69,7 @@ __all__ = [
     "m_grouped_fp8_fp4_gemm_nt_masked",
     "m_grouped_fp8_gemm_nt_contiguous",
     "m_grouped_fp8_gemm_nt_masked",
+    "owned_indices",
     "per_block_cast_to_fp8",
     "per_token_cast_to_fp4",
     "per_token_cast_to_fp8",
@@ -72,6 +78,8 @@ __all__ = [
     "round_fp8",
     "round_mxfp4",
     "round_nvfp4",
+    "swa_attention",
     "topk",
     "use_backend",
+    "window_bands",
 ]
