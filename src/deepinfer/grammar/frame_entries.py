@@ -37,7 +37,6 @@ class WalkSpace:
         self._residue = residue
         self._parent = parent
         self.is_main = parent is None
-        self._first: tuple[bytes, list[tuple[list[int], list[int], list[int]]]] | None = None
         self._inner: dict[int, WalkSpace] = {}
         self._count = None if residue is None else np.diff(residue.offset)
 
@@ -45,32 +44,10 @@ class WalkSpace:
         """The space of a residue of this one's strings."""
         space = self._inner.get(id(residue))
         if space is None:
-            space = self._inner[id(residue)] = WalkSpace(residue.splits, residue, self)
+            space = self._inner.setdefault(
+                id(residue), WalkSpace(residue.splits, residue, self)
+            )
         return space
-
-    def first_step(self, classes: bytes) -> list[tuple[list[int], list[int], list[int]]]:
-        """The children of the root by the class of their byte.
-
-        Args:
-            classes: Class of each byte, 256 entries.
-
-        Returns:
-            For each class: the nodes; those of them that have children; the ranks of the strings that end at one.
-        """
-        if self._first is None or self._first[0] != classes:
-            trie = self.trie
-            out: list[tuple[list[int], list[int], list[int]]] = [
-                ([], [], []) for _ in range(max(classes) + 1)
-            ]
-            for node in range(trie.children[0], trie.children[1]):
-                nodes, inner, ranks = out[classes[trie.labels[node]]]
-                nodes.append(node)
-                if trie.children[node] != trie.children[node + 1]:
-                    inner.append(node)
-                if trie.ranks[node] >= 0:
-                    ranks.append(trie.ranks[node])
-            self._first = (classes, out)
-        return self._first[1]
 
     def tokens(self, ranks: Int32Array) -> Int32Array:
         """The strings of the vocabulary that some strings of this trie stand for.
@@ -165,7 +142,7 @@ class EntryStore:
         key = tuple([(id(space), nodes, id(keep)) for space, nodes, keep in segments])
         found = self._entries.get(key)
         if found is None:
-            found = self._entries[key] = Entry(tuple(segments))
+            found = self._entries.setdefault(key, Entry(tuple(segments)))
         return found
 
     def of(self, places: Places) -> Entry | None:
@@ -188,7 +165,7 @@ class EntryStore:
             for entry in entries:
                 for space, nodes, keep in entry.segments:
                     places.at(space, keep).extend(nodes)
-            found = self._merged[key] = self.of(places) or entries[0]
+            found = self._merged.setdefault(key, self.of(places) or entries[0])
         return found
 
     def restricted(self, entry: Entry, keep: Keep) -> Entry:
@@ -205,11 +182,5 @@ class EntryStore:
         found = self._both.get(key)
         if found is None:  # the two are kept with the result, so that their ids stay theirs
             result = Keep(one.ranks & other.ranks, self._vocab)
-            found = self._both[key] = (one, other, result)
+            found = self._both.setdefault(key, (one, other, result))
         return found[2]
-
-    def clear(self) -> None:
-        """Forgets all of it."""
-        self._entries.clear()
-        self._merged.clear()
-        self._both.clear()

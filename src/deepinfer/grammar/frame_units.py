@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,16 +10,17 @@ from numpy.typing import NDArray
 from deepinfer.grammar.automaton import Automaton
 from deepinfer.grammar.byte_loops import LEADS
 from deepinfer.grammar.finite import Branch
-from deepinfer.grammar.frame_entries import Entry, EntryStore, Keep, Places, WalkSpace
+from deepinfer.grammar.frame_entries import Entry, Keep, Places
 from deepinfer.grammar.frame_nodes import FrameNodes
-from deepinfer.grammar.frame_tokens import Tokens, TokenSets
+from deepinfer.grammar.frame_store import FrameStore, Shapes, Unit, unit_bytes
+from deepinfer.grammar.frame_tokens import Tokens
 from deepinfer.grammar.frame_walk import Found, FrameWalk
 from deepinfer.grammar.mask_slices import SliceTests
 from deepinfer.grammar.mask_states import StateRows
 from deepinfer.grammar.slices import CharacterSet, other_characters
 from deepinfer.grammar.vocab import TokenVocab
 
-__all__ = ["Banned", "FrameUnits", "Unit"]
+__all__ = ["Banned", "FrameUnits"]
 
 Int32Array = NDArray[np.int32]
 
@@ -30,19 +30,6 @@ FEW_BYTES = 6
 
 WIDE_TOKENS = 2000
 """A frame that so many tokens may begin in is walked with the next one; see `FrameNodes.unit`."""
-
-
-@dataclass(eq=False, slots=True)
-class Unit:
-    """What one frame does with the tokens from one entry.
-
-    Attributes:
-        tokens: Those that end inside of it, or at its end.
-        exits: Where it may be left, or None.
-    """
-
-    tokens: Tokens
-    exits: Entry | None
 
 
 class Banned:
@@ -97,11 +84,8 @@ class FrameUnits:
             self.loop_bytes,
             vocab.byte_loops,
         )
-        self._main = WalkSpace(vocab.splits)
-        self.entries = EntryStore(vocab)
-        self.root = self.entries.entry([(self._main, (0,), None)])
+        self._take_store()
         self._units: dict[tuple[int, Entry], Unit] = {}
-        self._sets = TokenSets(vocab, self.entries)
         self._strings: dict[tuple[Branch, Entry], tuple[tuple[int, ...], Entry | None]] = {}
         self._banned: dict[tuple[Branch, int, Entry], Banned | None] = {}
         self._own_bytes = 0
@@ -110,6 +94,13 @@ class FrameUnits:
         for node in range(trie.children[0], trie.children[1]):
             if trie.labels[node] not in b" \t\n\r":
                 self._weights[trie.labels[node]] = trie.rank_highs[node] - trie.rank_lows[node]
+
+    def _take_store(self) -> None:
+        """Takes what the vocabulary's grammars share."""
+        store = self._store = FrameStore.of(self._vocab)
+        self._main, self._sets = store.main, store.sets
+        self.entries, self.root = store.entries, store.root
+        self._shapes = Shapes(store)
 
     @property
     def num_dense_nodes(self) -> int:
@@ -131,11 +122,16 @@ class FrameUnits:
         Returns:
             True for one with many live bytes, or with some with which many tokens begin.
         """
-        live = self._states.moves_of(state)[1]
-        if live is None:
-            return True
-        weights = self._weights
-        return repeats and sum([weights[byte] for byte, _ in live]) >= WIDE_TOKENS
+        shape = self._shapes.of(self.nodes.node(state))
+        found = self._store.wide.get((shape, repeats)) if shape else None
+        if found is None:
+            live, weights = self._states.moves_of(state)[1], self._weights
+            found = live is None or (
+                repeats and sum([weights[byte] for byte, _ in live]) >= WIDE_TOKENS
+            )
+            if shape:
+                self._store.wide[shape, repeats] = found
+        return found
 
     def _loop_set(self, state: int) -> CharacterSet | None:
         """The largest set of characters that leads a state back to itself without leaving its frames."""
@@ -164,6 +160,11 @@ class FrameUnits:
         unit = self._units.get(key)
         if unit is not None:
             return unit
+        shape = self._shapes.of(self.nodes.node(state))
+        shared = self._store.units.get((shape, entry)) if shape else None
+        if shared is not None:
+            self._units[key] = shared
+            return shared
         found = Found()
         words: list[Int32Array] = []
         if self.nodes.left(state):
@@ -183,9 +184,10 @@ class FrameUnits:
         self._follow_loops(found, words)
         unit = Unit(self._sets.tokens(found, words), self.entries.of(found.exits))
         self._units[key] = unit
-        self._own_bytes += unit.tokens.size_bytes + 400
-        if unit.exits is not None:
-            self._own_bytes += sum(60 * len(nodes) for _, nodes, _ in unit.exits.segments)
+        if shape:
+            self._store.put(shape, entry, unit)
+        else:
+            self._own_bytes += unit_bytes(unit)
         return unit
 
     def strings(self, strings: Branch, entry: Entry) -> tuple[tuple[int, ...], Entry | None]:
@@ -403,8 +405,7 @@ class FrameUnits:
             kept.clear()
         self._loops.clear()
         self._loop_bytes.clear()
-        self.entries.clear()
-        self.root = self.entries.entry([(self._main, (0,), None)])
+        self._take_store()
         self._states.forget()
         self.nodes.forget()
         self._own_bytes = 0

@@ -25,7 +25,6 @@ from deepinfer.grammar.trie_cache import load_or_build
 
 __all__ = ["TokenVocab"]
 
-
 class TokenVocab:
     """The tokens of a model as byte strings.
 
@@ -95,6 +94,7 @@ class TokenVocab:
         self._slice_words: dict[str, NDArray[np.int32]] = {}
         self._text_words: dict[int, NDArray[np.int32]] = {}
         self._has_twins = len(at) < len(ids)
+        self.shared: dict[str, Any] = {}  # what the grammars over the vocabulary share, by who keeps it
 
     @classmethod
     def from_tokenizer(

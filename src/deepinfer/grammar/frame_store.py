@@ -1,0 +1,151 @@
+"""What the grammars over one vocabulary share: the walks of frames that are the same expression.
+
+White space, strings, numbers, dates and whatever else many schemas hold are walked by the first of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from deepinfer.grammar.frame_entries import Entry, EntryStore, WalkSpace
+from deepinfer.grammar.frame_tokens import Tokens, TokenSets
+from deepinfer.grammar.nodes import ALT, AND, CONS, EMPTY, EPS, LIT, NOT, REP, SET, UNKNOWN, Node
+from deepinfer.grammar.vocab import TokenVocab
+
+__all__ = ["FrameStore", "Shapes", "Unit"]
+
+MAX_SHARED_BYTES = 128 << 20
+"""Memory of what the grammars over one vocabulary share; past it, later ones begin anew."""
+
+MAX_SHAPE = 4000
+"""Nodes of an expression that is shared."""
+
+MAX_NESTING = 100
+
+
+@dataclass(eq=False, slots=True)
+class Unit:
+    """What one frame does with the tokens from one entry.
+
+    Attributes:
+        tokens: Those that end inside of it, or at its end.
+        exits: Where it may be left, or None.
+    """
+
+    tokens: Tokens
+    exits: Entry | None
+
+
+class FrameStore:
+    """Walks of frames over one vocabulary.
+
+    Several threads may use it at once: they only add to it, and what two of them add under one key is the same.
+
+    Args:
+        vocab: The vocabulary.
+
+    Attributes:
+        main: The vocabulary's trie.
+        entries: Where frames are entered.
+        root: The entry at the beginning of all tokens.
+        sets: Makes sets of tokens.
+        units: By the number of a frame's expression and its entry.
+        wide: Whether many tokens begin in a frame, by its expression's number and whether it is a set or repeat.
+        size_bytes: Estimated memory.
+    """
+
+    def __init__(self, vocab: TokenVocab) -> None:
+        self.main = WalkSpace(vocab.splits)
+        self.entries = EntryStore(vocab)
+        self.root = self.entries.entry([(self.main, (0,), None)])
+        self.sets = TokenSets(vocab, self.entries)
+        self.units: dict[tuple[int, Entry], Unit] = {}
+        self.wide: dict[tuple[int, bool], bool] = {}
+        self.size_bytes = 0
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._count = itertools.count(1)
+
+    @classmethod
+    def of(cls, vocab: TokenVocab) -> FrameStore:
+        """The store of a vocabulary; a new one when that takes too much memory."""
+        store: FrameStore | None = vocab.shared.get("frames")
+        if store is None or store.size_bytes > MAX_SHARED_BYTES:
+            store = vocab.shared["frames"] = cls(vocab)
+        return store
+
+    def number(self, expression: tuple[object, ...]) -> int:
+        """A number for an expression that is written with the numbers of its parts."""
+        found = self._numbers.get(expression)
+        return self._numbers.setdefault(expression, next(self._count)) if found is None else found
+
+    def put(self, shape: int, entry: Entry, unit: Unit) -> None:
+        """Keeps a unit."""
+        self.units[shape, entry] = unit
+        self.size_bytes += unit_bytes(unit)
+
+
+def unit_bytes(unit: Unit) -> int:
+    """Memory of a unit, estimated."""
+    size = unit.tokens.size_bytes + 400
+    if unit.exits is not None:
+        size += sum(
+            60 * len(nodes) + (150_000 if keep else 0) for _, nodes, keep in unit.exits.segments
+        )
+    return size
+
+
+class Shapes:
+    """The numbers of one grammar's nodes in a store: nodes of two grammars with equal numbers are the same expression.
+
+    Args:
+        store: The store.
+    """
+
+    def __init__(self, store: FrameStore) -> None:
+        self._store = store
+        self._known: dict[int, int] = {}
+        self._left = 0
+
+    def of(self, node: Node) -> int:
+        """The number of a node; 0 for one that holds bags or rules, or is large."""
+        found = self._known.get(node.uid)
+        if found is None:
+            self._left = MAX_SHAPE
+            found = self._number(node, MAX_NESTING)
+        return found
+
+    def _number(self, node: Node, nesting: int) -> int:
+        found = self._known.get(node.uid)
+        if found is not None:
+            return found
+        self._left -= 1
+        kind = node.kind
+        parts: tuple[object, ...] | None
+        if kind == LIT:
+            parts = (node.text,)
+        elif kind == SET:
+            parts = (node.mask,)
+        elif kind in (EPS, EMPTY, UNKNOWN):
+            parts = ()
+        elif not nesting or self._left < 0:
+            return 0  # not kept: from another node there may be room for it
+        elif kind in (ALT, AND):
+            numbers = sorted([self._number(part, nesting - 1) for part in node.parts])
+            parts = tuple(numbers) if numbers[0] else None
+        elif kind == CONS:
+            head = self._number(node.a, nesting - 1)
+            tail = self._number(node.b, nesting - 1) if head else 0
+            parts = (head, tail) if tail else None
+        elif kind in (REP, NOT):
+            inner = self._number(node.a, nesting - 1)
+            bounds = (node.low, node.high) if kind == REP else ()
+            parts = (inner, *bounds) if inner else None
+        else:
+            parts = None
+        number = 0 if parts is None else self._store.number((kind, *parts))
+        self._known[node.uid] = number
+        return number
+
+    def forget(self) -> None:
+        """Drops what was worked out."""
+        self._known.clear()
