@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from deepinfer.kernels.attention import MLASchedMeta as MLASchedMeta
+from deepinfer.kernels.attention import flash_mla_with_kvcache as flash_mla_with_kvcache
+from deepinfer.kernels.attention import get_mla_metadata as get_mla_metadata
+from deepinfer.kernels.attention import merge_attn_states as merge_attn_states
 from deepinfer.kernels.attention_prefill import flash_mla_sparse_fwd as flash_mla_sparse_fwd
 from deepinfer.kernels.attention_prefill import owned_indices as owned_indices
 from deepinfer.kernels.attention_prefill import swa_attention as swa_attention
@@ -50,6 +54,7 @@ from deepinfer.kernels.topk import topk as topk
 __all__ = [
     "CONTIGUOUS_ALIGNMENT",
     "KVCacheFormat",
+    "MLASchedMeta",
     "bf16_gemm_nt",
     "cast_back",
     "ceil_to_ue8m0",
@@ -58,17 +63,20 @@ __all__ = [
     "encode_ue8m0",
     "explain",
     "flash_mla_sparse_fwd",
+    "flash_mla_with_kvcache",
     "fp8_fp4_gemm_nt",
     "fp8_fp4_mqa_logits",
     "fp8_gemm_nt",
     "fp8_mqa_logits",
     "gather_and_dequantize_k_cache",
+    "get_mla_metadata",
     "m_grouped_bf16_gemm_nt_contiguous",
     "m_grouped_bf16_gemm_nt_masked",
     "m_grouped_fp8_fp4_gemm_nt_contiguous",
     "m_grouped_fp8_fp4_gemm_nt_masked",
     "m_grouped_fp8_gemm_nt_contiguous",
     "m_grouped_fp8_gemm_nt_masked",
+    "merge_attn_states",
     "owned_indices",
     "per_block_cast_to_fp8",
     "per_token_cast_to_fp4",
