@@ -35,7 +35,7 @@ STATED_STACK = (
 
 
 def descriptor(dtype: str, rows: int, columns: int, row_bytes: int, bits: int) -> str:
-    layout = gemm_launch._layout(row_bytes, bits)
+    layout = gemm_launch.tile_layout(row_bytes, bits)
     return f"tensordesc<{dtype}[{rows}, {columns}],{layout!r}>"
 
 

@@ -43,6 +43,7 @@ from deepinfer.kernels.reference.cast import encode_ue8m0 as encode_ue8m0
 from deepinfer.kernels.reference.cast import per_block_cast_to_fp8 as per_block_cast_to_fp8
 from deepinfer.kernels.reference.cast import per_token_cast_to_fp4 as per_token_cast_to_fp4
 from deepinfer.kernels.reference.cast import per_token_cast_to_fp8 as per_token_cast_to_fp8
+from deepinfer.kernels.reference.folded import prepare_mxfp4_weights as prepare_mxfp4_weights
 from deepinfer.kernels.reference.quant import ceil_to_ue8m0 as ceil_to_ue8m0
 from deepinfer.kernels.reference.quant import round_fp8 as round_fp8
 from deepinfer.kernels.reference.quant import round_mxfp4 as round_mxfp4
@@ -81,6 +82,7 @@ __all__ = [
     "per_block_cast_to_fp8",
     "per_token_cast_to_fp4",
     "per_token_cast_to_fp8",
+    "prepare_mxfp4_weights",
     "quantize_and_insert_k_cache",
     "rope_quant_insert",
     "round_fp8",

@@ -7,6 +7,7 @@ An operand with scales is a pair (values, scales):
 | e4m3 [..., rows, K] | fp32 [..., rows, K/128] for activations, [..., rows/128, K/128] for weights |
 | e4m3 [..., rows, K] | e8m0 for 32 channels, and for 1 or 32 rows |
 | packed e2m1 [..., rows, K/2], uint8, even channel in the low four bits | e8m0 [..., rows, K/32] |
+| e2m1 as `prepare_mxfp4_weights` returns it, [..., rows, K/8], int32 | int32 [..., K/128 + 1, rows] |
 
 The sums of every element run over K in one order, whatever the number of rows; a row's result never hangs on the
 others. NaN in a row of A or its scales makes that row NaN and no other. Zero rows launch nothing.
@@ -38,7 +39,9 @@ __all__ = [
 
 Pair = tuple[Tensor, Tensor]
 
-_FP8 = torch.float8_e4m3fn
+_FP8 = (torch.float8_e4m3fn,)
+_FP4 = (torch.uint8, torch.int32)
+_BF16 = (torch.bfloat16,)
 _OUT = (torch.bfloat16, torch.float32)
 
 _OPERANDS = "Tensor a, Tensor? a_scale, Tensor b, Tensor? b_scale, Tensor(x!) d"
@@ -66,7 +69,7 @@ def bf16_gemm_nt(
         ShapeError: A shape, dtype or stride is not as above.
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
-    return _dense((a, None), (b, None), d, torch.bfloat16, torch.bfloat16, backend)
+    return _dense((a, None), (b, None), d, _BF16, _BF16, backend)
 
 
 def fp8_gemm_nt(a: Pair, b: Pair, d: Tensor | None = None, *, backend: str | None = None) -> Tensor:
@@ -95,7 +98,7 @@ def fp8_fp4_gemm_nt(
 
     Args:
         a: Values [M, K] e4m3 and their scales.
-        b: Packed values [N, K/2] uint8 and their scales [N, K/32].
+        b: Packed values [N, K/2] uint8 and their scales [N, K/32], or both as `prepare_mxfp4_weights` returns them.
         d: Shape [M, N], bf16 or fp32, written and returned; a new bf16 tensor when None.
         backend: "torch" or "triton"; None for the best that serves the call.
 
@@ -106,7 +109,7 @@ def fp8_fp4_gemm_nt(
         ShapeError: A shape, dtype or stride is not as above.
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
-    return _dense(a, b, d, _FP8, torch.uint8, backend)
+    return _dense(a, b, d, _FP8, _FP4, backend)
 
 
 def m_grouped_bf16_gemm_nt_contiguous(
@@ -128,9 +131,7 @@ def m_grouped_bf16_gemm_nt_contiguous(
         ShapeError: A shape, dtype or stride is not as above.
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
-    return _contiguous(
-        (a, None), (b, None), d, grouped_layout, torch.bfloat16, torch.bfloat16, backend
-    )
+    return _contiguous((a, None), (b, None), d, grouped_layout, _BF16, _BF16, backend)
 
 
 def m_grouped_fp8_gemm_nt_contiguous(
@@ -165,7 +166,8 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
 
     Args:
         a: Values [M, K] and their scales.
-        b: Packed values [groups, N, K/2] uint8 and their scales [groups, N, K/32]; contiguous.
+        b: Packed values [groups, N, K/2] uint8 and their scales [groups, N, K/32], or both as `prepare_mxfp4_weights`
+            returns them; contiguous.
         d: Shape [M, N], bf16 or fp32, written and returned.
         grouped_layout: Group of each row, shape [M], int32.
         backend: "torch" or "triton"; None for the best that serves the call.
@@ -177,7 +179,7 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
         ShapeError: A shape, dtype or stride is not as above.
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
-    return _contiguous(a, b, d, grouped_layout, _FP8, torch.uint8, backend)
+    return _contiguous(a, b, d, grouped_layout, _FP8, _FP4, backend)
 
 
 def m_grouped_bf16_gemm_nt_masked(
@@ -206,9 +208,7 @@ def m_grouped_bf16_gemm_nt_masked(
         ShapeError: A shape, dtype or stride is not as above.
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
-    return _masked(
-        (a, None), (b, None), d, masked_m, expected_m, torch.bfloat16, torch.bfloat16, backend
-    )
+    return _masked((a, None), (b, None), d, masked_m, expected_m, _BF16, _BF16, backend)
 
 
 def m_grouped_fp8_gemm_nt_masked(
@@ -254,7 +254,8 @@ def m_grouped_fp8_fp4_gemm_nt_masked(
 
     Args:
         a: Values [groups, max_m, K] and their scales; contiguous values.
-        b: Packed values [groups, N, K/2] uint8 and their scales [groups, N, K/32]; contiguous.
+        b: Packed values [groups, N, K/2] uint8 and their scales [groups, N, K/32], or both as `prepare_mxfp4_weights`
+            returns them; contiguous.
         d: Shape [groups, max_m, N], bf16 or fp32, written and returned.
         masked_m: Rows of each group, shape [groups], int32, on the device.
         expected_m: As there.
@@ -267,15 +268,15 @@ def m_grouped_fp8_fp4_gemm_nt_masked(
         ShapeError: A shape, dtype or stride is not as above.
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
-    return _masked(a, b, d, masked_m, expected_m, _FP8, torch.uint8, backend)
+    return _masked(a, b, d, masked_m, expected_m, _FP8, _FP4, backend)
 
 
-def _operand(name: str, x: Tensor, dtype: torch.dtype, dims: int) -> int:
+def _operand(name: str, x: Tensor, dtypes: tuple[torch.dtype, ...], dims: int) -> int:
     """Checks an operand; returns K."""
-    contract.check_dtype(name, x, dtype)
+    contract.check_dtype(name, x, *dtypes)
     contract.check_shape(name, x, (None,) * dims, "groups, rows, K"[-7 if dims == 2 else 0 :])
     contract.check_last_stride(name, x)
-    return x.shape[-1] * (2 if dtype == torch.uint8 else 1)
+    return gemm_backends.channels(x)
 
 
 def _same_k(a: int, b: int) -> None:

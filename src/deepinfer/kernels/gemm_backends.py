@@ -11,7 +11,7 @@ from deepinfer.kernels import contract
 from deepinfer.kernels.configs import gemm as configs
 from deepinfer.kernels.registry import Operation
 
-__all__ = ["CONTIGUOUS_ALIGNMENT", "register"]
+__all__ = ["CONTIGUOUS_ALIGNMENT", "channels", "register"]
 
 CONTIGUOUS_ALIGNMENT = 128
 """Each group of a contiguous layout begins at a multiple of so many rows."""
@@ -35,8 +35,9 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _channels(w: Tensor) -> int:
-    return w.shape[-1] * (2 if w.dtype == torch.uint8 else 1)
+def channels(x: Tensor) -> int:
+    """K of an operand: codes of four bits lie two in a byte, or eight in a prepared word."""
+    return x.shape[-1] * {torch.uint8: 2, torch.int32: 8}.get(x.dtype, 1)
 
 
 def _hopper_refusal(
@@ -46,7 +47,7 @@ def _hopper_refusal(
     reason = contract.gluon_refusal(*(t for t in (x, xs, w, ws, d) if t is not None))
     if reason is not None:
         return reason
-    n, k = w.shape[-2], _channels(w)
+    n, k = w.shape[-2], channels(w)
     if not w.is_contiguous() or w.data_ptr() % 16 or x.data_ptr() % 16:
         return (
             "bulk copies need contiguous weights, and tokens and weights at multiples of 16 bytes"
@@ -57,6 +58,10 @@ def _hopper_refusal(
         return "the scales of the tokens are not fp32"
     if xs.shape[-1] != _ceil(k, 128):
         return "the tokens do not have one scale for 128 channels"
+    if w.dtype == torch.int32:
+        if ws.dtype != torch.int32 or ws.shape[-2:] != (k // 128 + 1, _ceil(n, 4) * 4):
+            return "the scales are not those that prepare_mxfp4_weights returned with the values"
+        return None if ws.is_contiguous() else "the prepared scales are not contiguous"
     if w.dtype == torch.uint8:
         if k % 128:
             return f"K is {k}, and MXFP4 weights need a multiple of 128"
@@ -84,11 +89,13 @@ def _dense_refusal(
 def _dense_hopper(x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d: Tensor) -> None:
     from deepinfer.kernels.triton import gemm_launch as launch
 
-    (m, k), n = (x.shape[0], _channels(w)), w.shape[0]
+    (m, k), n = (x.shape[0], channels(w)), w.shape[0]
     if x.stride(0) * x.itemsize % 16:
         x = x.contiguous()
     with torch.cuda.device(x.device):
-        if xs is not None and ws is not None and (m <= 64 or w.dtype == torch.uint8):
+        if xs is not None and ws is not None and w.dtype == torch.int32:
+            _folded(x, xs, w[None], ws[None], None, d, m)
+        elif xs is not None and ws is not None and (m <= 64 or w.dtype == torch.uint8):
             table = configs.MASKED_MXFP4 if w.dtype == torch.uint8 else configs.DENSE_FP8
             tuning = launch.SwappedTuning(*_spanned(_tuning(table, x, n, k, m), k))
             launch.grouped_swapped(
@@ -98,6 +105,16 @@ def _dense_hopper(x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d:
             table = configs.TALL_BF16 if xs is None else configs.TALL_FP8
             tall = launch.TallTuning(*_tuning(table, x, n, k, m))
             launch.gemm_tall(x, xs, w[None], None if ws is None else ws[None], None, d, tall)
+
+
+def _folded(
+    x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, rows_of: Tensor | None, d: Tensor, rows: int
+) -> None:
+    from deepinfer.kernels.triton import grouped_folded_launch as launch
+
+    sizes = _spanned(_tuning(configs.FOLDED_MXFP4, x, w.shape[1], channels(w), rows), channels(w))
+    tuning = launch.SwappedTuning(*sizes)
+    launch.grouped_folded(x.contiguous(), xs, w, ws, rows_of, d, tuning)
 
 
 def _bytes(scale: Tensor) -> Tensor:
@@ -115,7 +132,7 @@ def _contiguous_refusal(
     x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d: Tensor, layout: Tensor
 ) -> str | None:
     if w.dtype == torch.uint8:
-        return "it has no tiles of many tokens with MXFP4 weights"
+        return "it has no tiles of many tokens with MXFP4 weights that were not prepared"
     return _hopper_refusal(x, xs, w, ws, d) or contract.gluon_refusal(x, layout)
 
 
@@ -124,6 +141,10 @@ def _contiguous_hopper(
 ) -> None:
     from deepinfer.kernels.triton import gemm_launch as launch
 
+    if xs is not None and ws is not None and w.dtype == torch.int32:
+        with torch.cuda.device(x.device):
+            _folded(x, xs, w, ws, layout.contiguous(), d, x.shape[0])
+        return
     if x.stride(0) * x.itemsize % 16:
         x = x.contiguous()
     table = configs.TALL_BF16 if xs is None else configs.TALL_FP8
@@ -160,9 +181,14 @@ def _masked_hopper(
 ) -> None:
     from deepinfer.kernels.triton import gemm_launch as launch
 
-    n, k = w.shape[1], _channels(w)
+    n, k = w.shape[1], channels(w)
+    rows = expected or x.shape[1]
+    if w.dtype == torch.int32:
+        with torch.cuda.device(x.device):
+            _folded(x, xs, w, ws, counts.contiguous(), d, rows)
+        return
     table = configs.MASKED_MXFP4 if w.dtype == torch.uint8 else configs.MASKED_FP8
-    sizes = _spanned(_tuning(table, x, n, k, expected or x.shape[1]), k)
+    sizes = _spanned(_tuning(table, x, n, k, rows), k)
     with torch.cuda.device(x.device):
         launch.grouped_swapped(
             x.contiguous(), xs, w, _bytes(ws), counts.contiguous(), d, launch.SwappedTuning(*sizes)
@@ -177,7 +203,9 @@ def _portable_refusal(
         return reason
     if xs is None or ws is None:
         return None
-    n, k = w.shape[-2], _channels(w)
+    if w.dtype == torch.int32:
+        return "prepared MXFP4 weights are read by the kernels for Hopper only"
+    n, k = w.shape[-2], channels(w)
     if xs.shape[-1] not in (_ceil(k, 32), _ceil(k, 128)) or xs.shape[-2] != x.shape[-2]:
         return "the tokens do not have one scale for 32 or 128 channels"
     if ws.shape[-1] not in (_ceil(k, 32), _ceil(k, 128)) or ws.stride(-1) != 1:
@@ -198,7 +226,7 @@ def _portable(
 ) -> None:
     from deepinfer.kernels.triton import gemm_portable_launch as launch
 
-    sizes = _tuning(configs.PORTABLE, x, w.shape[-2], _channels(w), x.shape[-2])
+    sizes = _tuning(configs.PORTABLE, x, w.shape[-2], channels(w), x.shape[-2])
     launch.gemm_portable(x, xs, w, ws, d, mode, rows_of, sizes)
 
 

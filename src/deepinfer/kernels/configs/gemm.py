@@ -5,7 +5,16 @@ An entry holds for a device whose name begins with its first field; the last one
 
 from __future__ import annotations
 
-__all__ = ["DENSE_FP8", "MASKED_FP8", "MASKED_MXFP4", "PORTABLE", "TALL_BF16", "TALL_FP8", "lookup"]
+__all__ = [
+    "DENSE_FP8",
+    "FOLDED_MXFP4",
+    "MASKED_FP8",
+    "MASKED_MXFP4",
+    "PORTABLE",
+    "TALL_BF16",
+    "TALL_FP8",
+    "lookup",
+]
 
 Row = tuple[str, int, int, int, tuple[int, ...]]
 
@@ -13,20 +22,26 @@ Row = tuple[str, int, int, int, tuple[int, ...]]
 MASKED_FP8: tuple[Row, ...] = (
     ("", 0, 0, 16, (16, 2, 6, 1, 2)),
     ("", 0, 0, 32, (32, 2, 5, 1, 2)),
-    ("", 0, 0, 0, (64, 2, 4, 1, 2, 1)),
+    ("", 0, 0, 0, (64, 2, 4, 1, 2)),
 )
 MASKED_MXFP4: tuple[Row, ...] = (
     ("", 0, 0, 16, (16, 1, 5, 2, 3)),
     ("", 0, 0, 32, (32, 1, 3, 2, 3)),
     ("", 0, 0, 0, (64, 2, 6, 2)),
 )
+FOLDED_MXFP4: tuple[Row, ...] = (
+    ("", 0, 0, 16, (16, 1, 5, 2, 3)),
+    ("", 0, 0, 32, (32, 2, 8, 1, 2)),
+    ("", 0, 0, 64, (64, 2, 6, 2, 1)),
+    ("", 0, 0, 0, (128, 2, 8, 1, 1)),
+)
 DENSE_FP8: tuple[Row, ...] = (
     ("", 0, 0, 16, (16, 2, 5, 1, 2)),
     ("", 0, 0, 32, (32, 1, 10)),
-    ("", 0, 0, 0, (64, 1, 10, 1, 1, 1)),
+    ("", 0, 0, 0, (64, 1, 10, 1, 1)),
 )
 # (device, N or 0, K or 0, most rows, sizes): TallTuning
-TALL_FP8: tuple[Row, ...] = (("", 0, 0, 6144, (2, 128, 6, 8)), ("", 0, 0, 0, (3, 128, 5, 16)))
+TALL_FP8: tuple[Row, ...] = (("", 0, 0, 6144, (2, 128, 6, 8)), ("", 0, 0, 0, (3, 128, 4, 16)))
 TALL_BF16: tuple[Row, ...] = (("", 0, 0, 0, (2, 256, 4, 8)),)
 # (device, N or 0, K or 0, most rows, (tokens, weight rows, warps, stages)): the portable kernel
 PORTABLE: tuple[Row, ...] = (

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from deepinfer.core.errors import ShapeError
 from deepinfer.kernels.reference.cast import cast_back
+from deepinfer.kernels.reference.folded import unfold_mxfp4_weights
 
 __all__ = ["contiguous", "dense", "dequantise", "masked"]
 
@@ -20,7 +21,8 @@ def dequantise(name: str, q: Tensor, scale: Tensor | None) -> Tensor:
 
     Args:
         name: Name of the operand, for messages.
-        q: Shape [..., rows, K] of e4m3, bf16, fp16 or fp32, or [..., rows, K / 2] of packed e2m1 as uint8.
+        q: Shape [..., rows, K] of e4m3, bf16, fp16 or fp32, or [..., rows, K / 2] of packed e2m1 as uint8, or
+            what `prepare_mxfp4_weights` returns.
         scale: Shape [..., ceil(rows / 1, 32 or 128), ceil(K / 32 or 128)], or None.
 
     Returns:
@@ -31,6 +33,8 @@ def dequantise(name: str, q: Tensor, scale: Tensor | None) -> Tensor:
     """
     if scale is None:
         return q.float()
+    if q.dtype == torch.int32:
+        return unfold_mxfp4_weights(q, scale)
     rows, k = q.shape[-2], q.shape[-1] * (2 if q.dtype == torch.uint8 else 1)
     for height in (1, 32, 128):
         for width in (32, 128):

@@ -20,8 +20,10 @@ __all__ = [
     "TallTuning",
     "gemm_tall",
     "grouped_swapped",
+    "matrix",
     "num_sms",
     "register_shares",
+    "tile_layout",
 ]
 
 
@@ -35,7 +37,6 @@ class SwappedTuning:
         depth: Steps in the ring of shared memory.
         span: Steps of 128 channels copied at once, for MXFP4 weights: 1 or 2.
         per_sm: Programs a multiprocessor; with more than one the registers are shared out.
-        arrange: 1 to put the scales of the tokens side by side first, so that bulk copies bring them; always for MXFP4.
     """
 
     block_m: int
@@ -43,7 +44,6 @@ class SwappedTuning:
     depth: int
     span: int = 1
     per_sm: int = 1
-    arrange: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,14 @@ def num_sms(device_index: int) -> int:
     return int(torch.cuda.get_device_properties(device_index).multi_processor_count)
 
 
-def _layout(bytes_a_row: int, bits: int) -> gl.NVMMASharedLayout:
+def tile_layout(bytes_a_row: int, bits: int) -> gl.NVMMASharedLayout:
+    """A tile in shared memory as bulk copies write and tensor cores read it."""
     return gl.NVMMASharedLayout(swizzle_byte_width=min(bytes_a_row, 128), element_bitwidth=bits)
 
 
-def _matrix(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """A descriptor of [rows, columns] boxes of a matrix."""
-    layout = _layout(columns * x.itemsize, 8 * x.itemsize)
+def matrix(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """A descriptor of [rows, columns] boxes of a matrix [any, any]."""
+    layout = tile_layout(columns * x.itemsize, 8 * x.itemsize)
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, columns], layout)
 
 
@@ -117,13 +118,14 @@ def grouped_swapped(
     span = tuning.span if packed else 1
     rows = 64 * tuning.parts
     if packed:
-        w_desc = _matrix(weight.view(torch.uint32).view(groups * n, k // 8), rows, 16 * span)
+        w_desc = matrix(weight.view(torch.uint32).view(groups * n, k // 8), rows, 16 * span)
         w_scale = w_scale.view(torch.int32)
     else:
-        w_desc = _matrix(weight.view(groups * n, k), rows, 128)
-    x, x_scale, whole = _arrange(x, x_scale, counts, packed, tuning.block_m, tuning.arrange)
-    x_desc = s_desc = _matrix(x.view(groups * max_m, k), tuning.block_m, 128)
-    if whole:
+        w_desc = matrix(weight.view(groups * n, k), rows, 128)
+    if packed:
+        x, x_scale = _arrange(x, x_scale, counts, tuning.block_m)
+    x_desc = s_desc = matrix(x.view(groups * max_m, k), tuning.block_m, 128)
+    if packed:
         flat = x_scale.transpose(1, 2).view(-1)
         layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
         s_desc = TensorDescriptor(flat, [flat.numel()], [1], [max(tuning.block_m, 32)], layout)
@@ -142,7 +144,6 @@ def grouped_swapped(
         n,
         max_m,
         -(-k // (128 * span)),
-        x_scale.stride(2),
         out.stride(0),
         out.stride(1),
         w_scale.stride(0),
@@ -151,7 +152,6 @@ def grouped_swapped(
         x_scale.stride(1),
         x_scale.stride(2),
         COUNTED=counts is not None,
-        WHOLE=whole,
         PACKED=packed,
         SPAN=span,
         PARTS=tuning.parts,
@@ -164,13 +164,11 @@ def grouped_swapped(
 
 
 def _arrange(
-    x: Tensor, x_scale: Tensor, counts: Tensor | None, packed: bool, block_m: int, arrange: int
-) -> tuple[Tensor, Tensor, bool]:
-    """Tokens as the kernel wants them: scales token by token, and for MXFP4 weights even channels before odd ones."""
+    x: Tensor, x_scale: Tensor, counts: Tensor | None, block_m: int
+) -> tuple[Tensor, Tensor]:
+    """Tokens with the even channels of each 32 before the odd ones, and scales that lie token by token."""
     groups, max_m, k = x.shape
-    if not packed and not arrange:
-        return x, x_scale, False
-    x_out = torch.empty_like(x) if packed else x
+    x_out = torch.empty_like(x)
     padded = -(-max_m // block_m) * block_m
     scale_out = torch.empty((groups, -(-k // 128), padded), dtype=torch.float32, device=x.device)
     arrange_tokens_kernel[(max_m, groups)](
@@ -187,13 +185,12 @@ def _arrange(
         x_scale.stride(1),
         x_scale.stride(2),
         padded,
-        FACTOR=64.0 if packed else 1.0,
+        FACTOR=64.0,
         COUNTED=counts is not None,
-        SPLIT=packed,
         BLOCK=triton.next_power_of_2(-(-k // 128)),
         num_warps=4,
     )
-    return x_out, scale_out.transpose(1, 2), True
+    return x_out, scale_out.transpose(1, 2)
 
 
 def gemm_tall(
@@ -222,8 +219,8 @@ def gemm_tall(
     block_k = 128 if scaled else 64
     block_m = 64 * tuning.parts
     steps = -(-k // block_k)
-    x_desc = _matrix(x, 64, block_k)
-    w_desc = _matrix(weight.view(groups * n, k), tuning.block_n, block_k)
+    x_desc = matrix(x, 64, block_k)
+    w_desc = matrix(weight.view(groups * n, k), tuning.block_n, block_k)
     tiles = -(-m // block_m) * -(-n // tuning.block_n)
     scale = x_scale if x_scale is not None else out
     factor = w_scale if w_scale is not None else out.view(1, m, n)

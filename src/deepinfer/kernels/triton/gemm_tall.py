@@ -4,28 +4,18 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
-)
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
 from deepinfer.kernels.triton.gemm_tiles import place_tile, plain_tile, scaled_tile, store_tile
-from deepinfer.kernels.triton.gluon_names import load_tile
+from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
 
 __all__ = ["gemm_tall_kernel"]
 
 
 @gluon.jit
 def _copies(
-    x_desc,
-    w_desc,
-    layout,
-    x_ring,
-    w_ring,
-    full,
-    empty,
-    M,
-    N,
-    steps,
+    given,
+    SCALED: gl.constexpr,
     GROUPED: gl.constexpr,
     PARTS: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -34,7 +24,16 @@ def _copies(
     BAND: gl.constexpr,
     DEPTH: gl.constexpr,
 ):
+    """Fills the ring, tile after tile."""
+    x_desc, w_desc, x_scale, w_scale, layout, rings, bars, sizes, strides = given
+    x_ring, w_ring, s_ring, f_ring = rings
+    full, empty = bars
+    M, N, steps = sizes
+    stride_xm, stride_xk, stride_wg, stride_wn = strides
     BLOCK_M: gl.constexpr = 64 * PARTS
+    lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    row = gl.arange(0, 64, layout=lanes)
+    block = gl.arange(0, 4, layout=lanes) % ((BLOCK_N + 127) // 128)
     slot = 0
     phase = 1
     tiles = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N)
@@ -44,6 +43,10 @@ def _copies(
         if GROUPED:
             group = gl.load(layout + m)
         if group >= 0:
+            xp = x_scale + m.to(gl.int64) * stride_xm
+            fp = w_scale + gl.minimum(n // 128 + block, (N - 1) // 128) * stride_wn
+            if GROUPED:
+                fp += group.to(gl.int64) * stride_wg  # type: ignore[attr-defined]
             for step in range(steps):
                 mbarrier.wait(empty.index(slot), phase)
                 bar = full.index(slot)
@@ -52,6 +55,12 @@ def _copies(
                 for part in gl.static_range(PARTS):
                     load_tile(x_desc, [m + 64 * part, k], bar, x_ring.index(slot * PARTS + part))
                 load_tile(w_desc, [group * N + n, k], bar, w_ring.index(slot))
+                if SCALED:
+                    for part in gl.static_range(PARTS):
+                        at = gl.minimum(row + 64 * part, M - 1 - m) * stride_xm + step * stride_xk
+                        copy_elements(s_ring.index(slot * PARTS + part), xp + at)
+                    copy_elements(f_ring.index(slot), fp + step)
+                    async_copy.mbarrier_arrive(bar, increment_count=False)
                 slot += 1
                 if slot == DEPTH:
                     slot = 0
@@ -60,38 +69,28 @@ def _copies(
 
 @gluon.jit
 def _products(
-    out,
-    x_scale,
-    w_scale,
-    layout,
-    x_ring,
-    w_ring,
-    full,
-    empty,
-    M,
-    N,
-    steps,
-    stride_om,
-    stride_xm,
-    stride_xk,
-    stride_wg,
-    stride_wn,
-    PART: gl.constexpr,
+    given,
     SCALED: gl.constexpr,
     GROUPED: gl.constexpr,
     PARTS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BAND: gl.constexpr,
     DEPTH: gl.constexpr,
+    PART: gl.constexpr,
 ):
+    """Multiplies, scales and writes 64 rows of every tile."""
+    out, layout, rings, bars, sizes, stride_om = given
+    x_ring, w_ring, s_ring, f_ring = rings
+    full, empty = bars
+    M, N, steps = sizes
     BLOCK_M: gl.constexpr = 64 * PARTS
+    WIDTH: gl.constexpr = 128 if SCALED else BLOCK_N
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout(
-        [3, 0], [4, 1], [16, BLOCK_N, 32 if SCALED else 16]
+        [3, 0], [4, 1], [16, WIDTH, 32 if SCALED else 16]
     )
     slot = 0
     phase = 0
     tiles = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N)
-    row = gl.arange(0, 64, layout=gl.SliceLayout(1, acc_layout))
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         m, n = place_tile(tile, M, N, BLOCK_M, BLOCK_N, BAND)
         group = 0
@@ -100,44 +99,19 @@ def _products(
         if group >= 0:
             m += 64 * PART
             if SCALED:
-                xp = x_scale + gl.minimum(m, M - 1).to(gl.int64) * stride_xm
-                xp += gl.minimum(row, gl.maximum(M - 1 - m, 0)) * stride_xm
-                wp = w_scale + (n // 128) * stride_wn
-                if GROUPED:
-                    wp += group.to(gl.int64) * stride_wg  # type: ignore[attr-defined]
-                acc, slot, phase = scaled_tile(
-                    x_ring,
-                    w_ring,
-                    full,
-                    empty,
-                    xp,
-                    wp,
-                    steps,
-                    stride_xk,
-                    slot,
-                    phase,
-                    PART,
-                    PARTS,
-                    BLOCK_N,
-                    DEPTH,
-                    acc_layout,
-                )
+                acc, last, slot, phase = scaled_tile(
+                    x_ring, w_ring, s_ring, f_ring, full, empty, steps, slot, phase, N < 0,
+                    PART, PARTS, BLOCK_N // 128, DEPTH, acc_layout,
+                )  # fmt: skip
+                store_tile(acc, out, layout, m, n, M, N, stride_om, GROUPED, WIDTH)
+                if BLOCK_N == 256:
+                    store_tile(last, out, layout, m, n + 128, M, N, stride_om, GROUPED, WIDTH)
             else:
                 acc, slot, phase = plain_tile(
-                    x_ring,
-                    w_ring,
-                    full,
-                    empty,
-                    steps,
-                    slot,
-                    phase,
-                    PART,
-                    PARTS,
-                    BLOCK_N,
-                    DEPTH,
-                    acc_layout,
-                )
-            store_tile(acc, out, layout, m, n, M, N, stride_om, GROUPED, BLOCK_N)
+                    x_ring, w_ring, full, empty, steps, slot, phase,
+                    PART, PARTS, BLOCK_N, DEPTH, acc_layout,
+                )  # fmt: skip
+                store_tile(acc, out, layout, m, n, M, N, stride_om, GROUPED, WIDTH)
 
 
 @gluon.jit(do_not_specialize=["M"])
@@ -168,92 +142,30 @@ def gemm_tall_kernel(
     BYTES: gl.constexpr = 1 if SCALED else 2
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [DEPTH * PARTS, 64, BLOCK_K], x_desc.layout)
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [DEPTH, BLOCK_N, BLOCK_K], w_desc.layout)
+    s_ring = x_ring
+    f_ring = x_ring
+    if SCALED:
+        flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        s_ring = gl.allocate_shared_memory(gl.float32, [DEPTH * PARTS, 64], flat)
+        f_ring = gl.allocate_shared_memory(gl.float32, [DEPTH, 4], flat)
     full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(DEPTH):
-        mbarrier.init(full.index(i), count=1)
+        # Bulk copies count as one; each lane of the copying warp adds one when its scales are there.
+        mbarrier.init(full.index(i), count=33 if SCALED else 1)
         mbarrier.init(empty.index(i), count=PARTS)
+    rings = (x_ring, w_ring, s_ring, f_ring)
+    bars = (full, empty)
+    sizes = (M, N, steps)
+    multiply = (out, layout, rings, bars, sizes, stride_om)
+    strides = (stride_xm, stride_xk, stride_wg, stride_wn)
+    copy = (x_desc, w_desc, x_scale, w_scale, layout, rings, bars, sizes, strides)
     if PARTS == 2:
         gl.warp_specialize(
             [
-                (
-                    _products,
-                    (
-                        out,
-                        x_scale,
-                        w_scale,
-                        layout,
-                        x_ring,
-                        w_ring,
-                        full,
-                        empty,
-                        M,
-                        N,
-                        steps,
-                        stride_om,
-                        stride_xm,
-                        stride_xk,
-                        stride_wg,
-                        stride_wn,
-                        0,
-                        SCALED,
-                        GROUPED,
-                        PARTS,
-                        BLOCK_N,
-                        BAND,
-                        DEPTH,
-                    ),
-                ),
-                (
-                    _products,
-                    (
-                        out,
-                        x_scale,
-                        w_scale,
-                        layout,
-                        x_ring,
-                        w_ring,
-                        full,
-                        empty,
-                        M,
-                        N,
-                        steps,
-                        stride_om,
-                        stride_xm,
-                        stride_xk,
-                        stride_wg,
-                        stride_wn,
-                        1,
-                        SCALED,
-                        GROUPED,
-                        PARTS,
-                        BLOCK_N,
-                        BAND,
-                        DEPTH,
-                    ),
-                ),
-                (
-                    _copies,
-                    (
-                        x_desc,
-                        w_desc,
-                        layout,
-                        x_ring,
-                        w_ring,
-                        full,
-                        empty,
-                        M,
-                        N,
-                        steps,
-                        GROUPED,
-                        PARTS,
-                        BLOCK_N,
-                        BLOCK_K,
-                        BYTES,
-                        BAND,
-                        DEPTH,
-                    ),
-                ),
+                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, DEPTH, 0)),
+                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, DEPTH, 1)),
+                (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BLOCK_K, BYTES, BAND, DEPTH)),
             ],
             [4, 1],
             [240, 24],
@@ -261,112 +173,10 @@ def gemm_tall_kernel(
     else:
         gl.warp_specialize(
             [
-                (
-                    _products,
-                    (
-                        out,
-                        x_scale,
-                        w_scale,
-                        layout,
-                        x_ring,
-                        w_ring,
-                        full,
-                        empty,
-                        M,
-                        N,
-                        steps,
-                        stride_om,
-                        stride_xm,
-                        stride_xk,
-                        stride_wg,
-                        stride_wn,
-                        0,
-                        SCALED,
-                        GROUPED,
-                        PARTS,
-                        BLOCK_N,
-                        BAND,
-                        DEPTH,
-                    ),
-                ),
-                (
-                    _products,
-                    (
-                        out,
-                        x_scale,
-                        w_scale,
-                        layout,
-                        x_ring,
-                        w_ring,
-                        full,
-                        empty,
-                        M,
-                        N,
-                        steps,
-                        stride_om,
-                        stride_xm,
-                        stride_xk,
-                        stride_wg,
-                        stride_wn,
-                        1,
-                        SCALED,
-                        GROUPED,
-                        PARTS,
-                        BLOCK_N,
-                        BAND,
-                        DEPTH,
-                    ),
-                ),
-                (
-                    _products,
-                    (
-                        out,
-                        x_scale,
-                        w_scale,
-                        layout,
-                        x_ring,
-                        w_ring,
-                        full,
-                        empty,
-                        M,
-                        N,
-                        steps,
-                        stride_om,
-                        stride_xm,
-                        stride_xk,
-                        stride_wg,
-                        stride_wn,
-                        2,
-                        SCALED,
-                        GROUPED,
-                        PARTS,
-                        BLOCK_N,
-                        BAND,
-                        DEPTH,
-                    ),
-                ),
-                (
-                    _copies,
-                    (
-                        x_desc,
-                        w_desc,
-                        layout,
-                        x_ring,
-                        w_ring,
-                        full,
-                        empty,
-                        M,
-                        N,
-                        steps,
-                        GROUPED,
-                        PARTS,
-                        BLOCK_N,
-                        BLOCK_K,
-                        BYTES,
-                        BAND,
-                        DEPTH,
-                    ),
-                ),
+                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, DEPTH, 0)),
+                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, DEPTH, 1)),
+                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, DEPTH, 2)),
+                (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BLOCK_K, BYTES, BAND, DEPTH)),
             ],
             [4, 4, 1],
             [160, 160, 24],

@@ -42,50 +42,66 @@ def store_tile(
 
 
 @gluon.jit
-def _start(x_ring, w_ring, slot, zero, PART: gl.constexpr, PARTS: gl.constexpr):
-    """Begins the product of 128 channels."""
-    x, w = x_ring.index(slot * PARTS + PART), w_ring.index(slot).permute((1, 0))
-    return warpgroup_mma(x, w, zero, use_acc=False, is_async=True)
+def _multiply(x, w, part, s_ring, f_ring, slot, never, PART: gl.constexpr, PARTS: gl.constexpr, HALF: gl.constexpr,
+              layout: gl.constexpr):  # fmt: skip
+    """The product of 128 channels with 128 columns, and the scale of each of its rows.
+
+    `never` is false, but the compiler does not know: so the product takes the registers of `part`, and waits for them.
+    """
+    w = w.slice(128 * HALF, 128).permute((1, 0))
+    part = warpgroup_mma(x, w, part, use_acc=never, is_async=True)
+    rows: gl.constexpr = gl.SliceLayout(1, layout)
+    scale = s_ring.index(slot * PARTS + PART).load(rows)
+    scale *= f_ring.index(slot).slice(HALF, 1).load(rows).broadcast_to([64])
+    return warpgroup_mma_wait(0, [part]), scale
 
 
 @gluon.jit
 def scaled_tile(
     x_ring,
     w_ring,
+    s_ring,
+    f_ring,
     full,
     empty,
-    xp,
-    wp,
     steps,
-    stride_xk,
     slot,
     phase,
+    never,
     PART: gl.constexpr,
     PARTS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
+    HALVES: gl.constexpr,
     DEPTH: gl.constexpr,
     acc_layout: gl.constexpr,
 ):
-    """One tile of e4m3, its blocks of 128 channels one after the other."""
-    acc = gl.zeros((64, BLOCK_N), gl.float32, acc_layout)
-    zero = gl.zeros((64, BLOCK_N), gl.float32, acc_layout)
-    xs = gl.load(xp)
-    ws = gl.load(wp)
-    for step in range(steps):
+    """One tile of e4m3, its blocks of 128 channels one after the other, 128 columns at a time.
+
+    Returns:
+        The sums of the first and of the last 128 columns, which are the same of a tile of 128, and slot and phase.
+    """
+    acc = gl.zeros((64, 128), gl.float32, acc_layout)
+    last = acc
+    part = acc
+    for _ in range(steps):
         mbarrier.wait(full.index(slot), phase)
-        part = _start(x_ring, w_ring, slot, zero, PART, PARTS)
-        scale = xs * ws
-        ahead = gl.minimum(step + 1, steps - 1)
-        xs = gl.load(xp + ahead * stride_xk)
-        ws = gl.load(wp + ahead)
-        part = warpgroup_mma_wait(0, [part])
-        mbarrier.arrive(empty.index(slot), count=1)
+        x, w = x_ring.index(slot * PARTS + PART), w_ring.index(slot)
+        part, scale = _multiply(x, w, part, s_ring, f_ring, slot, never, PART, PARTS, 0, acc_layout)
+        if HALVES == 1:
+            mbarrier.arrive(empty.index(slot), count=1)
         acc += part * scale[:, None]
+        if HALVES == 2:
+            # Nothing is in flight; but no sum may be left for later, while the next product takes its registers.
+            acc = warpgroup_mma_wait(0, [acc])
+            part, scale = _multiply(
+                x, w, part, s_ring, f_ring, slot, never, PART, PARTS, 1, acc_layout
+            )
+            mbarrier.arrive(empty.index(slot), count=1)
+            last += part * scale[:, None]
         slot += 1
         if slot == DEPTH:
             slot = 0
             phase ^= 1
-    return acc, slot, phase
+    return acc, last, slot, phase
 
 
 @gluon.jit

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, tma
 
-__all__ = ["block_barrier", "load_tile"]
+__all__ = ["block_barrier", "copy_elements", "load_tile"]
 
 # Called async_copy_global_to_shared and thread_barrier up to Triton 3.6; the same arguments.
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -13,3 +13,6 @@ load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
 block_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 """Makes the threads of a program wait for each other."""
+
+copy_elements = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+"""Copies elements from pointers to shared memory while the threads go on."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
-from deepinfer.kernels.triton.gluon_names import load_tile
+from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
 
 __all__ = ["copy_tiles", "group_rows"]
 
@@ -19,22 +19,8 @@ def group_rows(counts, group, num_groups, max_m, COUNTED: gl.constexpr):
 
 @gluon.jit
 def copy_tiles(
-    w_desc,
-    x_desc,
-    s_desc,
-    counts,
-    w_ring,
-    x_ring,
-    s_ring,
-    full,
-    empty,
-    num_groups,
-    N,
-    max_m,
-    steps,
-    s_stride,
+    given,
     COUNTED: gl.constexpr,
-    WHOLE: gl.constexpr,
     PACKED: gl.constexpr,
     SPAN: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -42,10 +28,18 @@ def copy_tiles(
     DEPTH: gl.constexpr,
 ):
     """Fills the ring, tile after tile."""
+    w_desc, x_desc, s_desc, x_scale, w_scale, counts, rings, bars, sizes, strides = given
+    w_ring, x_ring, s_ring, f_ring = rings
+    full, empty = bars
+    num_groups, N, max_m, steps = sizes
+    stride_wg, stride_wn, stride_xg, stride_xm, stride_xk = strides
     WIDE: gl.constexpr = BLOCK_M if BLOCK_M > 32 else 32
     size: gl.constexpr = BLOCK_N * (64 * SPAN if PACKED else 128) + SPAN * (
-        BLOCK_M * 128 + (4 * WIDE if WHOLE else 0)
+        BLOCK_M * 128 + (4 * WIDE if PACKED else 0)
     )
+    lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    token = gl.arange(0, BLOCK_M, layout=lanes)
+    part = gl.arange(0, 4, layout=lanes)
     tiles_n = gl.cdiv(N, BLOCK_N)
     tile = gl.program_id(0)
     group = 0
@@ -57,9 +51,16 @@ def copy_tiles(
         if tile < first + width:
             tiles_m = width // tiles_n
             at = tile - first
-            m = group * max_m + (at % tiles_m) * BLOCK_M
-            of_scales = group * steps * SPAN * s_stride + (at % tiles_m) * BLOCK_M
-            n = group * N + (at // tiles_m) * BLOCK_N
+            m0 = (at % tiles_m) * BLOCK_M
+            n0 = (at // tiles_m) * BLOCK_N
+            m = group * max_m + m0
+            n = group * N + n0
+            of_scales = group * steps * SPAN * stride_xk + m0
+            g = group.to(gl.int64)  # type: ignore[attr-defined]
+            xs = (
+                x_scale + g * stride_xg + gl.minimum(m0 + token, max_m - 1).to(gl.int64) * stride_xm
+            )
+            ws = w_scale + g * stride_wg + (gl.minimum(n0 + 64 * part, N - 1) // 128) * stride_wn
             for step in range(steps):
                 mbarrier.wait(empty.index(slot), phase)
                 bar = full.index(slot)
@@ -71,14 +72,18 @@ def copy_tiles(
                     load_tile(
                         x_desc, [m, (step * SPAN + i) * 128], bar, x_ring.index(slot * SPAN + i)
                     )
-                if WHOLE:
+                if PACKED:
                     for i in gl.static_range(SPAN):
                         load_tile(
                             s_desc,
-                            [of_scales + (step * SPAN + i) * s_stride],
+                            [of_scales + (step * SPAN + i) * stride_xk],
                             bar,
                             s_ring.index(slot * SPAN + i),
                         )
+                else:
+                    copy_elements(s_ring.index(slot), xs + step * stride_xk)
+                    copy_elements(f_ring.index(slot), ws + step)
+                    async_copy.mbarrier_arrive(bar, increment_count=False)
                 slot += 1
                 if slot == DEPTH:
                     slot = 0

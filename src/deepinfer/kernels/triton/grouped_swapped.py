@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from deepinfer.kernels.triton.grouped_copies import copy_tiles, group_rows
 from deepinfer.kernels.triton.grouped_tiles import fp8_tile, mxfp4_tile
@@ -21,39 +19,21 @@ __all__ = ["grouped_swapped_kernel"]
 
 @gluon.jit
 def _products(
-    out,
-    w_scale,
-    x_scale,
-    counts,
-    w_ring,
-    x_ring,
-    s_ring,
-    full,
-    empty,
-    num_groups,
-    N,
-    max_m,
-    steps,
-    stride_og,
-    stride_om,
-    stride_wg,
-    stride_wn,
-    stride_xg,
-    stride_xm,
-    stride_xk,
-    PART: gl.constexpr,
+    given,
     COUNTED: gl.constexpr,
-    WHOLE: gl.constexpr,
     PACKED: gl.constexpr,
     SPAN: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_M: gl.constexpr,
     DEPTH: gl.constexpr,
+    PART: gl.constexpr,
 ):
     """Multiplies, scales and writes 64 rows of every tile."""
+    out, w_scale, counts, rings, bars, sizes, strides = given
+    num_groups, N, max_m, steps = sizes
+    stride_og, stride_om, stride_wg, stride_wn = strides
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 32])
     row_layout: gl.constexpr = gl.SliceLayout(1, acc_layout)
-    m_layout: gl.constexpr = gl.SliceLayout(0, acc_layout)
     out_layout: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
     tiles_n = gl.cdiv(N, BLOCK_N)
     tile = gl.program_id(0)
@@ -69,59 +49,17 @@ def _products(
             at = tile - first
             m0 = (at % tiles_m) * BLOCK_M
             n0 = (at // tiles_m) * BLOCK_N + 64 * PART
-            m = m0 + gl.arange(0, BLOCK_M, layout=m_layout)
-            live = m < rows
             g = group.to(gl.int64)  # type: ignore[attr-defined]
-            xs = x_scale + g * stride_xg + m0.to(gl.int64) * stride_xm
-            of = gl.arange(0, BLOCK_M, layout=m_layout) * stride_xm
             if PACKED:
                 ns = gl.minimum(n0, N - 1)
                 n = gl.minimum(gl.arange(0, 64, layout=row_layout), N - 1 - ns)
                 ws = w_scale + g * stride_wg + ns.to(gl.int64) * stride_wn
-                wo = n * stride_wn
                 acc, slot, phase = mxfp4_tile(
-                    w_ring,
-                    x_ring,
-                    s_ring,
-                    full,
-                    empty,
-                    ws,
-                    wo,
-                    xs,
-                    of,
-                    live,
-                    steps,
-                    stride_xk,
-                    slot,
-                    phase,
-                    WHOLE,
-                    PART,
-                    SPAN,
-                    BLOCK_M,
-                    DEPTH,
-                    acc_layout,
-                )
+                    rings, bars, ws, n * stride_wn, steps, slot, phase, PART, SPAN, BLOCK_M, DEPTH, acc_layout
+                )  # fmt: skip
             else:
-                ws = w_scale + g * stride_wg + (gl.minimum(n0, N - 1) // 128) * stride_wn
                 acc, slot, phase = fp8_tile(
-                    w_ring,
-                    x_ring,
-                    s_ring,
-                    full,
-                    empty,
-                    ws,
-                    xs,
-                    of,
-                    live,
-                    steps,
-                    stride_xk,
-                    slot,
-                    phase,
-                    WHOLE,
-                    PART,
-                    BLOCK_M,
-                    DEPTH,
-                    acc_layout,
+                    rings, bars, steps, slot, phase, PART, BLOCK_M, DEPTH, acc_layout
                 )
             y = gl.convert_layout(acc.to(out.dtype.element_ty), out_layout)
             mo = m0 + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, out_layout))
@@ -149,7 +87,6 @@ def grouped_swapped_kernel(
     N,
     max_m,
     steps,
-    s_stride,
     stride_og,
     stride_om,
     stride_wg,
@@ -158,7 +95,6 @@ def grouped_swapped_kernel(
     stride_xm,
     stride_xk,
     COUNTED: gl.constexpr,
-    WHOLE: gl.constexpr,
     PACKED: gl.constexpr,
     SPAN: gl.constexpr,
     PARTS: gl.constexpr,
@@ -172,78 +108,33 @@ def grouped_swapped_kernel(
         w_desc.dtype, [DEPTH, BLOCK_N, w_desc.block_type.shape[1]], w_desc.layout
     )
     x_ring = gl.allocate_shared_memory(gl.float8e4nv, [DEPTH * SPAN, BLOCK_M, 128], x_desc.layout)
-    s_ring = x_ring
-    if WHOLE:
+    if PACKED:
         s_ring = gl.allocate_shared_memory(
             gl.float32, [DEPTH * SPAN, s_desc.block_type.shape[0]], s_desc.layout
         )
+        f_ring = s_ring
+    else:
+        flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        s_ring = gl.allocate_shared_memory(gl.float32, [DEPTH, BLOCK_M], flat)
+        f_ring = gl.allocate_shared_memory(gl.float32, [DEPTH, 4], flat)
     full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(DEPTH):
-        mbarrier.init(full.index(i), count=1)
+        # Bulk copies count as one; each lane of the copying warp adds one when its scales are there.
+        mbarrier.init(full.index(i), count=1 if PACKED else 33)
         mbarrier.init(empty.index(i), count=PARTS)
+    rings = (w_ring, x_ring, s_ring, f_ring)
+    bars = (full, empty)
+    sizes = (num_groups, N, max_m, steps)
+    to = (stride_og, stride_om, stride_wg, stride_wn)
+    multiply = (out, w_scale, counts, rings, bars, sizes, to)
+    of = (stride_wg, stride_wn, stride_xg, stride_xm, stride_xk)
+    copy = (w_desc, x_desc, s_desc, x_scale, w_scale, counts, rings, bars, sizes, of)
     if PARTS == 1:
         gl.warp_specialize(
             [
-                (
-                    _products,
-                    (
-                        out,
-                        w_scale,
-                        x_scale,
-                        counts,
-                        w_ring,
-                        x_ring,
-                        s_ring,
-                        full,
-                        empty,
-                        num_groups,
-                        N,
-                        max_m,
-                        steps,
-                        stride_og,
-                        stride_om,
-                        stride_wg,
-                        stride_wn,
-                        stride_xg,
-                        stride_xm,
-                        stride_xk,
-                        0,
-                        COUNTED,
-                        WHOLE,
-                        PACKED,
-                        SPAN,
-                        BLOCK_N,
-                        BLOCK_M,
-                        DEPTH,
-                    ),
-                ),
-                (
-                    copy_tiles,
-                    (
-                        w_desc,
-                        x_desc,
-                        s_desc,
-                        counts,
-                        w_ring,
-                        x_ring,
-                        s_ring,
-                        full,
-                        empty,
-                        num_groups,
-                        N,
-                        max_m,
-                        steps,
-                        s_stride,
-                        COUNTED,
-                        WHOLE,
-                        PACKED,
-                        SPAN,
-                        BLOCK_N,
-                        BLOCK_M,
-                        DEPTH,
-                    ),
-                ),
+                (_products, (multiply, COUNTED, PACKED, SPAN, BLOCK_N, BLOCK_M, DEPTH, 0)),
+                (copy_tiles, (copy, COUNTED, PACKED, SPAN, BLOCK_N, BLOCK_M, DEPTH)),
             ],
             [1],
             [24],
@@ -251,98 +142,9 @@ def grouped_swapped_kernel(
     else:
         gl.warp_specialize(
             [
-                (
-                    _products,
-                    (
-                        out,
-                        w_scale,
-                        x_scale,
-                        counts,
-                        w_ring,
-                        x_ring,
-                        s_ring,
-                        full,
-                        empty,
-                        num_groups,
-                        N,
-                        max_m,
-                        steps,
-                        stride_og,
-                        stride_om,
-                        stride_wg,
-                        stride_wn,
-                        stride_xg,
-                        stride_xm,
-                        stride_xk,
-                        0,
-                        COUNTED,
-                        WHOLE,
-                        PACKED,
-                        SPAN,
-                        BLOCK_N,
-                        BLOCK_M,
-                        DEPTH,
-                    ),
-                ),
-                (
-                    _products,
-                    (
-                        out,
-                        w_scale,
-                        x_scale,
-                        counts,
-                        w_ring,
-                        x_ring,
-                        s_ring,
-                        full,
-                        empty,
-                        num_groups,
-                        N,
-                        max_m,
-                        steps,
-                        stride_og,
-                        stride_om,
-                        stride_wg,
-                        stride_wn,
-                        stride_xg,
-                        stride_xm,
-                        stride_xk,
-                        1,
-                        COUNTED,
-                        WHOLE,
-                        PACKED,
-                        SPAN,
-                        BLOCK_N,
-                        BLOCK_M,
-                        DEPTH,
-                    ),
-                ),
-                (
-                    copy_tiles,
-                    (
-                        w_desc,
-                        x_desc,
-                        s_desc,
-                        counts,
-                        w_ring,
-                        x_ring,
-                        s_ring,
-                        full,
-                        empty,
-                        num_groups,
-                        N,
-                        max_m,
-                        steps,
-                        s_stride,
-                        COUNTED,
-                        WHOLE,
-                        PACKED,
-                        SPAN,
-                        BLOCK_N,
-                        BLOCK_M,
-                        DEPTH,
-                    ),
-                ),
+                (_products, (multiply, COUNTED, PACKED, SPAN, BLOCK_N, BLOCK_M, DEPTH, 0)),
+                (_products, (multiply, COUNTED, PACKED, SPAN, BLOCK_N, BLOCK_M, DEPTH, 1)),
+                (copy_tiles, (copy, COUNTED, PACKED, SPAN, BLOCK_N, BLOCK_M, DEPTH)),
             ],
             [4, 1],
             [REGISTERS, 24],

@@ -28,45 +28,30 @@ and.b32 $1, c, 0x9C9C9C9C;
 
 @gluon.jit
 def fp8_tile(
-    w_ring,
-    x_ring,
-    s_ring,
-    full,
-    empty,
-    w_scale,
-    x_scale,
-    of,
-    live,
+    rings,
+    bars,
     steps,
-    stride_xk,
     slot,
     phase,
-    WHOLE: gl.constexpr,
     PART: gl.constexpr,
     BLOCK_M: gl.constexpr,
     DEPTH: gl.constexpr,
     acc_layout: gl.constexpr,
 ):
     """One tile of e4m3 weights with a scale per 128x128 block."""
+    w_ring, x_ring, s_ring, f_ring = rings
+    full, empty = bars
+    columns: gl.constexpr = gl.SliceLayout(0, acc_layout)
     acc = gl.zeros((64, BLOCK_M), gl.float32, acc_layout)
     zero = gl.zeros((64, BLOCK_M), gl.float32, acc_layout)
-    xs = gl.zeros((BLOCK_M,), gl.float32, gl.SliceLayout(0, acc_layout))
-    if not WHOLE:
-        xs = gl.load(x_scale + of, mask=live, other=0.0)
-    ws = gl.load(w_scale)
-    for step in range(steps):
+    for _ in range(steps):
         mbarrier.wait(full.index(slot), phase)
         w = w_ring.index(slot).slice(64 * PART, 64)
         part = warpgroup_mma(
             w, x_ring.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True
         )
-        if WHOLE:
-            xs = s_ring.index(slot).slice(0, BLOCK_M).load(gl.SliceLayout(0, acc_layout))
-        scale = xs * ws
-        ahead = gl.minimum(step + 1, steps - 1)
-        if not WHOLE:
-            xs = gl.load(x_scale + ahead * stride_xk + of, mask=live, other=0.0)
-        ws = gl.load(w_scale + ahead)
+        scale = s_ring.index(slot).load(columns)
+        scale *= f_ring.index(slot).slice(PART, 1).load(columns).broadcast_to([BLOCK_M])
         part = warpgroup_mma_wait(0, [part])
         mbarrier.arrive(empty.index(slot), count=1)
         acc += part * scale[None, :]
@@ -106,21 +91,13 @@ def _start(packed, x, at, zero, a_layout: gl.constexpr):
 
 @gluon.jit
 def mxfp4_tile(
-    w_ring,
-    x_ring,
-    s_ring,
-    full,
-    empty,
+    rings,
+    bars,
     w_scale,
     wo,
-    x_scale,
-    of,
-    live,
     steps,
-    stride_xk,
     slot,
     phase,
-    WHOLE: gl.constexpr,
     PART: gl.constexpr,
     SPAN: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -128,6 +105,8 @@ def mxfp4_tile(
     acc_layout: gl.constexpr,
 ):
     """One tile of packed e2m1 weights with an e8m0 scale per 32 channels; a step is 128 or 256 channels."""
+    w_ring, x_ring, s_ring, _ = rings
+    full, empty = bars
     a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 4)
     load_layout: gl.constexpr = gl.DistributedLinearLayout(
         [[8, 0], [0, 4], [0, 8]],

@@ -25,7 +25,6 @@ def arrange_tokens_kernel(
     out_rows,
     FACTOR: tl.constexpr,
     COUNTED: tl.constexpr,
-    SPLIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One token: of each 32 channels the even ones come first; its scales lie token by token, times a factor."""
@@ -43,17 +42,16 @@ def arrange_tokens_kernel(
             other=0.0,
         )
         tl.store(scale_out + (g * blocks + b) * out_rows + m, s * FACTOR, mask=b < blocks)
-        if SPLIT:
-            at = tl.arange(0, 64 * BLOCK)
-            pairs = tl.load(
-                x + g * stride_xg + m.to(tl.int64) * stride_xm + at, mask=at < K // 2, other=0
-            )
-            even = (pairs & 255).to(tl.uint8)
-            odd = ((pairs >> 8) & 255).to(tl.uint8)
-            both = (
-                tl.join(even.reshape(4 * BLOCK, 16), odd.reshape(4 * BLOCK, 16))
-                .permute(0, 2, 1)
-                .reshape(128 * BLOCK)
-            )
-            to = tl.arange(0, 128 * BLOCK)
-            tl.store(x_out + (g * max_m + m) * K + to, both, mask=to < K)
+        at = tl.arange(0, 64 * BLOCK)
+        pairs = tl.load(
+            x + g * stride_xg + m.to(tl.int64) * stride_xm + at, mask=at < K // 2, other=0
+        )
+        even = (pairs & 255).to(tl.uint8)
+        odd = ((pairs >> 8) & 255).to(tl.uint8)
+        both = (
+            tl.join(even.reshape(4 * BLOCK, 16), odd.reshape(4 * BLOCK, 16))
+            .permute(0, 2, 1)
+            .reshape(128 * BLOCK)
+        )
+        to = tl.arange(0, 128 * BLOCK)
+        tl.store(x_out + (g * max_m + m) * K + to, both, mask=to < K)

@@ -1,0 +1,282 @@
+"""Matrix products: every tuning that was considered, on random data, beside DeepGEMM and torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from harness import Built, Case, Run, assert_repeats, calc_diff
+
+FP8 = torch.float8_e4m3fn
+LIMIT = 5e-6
+NAN = 0x7F
+DEEPGEMM_MS = {  # DeepGEMM 0.1.5 (SGLang's build) on the same card in another run
+    "48x1x4608x5120": 0.297, "48x16x4608x5120": 0.298, "48x32x4608x5120": 0.298, "48x64x4608x5120": 0.299,
+    "48x32x5120x2304": 0.159, "64x5120x8192": 0.0242, "16x32768x1280": 0.0236, "4096x4096x7168": 0.187,
+    "8192x8192x8192": 0.886, "48x256x4608x5120": 0.523, "8x2048x4096x7168": 0.805,
+}  # fmt: skip
+
+
+def tokens(rows: int, k: int, *lead: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random e4m3 codes with a scale per 128 channels."""
+    x = torch.randn(*lead, rows, k, device="cuda", dtype=torch.bfloat16)
+    g = x.float().unflatten(-1, (k // 128, 128))
+    scale = g.abs().amax(-1).clamp_min(1e-4) / 448
+    return (g / scale[..., None]).flatten(-2).to(FP8), scale
+
+
+def weights(kind: str, groups: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Random weights: "fp8" with a scale for 128x128, "fp4" with one for 32, "bf16"."""
+    if kind == "bf16":
+        return torch.randn(groups, n, k, device="cuda", dtype=torch.bfloat16), None
+    if kind == "fp4":
+        q = torch.randint(0, 256, (groups, n, k // 2), device="cuda", dtype=torch.uint8)
+        return q, torch.randint(112, 124, (groups, n, k // 32), device="cuda", dtype=torch.uint8)
+    q = torch.empty(groups, n, k, device="cuda", dtype=FP8)
+    for g in range(groups):
+        q[g] = (torch.randn(n, k, device="cuda") * 100).clamp(-448, 448).to(FP8)
+    return q, torch.rand(groups, -(-n // 128), k // 128, device="cuda") * 0.01 + 0.001
+
+
+def values(x: torch.Tensor, s: torch.Tensor | None) -> torch.Tensor:
+    """Operands times their scales, fp32."""
+    from deepinfer.kernels.reference.gemm import dequantise
+
+    return dequantise("it", x, s)
+
+
+def prepared(kind: str, w: torch.Tensor, s: torch.Tensor | None) -> tuple[Any, Any]:
+    """Weights in the form that the kernel reads."""
+    if kind != "fp4":
+        return w, s
+    from deepinfer.kernels.reference.folded import prepare_mxfp4_weights
+
+    words, steps = prepare_mxfp4_weights(w, s)
+    assert words.dtype == torch.int32, "these weights cannot be folded"
+    return words, steps
+
+
+def near(wanted: torch.Tensor, found: torch.Tensor, what: str) -> float:
+    """Their difference; refuses a large one."""
+    assert bool(torch.isfinite(found).all()), f"{what}: not finite"
+    diff = calc_diff(wanted, found)
+    assert diff < LIMIT, f"{what}: calc_diff {diff:.2e}"
+    return diff
+
+
+def masked(kind: str, groups: int, m: int, n: int, k: int, sizes: tuple[int, ...], small: bool) -> Built:  # fmt: skip
+    """A grouped product with rows counted on the device; "raw" weights are MXFP4 that were not prepared."""
+    from deepinfer.kernels.triton.gemm_launch import SwappedTuning, grouped_swapped
+    from deepinfer.kernels.triton.grouped_folded_launch import grouped_folded
+
+    groups, max_m = 7 if small else groups, 64
+    x, xs = tokens(max_m, k, groups)
+    w, ws = weights("fp4" if kind == "raw" else kind, groups, n, k)
+    counts = torch.full((groups,), m, device="cuda", dtype=torch.int32)
+    if small:
+        counts = torch.tensor([m, 0, 1, m, 17, 64, 3], device="cuda", dtype=torch.int32)
+        for g, c in enumerate(counts.tolist()):
+            x.view(torch.uint8)[g, c:] = NAN
+            xs[g, c:] = torch.nan
+    out = torch.full((groups, max_m, n), 777.0, device="cuda", dtype=torch.bfloat16)
+    p, ps = prepared(kind, w, ws)
+    tuning = SwappedTuning(*sizes)
+    launch = grouped_folded if kind == "fp4" else grouped_swapped
+
+    def run() -> None:
+        launch(x, xs, p, ps, counts, out, tuning)
+
+    def check() -> Mapping[str, float]:
+        worst = 0.0
+        for g, c in enumerate(counts.tolist()):
+            assert bool((out[g, c:] == 777).all()), f"group {g}: rows behind {c} were written"
+            if c:
+                wanted = values(x[g, :c], xs[g, :c]) @ values(w[g], ws[g]).T
+                worst = max(worst, near(wanted, out[g, :c], f"group {g}"))
+        assert_repeats(run, out)
+        return {"calc_diff": worst}
+
+    size = p.numel() * p.itemsize + ps.numel() * ps.itemsize + groups * m * (k + k // 32 + 2 * n)
+    return Built(run, check, 2 * groups * m * n * k, size, "fp8",
+                 {"deepgemm": lambda: deepgemm_masked(groups, m, n, k)})  # fmt: skip
+
+
+def dense(kind: str, m: int, n: int, k: int, sizes: tuple[int, ...], small: bool) -> Built:
+    """One product of two matrices; three or four sizes are those of many tokens."""
+    from deepinfer.kernels.triton import gemm_launch as launch
+    from deepinfer.kernels.triton.grouped_folded_launch import grouped_folded
+
+    out = torch.full((m, n), 777.0, device="cuda", dtype=torch.bfloat16)
+    x, xs = tokens(m, k) if kind != "bf16" else (torch.randn(m, k, device="cuda").bfloat16(), None)
+    w, ws = weights(kind, 1, n, k)
+    p, ps = prepared(kind, w, ws)
+
+    def run() -> None:
+        if kind == "fp4":
+            grouped_folded(x, xs, p, ps, None, out, launch.SwappedTuning(*sizes))
+        elif len(sizes) == 5:
+            launch.grouped_swapped(
+                x[None], xs[None], p, ps, None, out[None], launch.SwappedTuning(*sizes)
+            )
+        else:
+            launch.gemm_tall(x, xs, p, ps, None, out, launch.TallTuning(*sizes))
+
+    def check() -> Mapping[str, float]:
+        rows = torch.randperm(m, device="cuda")[:512]
+        wanted = values(x[rows], xs[rows] if xs is not None else None) @ values(w[0], None if ws is None else ws[0]).T  # fmt: skip
+        found = near(wanted, out[rows], "the product")
+        assert_repeats(run, out)
+        return {"calc_diff": found}
+
+    size = x.numel() * x.itemsize + p.numel() * p.itemsize + 2 * m * n
+    size += 0 if xs is None else xs.numel() * 4 + ps.numel() * ps.itemsize
+    peers: dict[str, Callable[[], Run]] = {}
+    if kind == "bf16":
+        peers["torch"] = lambda: torch_mm(m, n, k)
+    else:
+        peers["deepgemm"] = lambda: deepgemm_dense(m, n, k)
+    return Built(run, check, 2 * m * n * k, size, "bf16" if kind == "bf16" else "fp8", peers)
+
+
+def contiguous(kind: str, groups: int, m: int, n: int, k: int, sizes: tuple[int, ...], small: bool) -> Built:  # fmt: skip
+    """A grouped product over rows that stand one behind the other."""
+    from deepinfer.kernels.triton.gemm_launch import SwappedTuning, TallTuning, gemm_tall
+    from deepinfer.kernels.triton.grouped_folded_launch import grouped_folded
+
+    groups = 3 if small else groups
+    x, xs = tokens(groups * m, k)
+    w, ws = weights(kind, groups, n, k)
+    p, ps = prepared(kind, w, ws)
+    layout = torch.arange(groups, device="cuda", dtype=torch.int32).repeat_interleave(m)
+    if small:
+        layout[m - 5 : m] = -1
+        layout[2 * m :] = -1
+        layout[2 * m : 2 * m + 200] = 2
+        x.view(torch.uint8)[layout < 0] = NAN
+    out = torch.full((groups * m, n), 777.0, device="cuda", dtype=torch.bfloat16)
+
+    def run() -> None:
+        if kind == "fp4":
+            grouped_folded(x, xs, p, ps, layout, out, SwappedTuning(*sizes))
+        else:
+            gemm_tall(x, xs, p, ps, layout, out, TallTuning(*sizes))
+
+    def check() -> Mapping[str, float]:
+        assert bool((out[layout < 0] == 777).all()), "padding rows were written"
+        worst = 0.0
+        for g in range(groups):
+            r = layout == g
+            wanted = values(x[r], xs[r]) @ values(w[g], ws[g]).T
+            worst = max(worst, near(wanted, out[r], f"group {g}"))
+        assert_repeats(run, out)
+        return {"calc_diff": worst}
+
+    rows = groups * m
+    size = p.numel() * p.itemsize + ps.numel() * ps.itemsize + rows * (k + k // 32 + 2 * n)
+    return Built(run, check, 2 * rows * n * k, size, "fp8",
+                 {"deepgemm": lambda: deepgemm_contiguous(groups, m, n, k)})  # fmt: skip
+
+
+# ---- peers -----------------------------------------------------------------------------------------------------------
+
+
+def _deepgemm(*names: str) -> Any:
+    import deep_gemm
+
+    return next(getattr(deep_gemm, n) for n in names if hasattr(deep_gemm, n))
+
+
+def deepgemm_masked(groups: int, m: int, n: int, k: int) -> Run:
+    """DeepGEMM with FP8 weights; it has no MXFP4 on Hopper."""
+    a, b = tokens(64, k, groups), weights("fp8", groups, n, k)
+    out = torch.empty(groups, 64, n, device="cuda", dtype=torch.bfloat16)
+    counts = torch.full((groups,), m, device="cuda", dtype=torch.int32)
+    f = _deepgemm("m_grouped_fp8_fp4_gemm_nt_masked", "m_grouped_fp8_gemm_nt_masked")
+    return lambda: f(a, b, out, counts, m)
+
+
+def deepgemm_dense(m: int, n: int, k: int) -> Run:
+    """DeepGEMM with FP8 weights."""
+    a, (w, ws) = tokens(m, k), weights("fp8", 1, n, k)
+    out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+    f = _deepgemm("fp8_fp4_gemm_nt", "fp8_gemm_nt")
+    return lambda: f(a, (w[0], ws[0]), out)
+
+
+def deepgemm_contiguous(groups: int, m: int, n: int, k: int) -> Run:
+    """DeepGEMM with FP8 weights."""
+    a, b = tokens(groups * m, k), weights("fp8", groups, n, k)
+    out = torch.empty(groups * m, n, device="cuda", dtype=torch.bfloat16)
+    layout = torch.arange(groups, device="cuda", dtype=torch.int32).repeat_interleave(m)
+    f = _deepgemm("m_grouped_fp8_fp4_gemm_nt_contiguous", "m_grouped_fp8_gemm_nt_contiguous")
+    return lambda: f(a, b, out, layout)
+
+
+def torch_mm(m: int, n: int, k: int) -> Run:
+    """torch.mm in bf16."""
+    x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+    out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+    return lambda: torch.mm(x, w.T, out=out)
+
+
+# ---- cases -----------------------------------------------------------------------------------------------------------
+
+Sizes = tuple[int, ...]
+FP8_MASKED: dict[int, list[Sizes]] = {
+    16: [(16, 2, 6, 1, 2)],
+    32: [(32, 2, 5, 1, 2)],
+    64: [(64, 2, 4, 1, 2), (64, 2, 8, 1, 1), (64, 1, 4, 1, 3)],
+}
+FP4_MASKED: dict[int, list[Sizes]] = {
+    16: [(16, 1, 5, 2, 3), (16, 2, 10, 1, 2), (16, 1, 8, 1, 4), (16, 4, 10, 1, 1), (16, 2, 5, 2, 2)],
+    32: [(32, 2, 8, 2, 1), (32, 4, 9, 1, 1), (32, 1, 7, 1, 3), (32, 2, 8, 1, 2), (32, 1, 3, 2, 3)],
+    64: [(64, 2, 6, 2, 1), (64, 4, 8, 1, 1), (64, 1, 4, 2, 2), (64, 2, 6, 1, 2)],
+}  # fmt: skip
+TALL: list[Sizes] = [(2, 128, 6, 8), (2, 256, 4, 8), (2, 256, 4, 16), (3, 128, 4, 16)]
+
+
+def _name(sizes: Sizes) -> str:
+    return "x".join(map(str, sizes))
+
+
+def cases() -> list[Case]:
+    """All of them, the most wanted first."""
+    found: list[Case] = []
+
+    def add(op: str, build: Any, kind: str, shape: tuple[int, ...], variants: list[Sizes]) -> None:
+        text = "x".join(map(str, shape))
+        for sizes in variants:
+            found.append(
+                Case(
+                    op,
+                    text,
+                    f"{kind} {_name(sizes)}",
+                    lambda small, s=sizes: build(kind, *shape, s, small),  # type: ignore[misc]
+                    peer=None if kind == "bf16" else DEEPGEMM_MS.get(text),
+                )
+            )
+
+    for rows in (64, 32, 16):
+        shape = (48, rows, 4608, 5120)
+        add("m_grouped_fp8_fp4_gemm_nt_masked", masked, "fp4", shape, FP4_MASKED[rows])
+        add("m_grouped_fp8_gemm_nt_masked", masked, "fp8", shape, FP8_MASKED[rows])
+    shape = (48, 32, 5120, 2304)
+    add("m_grouped_fp8_fp4_gemm_nt_masked", masked, "fp4", shape, [(32, 2, 8, 1, 2), (32, 1, 7, 1, 3), (32, 4, 9, 1, 1)])  # fmt: skip
+    add("m_grouped_fp8_gemm_nt_masked", masked, "fp8", shape, FP8_MASKED[32])
+    for m, n, k in ((2048, 4096, 7168), (4096, 4096, 7168), (8192, 8192, 8192)):
+        add("fp8_gemm_nt", dense, "fp8", (m, n, k), TALL)
+    add("fp8_gemm_nt", dense, "fp8", (64, 5120, 8192), [(64, 1, 9, 1, 1), (64, 1, 4, 1, 2)])
+    add("fp8_gemm_nt", dense, "fp8", (16, 32768, 1280), [(16, 2, 5, 1, 2), (16, 1, 4, 1, 4)])
+    add("m_grouped_fp8_gemm_nt_contiguous", contiguous, "fp8", (48, 256, 4608, 5120), TALL[:3])
+    add("m_grouped_fp8_gemm_nt_contiguous", contiguous, "fp8", (8, 2048, 4096, 7168), TALL[:3])
+    many: list[Sizes] = [(128, 2, 8, 1, 1), (64, 2, 6, 2, 1)]
+    add("m_grouped_fp8_fp4_gemm_nt_contiguous", contiguous, "fp4", (48, 256, 4608, 5120), many)
+    add("m_grouped_fp8_fp4_gemm_nt_contiguous", contiguous, "fp4", (8, 2048, 4096, 7168), many)
+    add("fp8_fp4_gemm_nt", dense, "fp4", (4096, 4096, 7168), many)
+    for m, n, k in ((4096, 4096, 7168), (8192, 8192, 8192)):
+        add("bf16_gemm_nt", dense, "bf16", (m, n, k), [(2, 256, 4, 8), (2, 256, 4, 16)])
+    raw: list[Sizes] = [(16, 1, 5, 2, 3), (16, 1, 8, 1, 4)]
+    add("m_grouped_fp8_fp4_gemm_nt_masked", masked, "raw", (48, 16, 4608, 5120), raw)
+    return found
