@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer.grammar.bitmask import pack_ids
 from deepinfer.grammar.mask_splits import TrieSplits
 from deepinfer.grammar.slices import Residue
 from deepinfer.grammar.trie import TokenTrie
@@ -74,22 +75,43 @@ class Keep:
     """A part of the vocabulary that a walk is restricted to.
 
     Args:
-        ranks: Whether each string is in it, shape [ranks], bool.
         vocab: The vocabulary.
+        ranks: Whether each string is in it, shape [ranks], bool; or None with `without`.
+        without: Ranks of all strings that are not in it, shape [n], int32.
     """
 
-    def __init__(self, ranks: NDArray[np.bool_], vocab: TokenVocab) -> None:
-        self.ranks = ranks
+    def __init__(
+        self,
+        vocab: TokenVocab,
+        ranks: NDArray[np.bool_] | None = None,
+        without: Int32Array | None = None,
+    ) -> None:
         self._vocab = vocab
+        self._ranks = ranks
+        self._without = without
         self._words: Int32Array | None = None
+
+    @property
+    def ranks(self) -> NDArray[np.bool_]:
+        """Whether each string is in it, shape [ranks], bool."""
+        if self._ranks is None:
+            self._ranks = np.ones(len(self._vocab.strings), dtype=bool)
+            self._ranks[self._without] = False
+        return self._ranks
 
     @property
     def words(self) -> Int32Array:
         """The same as a mask, shape [words], int32."""
         if self._words is None:
-            bits = np.zeros(self._vocab.num_words * 32, dtype=np.uint8)
-            bits[self._vocab.ids_of(np.flatnonzero(self.ranks).astype(np.int32))] = 1
-            self._words = np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
+            vocab = self._vocab
+            if self._without is not None:
+                self._words = vocab.full_row.copy()
+                index, values = pack_ids(vocab.ids_of(self._without))
+                self._words[index] &= ~values
+            else:
+                bits = np.zeros(vocab.num_words * 32, dtype=np.uint8)
+                bits[vocab.ids_of(np.flatnonzero(self.ranks).astype(np.int32))] = 1
+                self._words = np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
         return self._words
 
 
@@ -181,6 +203,6 @@ class EntryStore:
         key = (id(one), id(other))
         found = self._both.get(key)
         if found is None:  # the two are kept with the result, so that their ids stay theirs
-            result = Keep(one.ranks & other.ranks, self._vocab)
+            result = Keep(self._vocab, one.ranks & other.ranks)
             found = self._both.setdefault(key, (one, other, result))
         return found[2]

@@ -231,7 +231,7 @@ class FrameNodes:
 
     def _ends_plainly(self, frame: Node, rest: Node) -> bool:
         """Whether the byte with which the rest begins can never be one of the repeat."""
-        first = rest.a if rest.kind == CONS else rest
+        first = self.split(rest)[0]
         if first.kind != LIT:
             return False
         repeat = _divided(frame)[0][0]
@@ -240,8 +240,7 @@ class FrameNodes:
     def without(self, stack: Node) -> tuple[Node, int]:
         """For a stack whose way is `EXCEPT`: the stack without the exception, and the byte that ends its strings."""
         frame, rest = self.split(stack)
-        first = rest.a if rest.kind == CONS else rest
-        return self._store.cons(_divided(frame)[0][0], rest), first.text[0]
+        return self._store.cons(_divided(frame)[0][0], rest), self.split(rest)[0].text[0]
 
     def is_live(self, node: Node) -> bool:
         """Whether a node's language is not empty."""

@@ -142,5 +142,5 @@ class TokenSets:
         step = np.zeros(len(self._vocab.strings) + 1, dtype=np.int32)
         np.add.at(step, trie.rank_low[at], 1)
         np.add.at(step, trie.rank_high[at], -1)
-        below = Keep(np.cumsum(step[:-1]) > 0, self._vocab)
+        below = Keep(self._vocab, np.cumsum(step[:-1]) > 0)
         return below if keep is None else self._entries.both(below, keep)

@@ -46,9 +46,7 @@ class Banned:
 
     def __init__(self, ranks: Int32Array, is_exact: bool, vocab: TokenVocab) -> None:
         self.is_exact = is_exact
-        keep = np.ones(len(vocab.strings), dtype=bool)
-        keep[ranks] = False
-        self.others = Keep(keep, vocab)
+        self.others = Keep(vocab, without=ranks)
 
 
 class FrameUnits:
@@ -170,6 +168,9 @@ class FrameUnits:
         if self.nodes.left(state):
             for space, nodes, keep in entry.segments:
                 found.exits.at(space, keep).extend(nodes)
+        at_root = entry is self.root and state not in self._walk.open
+        if at_root:
+            self._walk.open.add(state)
         loops = self._loop_set(state) is not None or self.loop_bytes(state) != 0
         for space, nodes, keep in entry.segments if not self.nodes.is_unknown(state) else ():
             if space.is_main and not nodes[0]:
@@ -181,7 +182,10 @@ class FrameUnits:
                 if not (loops and self._walk.skip(space, keep, node, state, found))
             ]
             self._walk.walk(space, keep, frontier, found)
-        self._follow_loops(found, words)
+        if found.loops:
+            self._follow_loops(found, words)
+        if at_root:
+            self._walk.open.discard(state)
         unit = Unit(self._sets.tokens(found, words), self.entries.of(found.exits))
         self._units[key] = unit
         if shape:
@@ -346,12 +350,9 @@ class FrameUnits:
         if not members:
             base, low, high = self.nodes.uncounted(state)
             members = self.loop_bytes(base) if base and high < 255 else 0
-            if members and self._more_in_body(state, base, members):
-                members = 0
         if not members:
             self._walk.walk(self._main, keep, [(0, state)], found)
             return
-        found.floor = members.bit_count()
         loops = self._vocab.byte_loops
         over = loops.over(members)[0]
         if high < 255:
@@ -359,15 +360,37 @@ class FrameUnits:
         words.append(over if keep is None else over & keep.words)
         nodes: list[Int32Array] = []
         after: list[Int32Array] = []
+        body = 0 if base == state else self.nodes.repeated(state)
         for byte, target in self._exits(base, members):
-            leaving = loops.leaving(members, byte, low, high)
+            if body and self.nodes.step(body, byte):
+                # Another copy of what is counted begins: how many there were is in the state.
+                leaving = loops.leaving(members, byte, 0, high)
+                targets = [self._behind(state, node) for node in leaving.tolist()]
+                reached = np.array(targets, dtype=np.int32)
+                leaving, reached = leaving[reached > 0], reached[reached > 0]
+            else:
+                leaving = loops.leaving(members, byte, low, high)
+                reached = np.full(len(leaving), target, dtype=np.int32)
             if len(leaving):
                 nodes.append(leaving)
-                after.append(np.full(len(leaving), target, dtype=np.int32))
+                after.append(reached)
         if nodes:
             self._walk.arrive(
                 self._main, keep, np.concatenate(nodes), np.concatenate(after), found
             )
+
+    def _behind(self, state: int, node: int) -> int:
+        """The state at a node of the vocabulary's trie."""
+        trie = self._main.trie
+        way = []
+        while node:
+            way.append(trie.labels[node])
+            node = int(trie.parent[node])
+        for byte in reversed(way):
+            state = self.nodes.step(state, byte)
+            if not state:
+                break
+        return state
 
     def _exits(self, state: int, members: int) -> list[tuple[int, int]]:
         """The bytes outside of a set that can come, and where they lead."""
@@ -380,11 +403,6 @@ class FrameUnits:
                     if not members >> byte & 1:
                         out.append((byte, after))
         return out
-
-    def _more_in_body(self, state: int, base: int, members: int) -> bool:
-        """Whether a byte outside of a set begins another copy of the repeat in which a state is."""
-        body = self.nodes.repeated(state)
-        return any(self.nodes.step(body, byte) for byte, _ in self._exits(base, members))
 
     def _follow_loops(self, found: Found, words: list[Int32Array]) -> None:
         """Takes the subtrees in which states lead back to themselves from those states' own tokens."""

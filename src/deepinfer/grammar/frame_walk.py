@@ -19,6 +19,9 @@ from deepinfer.grammar.trie import TokenTrie
 
 __all__ = ["FrameWalk", "Found"]
 
+MAX_OPEN = 8
+"""States whose tokens are worked out one within the other."""
+
 Int32Array = NDArray[np.int32]
 Frontier = list[tuple[int, int]]
 
@@ -33,8 +36,6 @@ class Found:
         loops: By state that many bytes lead back to itself: nodes of the vocabulary's trie, reached by whole characters
             of them, whose subtrees were not walked.
         words: Ready masks of more strings that fit, each shape [words].
-        floor: Only loops over more bytes than this are left for later, so that the tokens of one state never depend on
-            its own.
         new_splits: Splits made.
     """
 
@@ -42,7 +43,6 @@ class Found:
     exits: Places = field(default_factory=Places)
     loops: dict[tuple[int, int], tuple[int, Keep | None, list[int]]] = field(default_factory=dict)
     words: list[Int32Array] = field(default_factory=list)
-    floor: int = 0
     new_splits: int = 0
 
 
@@ -55,6 +55,9 @@ class FrameWalk:
         loop_set: Set of characters that leads a state back to itself, or None.
         loop_bytes: Bytes that lead a state back to itself, as `ByteLoops` has them; 0 where they are few.
         loops: The vocabulary by bytes.
+
+    Attributes:
+        open: States whose tokens are being worked out; nothing is left for them.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class FrameWalk:
         self._loop_bytes = loop_bytes
         self._loops = loops
         self.num_dense_nodes = 0
+        self.open: set[int] = set()
         self._flags = np.zeros(256, dtype=bool)
 
     def walk(
@@ -210,7 +214,12 @@ class FrameWalk:
         """
         if space.is_main:
             members = self._loop_bytes(state)
-            if members.bit_count() > found.floor and self._loops.paths.is_over(node, members):
+            if (
+                members
+                and self._loops.paths.is_over(node, members)
+                and state not in self.open
+                and len(self.open) < MAX_OPEN
+            ):
                 self._loop(state, keep, found).append(node)
                 return True
         characters = self._loop_set(state)
@@ -313,7 +322,7 @@ class FrameWalk:
                     after = np.where(here, np.int32(0), after)
                     continue
             members = self._loop_bytes(state) if space.is_main else 0
-            if members.bit_count() > found.floor:
+            if members and state not in self.open and len(self.open) < MAX_OPEN:
                 looping = (after == state) & self._loops.paths.over(child, members)
                 if looping.any():
                     self._loop(state, keep, found).extend(child[looping].tolist())
