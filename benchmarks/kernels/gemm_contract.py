@@ -1,0 +1,46 @@
+"""The contract of the matrix products, as the tests have it: checked beside the times, never timed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from harness import Built, Case
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "kernels"))
+
+
+def cases() -> list[Case]:
+    """Each test with each of its arguments."""
+    import test_gpu_gemm as tests
+
+    found: list[Case] = []
+
+    def add(function: Callable[..., None], *arguments: Any) -> None:
+        def check() -> Mapping[str, float]:
+            function(*arguments)
+            return {}
+
+        name = function.__name__.removeprefix("test_").replace("_", " ")
+        text = " ".join(map(str, arguments)) or "-"
+        found.append(Case("gemm contract", name, text, lambda small: Built(run=bool, check=check), True))  # fmt: skip
+
+    for kind in tests.KINDS:
+        for n, k in tests.SHAPES:
+            add(tests.test_a_row_does_not_depend_on_the_others, kind, n, k)
+        add(tests.test_another_process_gets_the_same_bytes, kind)
+        if kind != "raw":
+            add(tests.test_contiguous_products, kind)
+        if kind != "bf16":
+            for expected in (16, 32, 64):
+                add(tests.test_masked_products, kind, expected)
+            add(tests.test_a_row_of_a_group_does_not_depend_on_the_counts, kind)
+            add(tests.test_groups_without_tokens_leave_the_output_alone, kind)
+            add(tests.test_outputs_with_gaps, kind)
+    for kind, k in (("bf16", 520), ("fp8", 1040), ("fp8", 2304), ("bf16", 2312)):
+        for m in (5, 300):
+            add(tests.test_the_last_block_of_channels_may_be_short, kind, k, m)
+    add(tests.test_odd_numbers_of_channels_are_served_by_another_kernel)
+    return found
