@@ -34,7 +34,22 @@ __all__ = [
     "use_backend",
 ]
 
-FAMILIES = ("attention", "attention_prefill", "cache", "gemm", "indexer", "topk")
+FAMILIES = (
+    "attention",
+    "attention_prefill",
+    "cache",
+    "engram",
+    "gemm",
+    "indexer",
+    "mhc",
+    "moe",
+    "norm",
+    "quant",
+    "rope",
+    "sampling",
+    "spec",
+    "topk",
+)
 """Modules of this package with a tuple `OPERATIONS`."""
 
 # The namespace of the operations in torch, which torch.compile calls: held here, because it lives as long as this name.

@@ -1,11 +1,48 @@
-"""What an Engram adds to the residual streams, in plain torch."""
+"""What an Engram adds to the residual streams, and the rows of its table that it reads, in plain torch."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-__all__ = ["add_engram", "pair_latents"]
+from deepinfer.kernels.reference.cast import cast_back
+
+__all__ = ["add_engram", "engram_hash", "engram_lookup", "pair_latents"]
+
+
+def engram_hash(
+    history: Tensor,
+    token_map: Tensor,
+    multipliers: Tensor,
+    primes: Tensor,
+    offsets: Tensor,
+    pad_id: int,
+) -> Tensor:
+    """Table rows of n-grams; see `deepinfer.kernels.engram.engram_hash`."""
+    sizes = history.shape[-1] - 1
+    heads = len(primes) // sizes
+    broken = ((history < 0) | (history >= len(token_map))).cummax(-1).values
+    ids = token_map[history.masked_fill(broken, 0)].masked_fill(broken, pad_id)
+    mixed = ids * multipliers
+    running, hashes = mixed[..., 0], []
+    for n in range(1, sizes + 1):
+        running = running ^ mixed[..., n]
+        hashes.append(running)
+    hashed = torch.stack(hashes, -1).repeat_interleave(heads, -1)
+    return hashed % primes + offsets
+
+
+def engram_lookup(
+    rows: Tensor, table: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
+    """Dequantised rows of a table; see `deepinfer.kernels.engram.engram_lookup`."""
+    found = (rows >= 0) & (rows < len(table))
+    safe = rows.masked_fill(~found, 0)
+    channels, groups = table.shape[1], scale.shape[1]
+    codes = table.view(torch.uint8)[safe].view(torch.float8_e4m3fn)
+    factors = scale.view(torch.uint8)[safe]
+    values = cast_back(codes, factors, block=(1, channels // groups), dtype=dtype)
+    return values.masked_fill_(~found.unsqueeze(-1), 0.0).flatten(-2)
 
 
 def add_engram(

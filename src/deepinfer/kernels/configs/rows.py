@@ -1,0 +1,101 @@
+"""Sizes for the kernels whose programs take whole rows or some groups of them.
+
+They follow from the width alone, so that a row is computed in one order whatever its neighbours; the number of rows says
+only how many of them a program takes one after the other.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "blocks",
+    "cast_back",
+    "engram_gate",
+    "engram_lookup",
+    "groups",
+    "norm",
+    "norm_rope_cast",
+    "pieces",
+    "project",
+    "rope",
+    "stream_block",
+    "swiglu",
+]
+
+
+_MANY = 4096
+
+
+def _power_above(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
+
+
+def pieces(channels: int) -> tuple[int, int]:
+    """A row as a power of two and a rest that fits another one: 5120 is 4096 and 1024.
+
+    Args:
+        channels: Channels of a row.
+
+    Returns:
+        Channels of the first piece, and a bound of those of the second, 0 for none.
+    """
+    main = 1 << (channels.bit_length() - 1)
+    rest = channels - main
+    return main, _power_above(rest) if rest else 0
+
+
+def norm(channels: int) -> tuple[int, int, int]:
+    """Rows at once, rows one after the other, and warps of the RMS norm."""
+    main, _ = pieces(channels)
+    return max(1, 2048 // main), 1, max(4, main // 1024)
+
+
+def norm_rope_cast(channels: int) -> tuple[int, int]:
+    """Rows and warps of the norm before rotation and cast."""
+    return max(1, 4096 // _power_above(channels)), max(4, _power_above(channels) // 1024)
+
+
+def groups(group: int) -> tuple[int, int]:
+    """Groups and warps of a cast."""
+    return max(1, 4096 // group), 4
+
+
+def swiglu(group: int) -> tuple[int, int, int]:
+    """Groups and warps of SwiGLU with its cast, and how exact its steps are."""
+    return max(1, 2048 // group), 4, 1
+
+
+def cast_back(group: int) -> tuple[int, int]:
+    """Groups and warps of a cast back."""
+    return max(1, 4096 // group), 4
+
+
+def blocks(rows: int, columns: int) -> tuple[int, int]:
+    """Blocks one after the other, and warps of a cast of blocks."""
+    size = rows * columns
+    return (2 if size <= 1024 else 1), max(1, min(16, size // 2048))
+
+
+def rope(channels: int, in_place: bool) -> tuple[int, int]:
+    """Rows and warps of the rotation."""
+    return (32, 4) if in_place else (max(1, 4096 // _power_above(channels)), 4)
+
+
+def stream_block(channels: int) -> tuple[int, int]:
+    """Channels and warps of a program that takes a piece of a token's streams."""
+    return min(1024, _power_above(channels)), 4
+
+
+def project(channels: int) -> tuple[int, int, int, int, int]:
+    """Tokens, channels at once, how often, warps and stages of the projection of streams."""
+    block = min(32, max(16, _power_above(channels)))
+    return 64, block, -(-channels // (16 * block)), 4, 3
+
+
+def engram_gate(channels: int, tokens: int) -> tuple[int, int]:
+    """Tokens one after the other, and warps of the gate."""
+    return 8 if tokens >= _MANY else 1, max(4, pieces(channels)[0] // 1024)
+
+
+def engram_lookup(channels: int) -> tuple[int, int]:
+    """Rows and warps of the gather."""
+    return max(1, 4096 // channels), 4

@@ -1,0 +1,20 @@
+"""Calls on the CPU that go straight to the reference, without the registry in between."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deepinfer.kernels import registry
+
+__all__ = ["is_plain"]
+
+
+def is_plain(x: Tensor, backend: str | None) -> bool:
+    """Whether nobody asked for a backend and the tensor is on the CPU, outside of a traced graph."""
+    return (
+        backend is None
+        and x.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and registry._wish.get() is None
+    )

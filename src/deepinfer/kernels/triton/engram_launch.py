@@ -1,0 +1,85 @@
+"""Launches of an Engram's steps, for arguments that were already checked."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from deepinfer.kernels.configs import rows as configs
+from deepinfer.kernels.triton.engram_rows import (
+    engram_gate_kernel,
+    engram_hash_kernel,
+    engram_lookup_kernel,
+)
+from deepinfer.kernels.triton.quant_launch import has_hardware_fp8
+
+__all__ = ["engram_gate", "engram_hash", "engram_lookup"]
+
+_TOKENS = 8
+
+
+def engram_hash(
+    history: Tensor, token_map: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor, pad: int,
+    out: Tensor,
+) -> None:  # fmt: skip
+    """Table rows of n-grams, shape [tokens, columns], of histories, shape [tokens, n], last stride 1, all int64."""
+    tokens, ngram = history.shape
+    columns = len(primes)
+    with torch.cuda.device_of(history):
+        engram_hash_kernel[(triton.cdiv(tokens, _TOKENS),)](
+            history, token_map, multipliers, primes, offsets, out, tokens, len(token_map), pad,
+            history.stride(0), NGRAM=ngram, HEADS=columns // (ngram - 1), COLUMNS=columns,
+            TOKENS=_TOKENS, BLOCK=triton.next_power_of_2(columns), num_warps=4,
+        )  # fmt: skip
+
+
+def engram_lookup(
+    rows: Tensor, table: Tensor, scale: Tensor, out: Tensor, tuning: tuple[int, int] | None = None
+) -> None:
+    """Dequantised rows.
+
+    Args:
+        rows: Contiguous, int64.
+        table: Shape [rows of the table, channels], uint8, last stride 1.
+        scale: Shape [rows of the table, groups], uint8, last stride 1.
+        out: One row of channels for each of `rows`, contiguous.
+        tuning: Rows a program, and warps; None for those of the table of sizes.
+    """
+    channels, groups = table.shape[1], scale.shape[1]
+    at_once, warps = tuning or configs.engram_lookup(channels)
+    with torch.cuda.device_of(table):
+        engram_lookup_kernel[(triton.cdiv(rows.numel(), at_once),)](
+            rows, table, scale, out, rows.numel(), len(table), table.stride(0), scale.stride(0),
+            CHANNELS=channels, GROUP=channels // groups, HARDWARE=has_hardware_fp8(table),
+            ROWS=at_once, num_warps=warps,
+        )  # fmt: skip
+
+
+def engram_gate(
+    streams: Tensor, projected: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float,
+    is_image: Tensor | None, out: Tensor, tuning: tuple[int, int] | None = None,
+) -> None:  # fmt: skip
+    """Adds a gated value to streams.
+
+    Args:
+        streams: Shape [tokens, n, channels], last stride 1.
+        projected: Shape [tokens, (n + 1) * channels], last stride 1.
+        q_weight: Shape [n, channels], contiguous.
+        k_weight: Shape [n, channels], contiguous.
+        eps: Added to every mean square.
+        is_image: Shape [tokens], bool, contiguous, or None.
+        out: Shape [tokens, n, channels], contiguous.
+        tuning: Tokens one after the other, and warps; None for those of the table.
+    """
+    tokens, count, channels = streams.shape
+    steps, warps = tuning or configs.engram_gate(channels, tokens)
+    main, rest = configs.pieces(channels)
+    with torch.cuda.device_of(streams):
+        engram_gate_kernel[(triton.cdiv(tokens, steps) * count,)](
+            streams, projected, q_weight, k_weight,
+            streams if is_image is None else is_image.view(torch.uint8), out, tokens, steps,
+            streams.stride(0), streams.stride(1), projected.stride(0), eps, STREAMS=count,
+            CHANNELS=channels, MAIN=main, REST=rest, HAS_IMAGE=is_image is not None,
+            num_warps=warps,
+        )  # fmt: skip

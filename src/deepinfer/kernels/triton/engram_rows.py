@@ -1,0 +1,121 @@
+"""Engram: hashes of n-grams, rows of the table in bf16, and the gate that adds a value to the streams."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from deepinfer.kernels.triton.small_floats import e4m3_values, e8m0_values
+
+__all__ = ["engram_gate_kernel", "engram_hash_kernel", "engram_lookup_kernel"]
+
+
+@triton.jit(do_not_specialize=["tokens", "vocab", "pad"])
+def engram_hash_kernel(
+    history, token_map, multipliers, primes, offsets, out, tokens, vocab, pad, h_token,
+    NGRAM: tl.constexpr, HEADS: tl.constexpr, COLUMNS: tl.constexpr, TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rows of the n-grams that end at each token; a column is an n-gram size and a head."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    there = token < tokens
+    token = token.to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < COLUMNS
+    size = column // HEADS + 2
+    broken = tl.zeros([TOKENS], tl.int32)
+    mixed = tl.zeros([TOKENS, BLOCK], tl.int64)
+    for n in tl.static_range(NGRAM):
+        found = tl.load(history + token * h_token + n, mask=there, other=-1)
+        broken = broken | ((found < 0) | (found >= vocab)).to(tl.int32)
+        folded = tl.load(token_map + found, mask=there & (broken == 0), other=0)
+        folded = tl.where(broken != 0, pad.to(tl.int64), folded) * tl.load(multipliers + n)
+        mixed = tl.where((size > n)[None, :], mixed ^ folded[:, None], mixed)
+    prime = tl.load(primes + column, mask=inside, other=1)[None, :]
+    row = mixed % prime
+    # The remainder has the sign of the hash here, but a product that wrapped is negative and its row is not.
+    row = tl.where(row < 0, row + prime, row)
+    row += tl.load(offsets + column, mask=inside, other=0)[None, :]
+    to = out + token[:, None] * COLUMNS + column[None, :]
+    tl.store(to, row, mask=there[:, None] & inside[None, :])
+
+
+@triton.jit(do_not_specialize=["count", "table_rows"])
+def engram_lookup_kernel(
+    rows, table, scale, out, count, table_rows, t_row, s_row, CHANNELS: tl.constexpr,
+    GROUP: tl.constexpr, HARDWARE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Gathers e4m3 rows and multiplies them by their e8m0 scales; zeros for a row that the table does not have."""
+    GROUPS: tl.constexpr = CHANNELS // GROUP
+    f = tl.arange(0, ROWS * GROUPS)
+    at = tl.program_id(0) * ROWS + f // GROUPS
+    group = f % GROUPS
+    there = at < count
+    at = at.to(tl.int64)
+    row = tl.load(rows + at, mask=there, other=-1)
+    found = there & (row >= 0) & (row < table_rows)
+    row = tl.where(found, row, 0)
+    factor = e8m0_values(tl.load(scale + row * s_row + group, mask=found, other=127))
+    c = tl.arange(0, GROUP)[None, :]
+    start = table + row * t_row + group * GROUP
+    codes = tl.load(start[:, None] + c, mask=found[:, None] & (c < GROUP), other=0)
+    v = e4m3_values(codes, HARDWARE) * factor[:, None]
+    to = out + at * CHANNELS + group * GROUP
+    tl.store(to[:, None] + c, v.to(out.dtype.element_ty), mask=there[:, None] & (c < GROUP))
+
+
+@triton.jit
+def _gains(q_weight, k_weight, stream, c, CHANNELS: tl.constexpr):
+    """Products of the gains of a stream and of its key."""
+    at = stream * CHANNELS + c
+    gain = tl.load(q_weight + at, mask=c < CHANNELS, other=0.0).to(tl.float32)
+    return gain * tl.load(k_weight + at, mask=c < CHANNELS, other=0.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["tokens", "steps"])
+def engram_gate_kernel(
+    streams, projected, q_weight, k_weight, is_image, out, tokens, steps, x_token, x_stream,
+    p_token, eps,
+    STREAMS: tl.constexpr, CHANNELS: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
+    HAS_IMAGE: tl.constexpr,
+):  # fmt: skip
+    """Adds a gated value to one stream of steps tokens; a row is MAIN channels and at most REST more."""
+    stream = tl.program_id(0) % STREAMS
+    c = tl.arange(0, MAIN)
+    gain = _gains(q_weight, k_weight, stream, c, CHANNELS)
+    if REST > 0:
+        d = MAIN + tl.arange(0, REST)
+        gain_of_rest = _gains(q_weight, k_weight, stream, d, CHANNELS)
+    kind = out.dtype.element_ty
+    for step in range(steps):
+        token = tl.program_id(0) // STREAMS * steps + step
+        there = token < tokens
+        token = token.to(tl.int64)
+        x = streams + token * x_token + stream * x_stream
+        key = projected + token * p_token + stream * CHANNELS
+        value = projected + token * p_token + STREAMS * CHANNELS
+        inside = there & (c < CHANNELS)
+        s = tl.load(x + c, mask=inside, other=0.0).to(tl.float32)
+        k = tl.load(key + c, mask=inside, other=0.0).to(tl.float32)
+        v = tl.load(value + c, mask=inside, other=0.0)
+        dots, squares, keyed = s * gain * k, s * s, k * k
+        if REST > 0:
+            more = there & (d < CHANNELS)
+            t = tl.load(x + d, mask=more, other=0.0).to(tl.float32)
+            k = tl.load(key + d, mask=more, other=0.0).to(tl.float32)
+            w = tl.load(value + d, mask=more, other=0.0)
+            dots = tl.sum(tl.reshape(dots, [MAIN // REST, REST]), axis=0) + t * gain_of_rest * k
+            squares = tl.sum(tl.reshape(squares, [MAIN // REST, REST]), axis=0) + t * t
+            keyed = tl.sum(tl.reshape(keyed, [MAIN // REST, REST]), axis=0) + k * k
+        square = tl.sum(squares, axis=0) / CHANNELS + eps
+        dot = tl.sum(dots, axis=0)
+        dot *= tl.rsqrt(square * (tl.sum(keyed, axis=0) / CHANNELS + eps) * CHANNELS)
+        root = tl.sqrt(tl.maximum(tl.abs(dot), 1e-6))
+        root = tl.where(dot > 0, root, tl.where(dot < 0, -root, dot))  # a NaN stays one
+        gate = 1.0 / (1.0 + tl.exp(-root))
+        if HAS_IMAGE:
+            gate = tl.where(tl.load(is_image + token, mask=there, other=0) != 0, 0.0, gate)
+        to = out + (token * STREAMS + stream) * CHANNELS
+        tl.store(to + c, (s + gate * v.to(tl.float32)).to(kind), mask=inside)
+        if REST > 0:
+            tl.store(to + d, (t + gate * w.to(tl.float32)).to(kind), mask=more)

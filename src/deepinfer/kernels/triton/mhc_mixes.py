@@ -1,0 +1,177 @@
+"""Coefficients of hyper-connections for four streams: projection, and the part behind it, with tokens side by side."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["mhc_coefficients_kernel", "mhc_project_kernel", "sinkhorn_kernel"]
+
+
+@triton.jit
+def _halves(x, TOKENS: tl.constexpr, WIDTH: tl.constexpr):
+    """The even and the odd columns of a tile."""
+    return tl.split(tl.reshape(x, [TOKENS, WIDTH // 2, 2]))
+
+
+@triton.jit
+def _columns4(x, TOKENS: tl.constexpr):
+    """The four columns of a tile, each as a vector of tokens."""
+    even, odd = _halves(x, TOKENS, 4)
+    a, c = tl.split(even)
+    b, d = tl.split(odd)
+    return a, b, c, d
+
+
+@triton.jit
+def _joined4(a, b, c, d, TOKENS: tl.constexpr):
+    """Four vectors as the columns of a tile."""
+    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [TOKENS, 4])
+
+
+@triton.jit
+def _soft_row(a, b, c, d, eps):
+    """A row of a softmax, plus eps."""
+    top = tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
+    a, b, c, d = tl.exp(a - top), tl.exp(b - top), tl.exp(c - top), tl.exp(d - top)
+    share = 1.0 / (a + b + c + d)
+    return a * share + eps, b * share + eps, c * share + eps, d * share + eps
+
+
+@triton.jit
+def _over_sum(a, b, c, d, eps):
+    """Four numbers over their sum."""
+    share = 1.0 / (a + b + c + d + eps)
+    return a * share, b * share, c * share, d * share
+
+
+@triton.jit
+def _sinkhorn(k, iterations, eps, TOKENS: tl.constexpr):
+    """Doubly stochastic matrices from scores; both as tiles [TOKENS, 16], a matrix row by row."""
+    # Letters are rows, digits are columns; a tile of sixteen columns is cut into those of equal digits.
+    even, odd = _halves(k, TOKENS, 16)
+    zero, two = _halves(even, TOKENS, 8)
+    one, three = _halves(odd, TOKENS, 8)
+    a0, b0, c0, d0 = _columns4(zero, TOKENS)
+    a1, b1, c1, d1 = _columns4(one, TOKENS)
+    a2, b2, c2, d2 = _columns4(two, TOKENS)
+    a3, b3, c3, d3 = _columns4(three, TOKENS)
+    a0, a1, a2, a3 = _soft_row(a0, a1, a2, a3, eps)
+    b0, b1, b2, b3 = _soft_row(b0, b1, b2, b3, eps)
+    c0, c1, c2, c3 = _soft_row(c0, c1, c2, c3, eps)
+    d0, d1, d2, d3 = _soft_row(d0, d1, d2, d3, eps)
+    a0, b0, c0, d0 = _over_sum(a0, b0, c0, d0, eps)
+    a1, b1, c1, d1 = _over_sum(a1, b1, c1, d1, eps)
+    a2, b2, c2, d2 = _over_sum(a2, b2, c2, d2, eps)
+    a3, b3, c3, d3 = _over_sum(a3, b3, c3, d3, eps)
+    for _ in range(iterations - 1):
+        a0, a1, a2, a3 = _over_sum(a0, a1, a2, a3, eps)
+        b0, b1, b2, b3 = _over_sum(b0, b1, b2, b3, eps)
+        c0, c1, c2, c3 = _over_sum(c0, c1, c2, c3, eps)
+        d0, d1, d2, d3 = _over_sum(d0, d1, d2, d3, eps)
+        a0, b0, c0, d0 = _over_sum(a0, b0, c0, d0, eps)
+        a1, b1, c1, d1 = _over_sum(a1, b1, c1, d1, eps)
+        a2, b2, c2, d2 = _over_sum(a2, b2, c2, d2, eps)
+        a3, b3, c3, d3 = _over_sum(a3, b3, c3, d3, eps)
+    a = _joined4(a0, a1, a2, a3, TOKENS)
+    b = _joined4(b0, b1, b2, b3, TOKENS)
+    c = _joined4(c0, c1, c2, c3, TOKENS)
+    d = _joined4(d0, d1, d2, d3, TOKENS)
+    both = tl.join(tl.join(a, c), tl.join(b, d))  # [TOKENS, 4, 2, 2]: column, then row
+    return tl.reshape(tl.permute(tl.reshape(both, [TOKENS, 4, 4]), (0, 2, 1)), [TOKENS, 16])
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def sinkhorn_kernel(scores, out, tokens, iterations, eps, TOKENS: tl.constexpr):
+    """Doubly stochastic 4x4 matrices of tokens, one token a thread."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    there = (token < tokens)[:, None]
+    at = token.to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    k = tl.load(scores + at, mask=there, other=0.0)
+    tl.store(out + at, _sinkhorn(k, iterations, eps, TOKENS), mask=there)
+
+
+@triton.jit
+def _leading(w):
+    """The leading eight bits of fp32 values as bf16, and what is left of them in fp32."""
+    bits = w.to(tl.int32, bitcast=True)
+    high = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return high, w - (bits & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def mhc_project_kernel(
+    streams, pre, fn, sums, collapsed, tokens, parts, x_token, x_stream, CHANNELS: tl.constexpr,
+    TOKENS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """Reads a piece of the channels of all streams once: projections, squares, and the sum that enters a sublayer.
+
+    SPLIT bf16 numbers stand for a coefficient of the projection, so that bf16 products are (3) as exact as fp32 ones, or
+    (2) as 16 bits; 0 multiplies fp32 streams.
+    """
+    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    there = token < tokens
+    token = token.to(tl.int64)
+    part = tl.program_id(0)
+    rows = tl.arange(0, 32)
+    m = tl.zeros([TOKENS, 32], tl.float32)
+    squares = tl.zeros([TOKENS, BLOCK], tl.float32)
+    kind = streams.dtype.element_ty
+    for block in range(BLOCKS):
+        c = (part * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
+        inside = there[:, None] & (c < CHANNELS)[None, :]
+        in_fn = (rows < 24)[None, :] & (c < CHANNELS)[:, None]
+        entering = tl.zeros([TOKENS, BLOCK], tl.float32)
+        for i in tl.static_range(4):
+            at = streams + token[:, None] * x_token + i * x_stream + c[None, :]
+            s = tl.load(at, mask=inside, other=0.0)
+            w = tl.load(
+                fn + rows[None, :] * (4 * CHANNELS) + i * CHANNELS + c[:, None],
+                mask=in_fn,
+                other=0.0,
+            )
+            wide = s.to(tl.float32)
+            squares += wide * wide
+            entering += tl.load(pre + token * 4 + i, mask=there, other=0.0)[:, None] * wide
+            if SPLIT == 0:
+                m = tl.dot(wide, w, m, input_precision="tf32x3")
+            else:
+                high, w = _leading(w)
+                m = tl.dot(s, high, m)
+                high, w = _leading(w)
+                m = tl.dot(s, high, m)
+                if SPLIT == 3:
+                    high, w = _leading(w)
+                    m = tl.dot(s, high, m)
+        tl.store(collapsed + token[:, None] * CHANNELS + c[None, :], entering.to(kind), mask=inside)
+    m = tl.where((rows == 24)[None, :], tl.sum(squares, axis=1)[:, None], m)
+    to = sums + (token[:, None] * parts + part) * 32 + rows[None, :]
+    tl.store(to, m, mask=there[:, None])
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def mhc_coefficients_kernel(
+    sums, base, scale, pre, post, mix, tokens, parts, iterations, norm_eps, eps,
+    CHANNELS: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Sums of the pieces in their order, then the three kinds of coefficients of tokens."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    there = (token < tokens)[:, None]
+    token = token.to(tl.int64)[:, None]
+    eight, sixteen = tl.arange(0, 8)[None, :], tl.arange(0, 16)[None, :]
+    gates = tl.zeros([TOKENS, 8], tl.float32)
+    scores = tl.zeros([TOKENS, 16], tl.float32)
+    square = tl.zeros([TOKENS, 1], tl.float32)
+    for part in range(parts):
+        at = sums + (token * parts + part) * 32
+        gates += tl.load(at + eight, mask=there, other=0.0)
+        scores += tl.load(at + 8 + sixteen, mask=there, other=0.0)
+        square += tl.load(at + 24, mask=there, other=0.0)
+    factor = tl.rsqrt(square / (4 * CHANNELS) + norm_eps)
+    gates = gates * factor * tl.load(scale + eight // 4) + tl.load(base + eight)
+    gates = 1.0 / (1.0 + tl.exp(-gates))
+    tl.store(pre + token * 4 + eight, gates + eps, mask=there & (eight < 4))
+    tl.store(post + token * 4 + eight - 4, 2.0 * gates, mask=there & (eight >= 4))
+    scores = scores * factor * tl.load(scale + 2) + tl.load(base + 8 + sixteen)
+    k = _sinkhorn(scores, iterations, eps, TOKENS)
+    tl.store(mix + token * 16 + sixteen, k, mask=there)

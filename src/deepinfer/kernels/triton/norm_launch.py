@@ -1,0 +1,100 @@
+"""Launches of norms and rotations, for arguments that were already checked."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from deepinfer.kernels.configs import rows as configs
+from deepinfer.kernels.triton.norms import norm_rope_cast_kernel, rms_norm_kernel
+from deepinfer.kernels.triton.quant_launch import has_hardware_fp8
+from deepinfer.kernels.triton.ropes import rope_kernel
+
+__all__ = ["norm_rope_cast", "rms_norm", "rope"]
+
+
+def rms_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor,
+    tuning: tuple[int, int, int] | None = None, evict: str = "evict_first",
+) -> None:  # fmt: skip
+    """RMS norm of rows, of their sum with a residual when there is one.
+
+    Args:
+        x: Shape [rows, channels], last stride 1.
+        residual: As `x`; becomes the sum.
+        weight: Gains, shape [channels], contiguous.
+        eps: Added to the mean square.
+        out: As `x`, and may be it.
+        tuning: Rows at once, rows one after the other, warps; None for those of the table.
+        evict: What the caches are told of the values that are read.
+    """
+    rows, channels = x.shape
+    at_once, steps, warps = tuning or configs.norm(channels)
+    main, rest = configs.pieces(channels)
+    other = x if residual is None else residual
+    with torch.cuda.device_of(x):
+        rms_norm_kernel[(triton.cdiv(rows, at_once * steps),)](
+            x, other, weight, out, rows, steps, x.stride(0), other.stride(0), out.stride(0), eps,
+            CHANNELS=channels, MAIN=main, REST=rest, ADD=residual is not None, ROWS=at_once,
+            EVICT=evict, HARDWARE=has_hardware_fp8(x), num_warps=warps,
+        )  # fmt: skip
+
+
+def norm_rope_cast(
+    x: Tensor, weight: Tensor | None, eps: float, phases: Tensor | None, positions: Tensor | None,
+    q: Tensor, scale: Tensor, format: int, group: int, tuning: tuple[int, int] | None = None,
+) -> None:  # fmt: skip
+    """RMS norm, rotation and cast of the heads of tokens.
+
+    Args:
+        x: Shape [tokens, heads, channels], last stride 1.
+        weight: Gains, shape [channels], contiguous, or None for no norm.
+        eps: Added to the mean square.
+        phases: Cosine and sine, shape [places, rope_dim / 2, 2], fp32, contiguous, or None for no rotation.
+        positions: Place of each token, shape [tokens], contiguous, or None for its number.
+        q: Codes of all heads, uint8, contiguous.
+        scale: Scales of all heads, uint8, contiguous.
+        format: As in `small_floats`.
+        group: Channels of a group.
+        tuning: Rows a program, and warps; None for those of the table.
+    """
+    tokens, heads, channels = x.shape
+    rows, warps = tuning or configs.norm_rope_cast(channels)
+    with torch.cuda.device_of(x):
+        norm_rope_cast_kernel[(triton.cdiv(tokens * heads, rows),)](
+            x, x if weight is None else weight, x if phases is None else phases,
+            x if positions is None else positions, q, scale, tokens * heads, heads, x.stride(0),
+            x.stride(1), eps, CHANNELS=channels, ROPE=0 if phases is None else 2 * phases.shape[1],
+            HAS_NORM=weight is not None, HAS_POSITIONS=positions is not None, FORMAT=format,
+            HARDWARE=has_hardware_fp8(x), ROWS=rows, SPAN=triton.next_power_of_2(channels // group),
+            GROUP=group, num_warps=warps, enable_fp_fusion=False,
+        )  # fmt: skip
+
+
+def rope(
+    x: Tensor, phases: Tensor, positions: Tensor | None, inverse: bool, out: Tensor,
+    tuning: tuple[int, int] | None = None,
+) -> None:  # fmt: skip
+    """Rotates the last channels of the heads of tokens.
+
+    Args:
+        x: Shape [tokens, heads, channels], last stride 1.
+        phases: Cosine and sine, shape [places, rope_dim / 2, 2], fp32, contiguous.
+        positions: Place of each token, shape [tokens], contiguous, or None for its number.
+        inverse: Rotate back.
+        out: As `x`, and may be it.
+        tuning: Rows a program, and warps; None for those of the table.
+    """
+    tokens, heads, channels = x.shape
+    width = 2 * phases.shape[1]
+    in_place = out.data_ptr() == x.data_ptr()
+    rows, warps = tuning or configs.rope(channels, in_place)
+    with torch.cuda.device_of(x):
+        rope_kernel[(triton.cdiv(tokens * heads, rows),)](
+            x, phases, x if positions is None else positions, out, tokens * heads, heads,
+            x.stride(0), x.stride(1), out.stride(0), out.stride(1), CHANNELS=channels, ROPE=width,
+            BLOCK=triton.next_power_of_2(width), REST=triton.next_power_of_2(max(2, channels - width)),
+            INVERSE=inverse, HAS_POSITIONS=positions is not None, COPY=not in_place, ROWS=rows,
+            num_warps=warps, enable_fp_fusion=False,
+        )  # fmt: skip

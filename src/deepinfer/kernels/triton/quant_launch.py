@@ -1,0 +1,140 @@
+"""Launches of the casts, for arguments that were already checked."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import torch
+import triton
+from torch import Tensor
+
+from deepinfer.kernels.configs import rows as configs
+from deepinfer.kernels.triton.quant_casts import (
+    cast_back_kernel,
+    cast_blocks_kernel,
+    cast_groups_kernel,
+)
+from deepinfer.kernels.triton.swiglu_cast import swiglu_cast_kernel
+
+__all__ = ["cast_back", "cast_blocks", "cast_groups", "has_hardware_fp8", "swiglu_cast"]
+
+
+def has_hardware_fp8(x: Tensor) -> bool:
+    """Whether the chip of a tensor converts e4m3."""
+    if os.environ.get("TRITON_INTERPRET") == "1" or not x.is_cuda:
+        return False
+    return torch.cuda.get_device_capability(x.device) >= (8, 9)
+
+
+def cast_groups(
+    x: Tensor,
+    q: Tensor,
+    scale: Tensor,
+    format: int,
+    group: int,
+    tuning: tuple[int, int] | None = None,
+) -> None:
+    """Quantises groups of rows.
+
+    Args:
+        x: Shape [rows, channels], last stride 1.
+        q: Codes, shape [rows, channels] or half of them, uint8, contiguous.
+        scale: Shape [rows, groups], uint8 or fp32, contiguous.
+        format: As in `small_floats`.
+        group: Channels of a group, a power of two.
+        tuning: Groups a program, and warps; None for those of the table.
+    """
+    groups, warps = tuning or configs.groups(group)
+    with torch.cuda.device_of(x):
+        cast_groups_kernel[(triton.cdiv(scale.numel(), groups),)](
+            x, q, scale, scale.numel(), x.stride(0), CHANNELS=x.shape[1], FORMAT=format,
+            SCALE_FP32=scale.dtype == torch.float32, HARDWARE=has_hardware_fp8(x), GROUPS=groups,
+            GROUP=group, num_warps=warps, enable_fp_fusion=False,
+        )  # fmt: skip
+
+
+def cast_blocks(
+    w: Tensor,
+    q: Tensor,
+    scale: Tensor,
+    rows: int,
+    columns: int,
+    tuning: tuple[int, int] | None = None,
+) -> None:
+    """Quantises blocks of weights to e4m3.
+
+    Args:
+        w: Shape [batch, N, K], last stride 1.
+        q: Shape [batch, N, K], uint8, contiguous.
+        scale: Shape [batch, ceil(N / rows), ceil(K / columns)], uint8 or fp32, contiguous.
+        rows: Rows of a block, a power of two.
+        columns: Columns of a block, a power of two.
+        tuning: Blocks a program, and warps; None for those of the table.
+    """
+    blocks, warps = tuning or configs.blocks(rows, columns)
+    with torch.cuda.device_of(w):
+        cast_blocks_kernel[(triton.cdiv(scale.numel(), blocks),)](
+            w, q, scale, scale.numel(), w.stride(0), w.stride(1), N=w.shape[1], K=w.shape[2],
+            SCALE_FP32=scale.dtype == torch.float32, HARDWARE=has_hardware_fp8(w), ROWS=rows,
+            COLUMNS=columns, BLOCKS=blocks, num_warps=warps, enable_fp_fusion=False,
+        )  # fmt: skip
+
+
+def cast_back(
+    q: Tensor, scale: Tensor, out: Tensor, packed: bool, kind: int, rows: int, columns: int, n: int,
+    tuning: tuple[int, int] | None = None,
+) -> None:  # fmt: skip
+    """Dequantises rows.
+
+    Args:
+        q: Shape [rows, K] or half of it, uint8, last stride 1.
+        scale: One a block of `rows` rows and `columns` columns, uint8 or fp32, contiguous.
+        out: Shape [rows, K], contiguous.
+        packed: Whether codes are pairs of e2m1; else e4m3.
+        kind: 0 for fp32 scales, 1 for e8m0, 2 for e4m3.
+        rows: Rows of a block.
+        columns: Columns of a block, a power of two.
+        n: Rows of a matrix; `q` holds one or more of them.
+        tuning: Groups a program, and warps; None for those of the table.
+    """
+    groups, warps = tuning or configs.cast_back(columns)
+    count, k = out.shape
+    total = count * triton.cdiv(k, columns)
+    with torch.cuda.device_of(q):
+        cast_back_kernel[(triton.cdiv(total, groups),)](
+            q, scale, out, total, q.stride(0), N=n, K=k, PACKED=packed, SCALE=kind,
+            HARDWARE=has_hardware_fp8(q), ROWS=rows, GROUPS=groups, GROUP=columns, num_warps=warps,
+            enable_fp_fusion=False,
+        )  # fmt: skip
+
+
+def swiglu_cast(
+    x: Tensor, weights: Tensor | None, limit: float, q: Tensor, scale: Tensor, format: int, group: int,
+    tuning: tuple[int, int, int] | None = None,
+) -> None:  # fmt: skip
+    """SwiGLU of rows, and its cast.
+
+    Args:
+        x: Gates, then values: shape [rows, 2 * channels], last stride 1.
+        weights: Shape [rows], fp32, contiguous, or None.
+        limit: Of the clamp; infinite for none.
+        q: Codes as in `cast_groups`, or with format 0 values, shape [rows, channels], contiguous.
+        scale: Shape [rows, groups], uint8 or fp32, contiguous; not touched with format 0.
+        format: As in `small_floats`, or 0 for no cast.
+        group: Channels of a group, a power of two.
+        tuning: Groups a program, warps, and how exact the steps are (1 fast, 2 as torch); None for those of the table.
+    """
+    groups, warps, mode = tuning or configs.swiglu(group)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        mode = 0
+    channels = x.shape[1] // 2
+    total = x.shape[0] * (channels // group)
+    with torch.cuda.device_of(x):
+        swiglu_cast_kernel[(triton.cdiv(total, groups),)](
+            x, x if weights is None else weights, q, scale, total, x.stride(0), limit,
+            CHANNELS=channels, HAS_LIMIT=math.isfinite(limit), HAS_WEIGHTS=weights is not None,
+            MODE=mode, FORMAT=format, SCALE_FP32=scale.dtype == torch.float32,
+            HARDWARE=has_hardware_fp8(x), GROUPS=groups, GROUP=group, num_warps=warps,
+            enable_fp_fusion=False,
+        )  # fmt: skip
