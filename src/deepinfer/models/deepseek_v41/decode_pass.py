@@ -29,6 +29,7 @@ from deepinfer.models.deepseek_v41.decode_inputs import (
 )
 from deepinfer.models.deepseek_v41.decode_selection import DecodeSelection
 from deepinfer.models.deepseek_v41.indexer import Indexer
+from deepinfer.models.deepseek_v41.packed_products import linear
 from deepinfer.models.deepseek_v41.rope import Rotation, apply_rope_, rope_phases
 from deepinfer.models.deepseek_v41.row_storage import PlainRows
 
@@ -71,6 +72,7 @@ class DecodePass:
 
     is_image = None
     narrow_layer = None
+    _SELECTION: type[DecodeSelection] = DecodeSelection
 
     def __init__(
         self,
@@ -98,10 +100,8 @@ class DecodePass:
             own_steps: Whether the general pass of that mode runs the layers' own steps instead of these kernels.
             with_features: Whether what the draft learns of the tokens is kept.
         """
-        if not isinstance(cache.rows, PlainRows):
-            raise InvariantBroken("A step of fixed shape reads plain rows; the cache holds others.")
         self.cache, self.kernels = cache, kernels
-        self._rings = cache.rows.rings
+        self._adopt(cache)
         self._own_steps = deterministic and own_steps
         self.engram_rows: dict[int, Tensor] = {}
         has_draft = with_features and cache.config.num_nextn_predict_layers > 0
@@ -121,7 +121,7 @@ class DecodePass:
         self._frequencies = frequencies
         self._phases: dict[tuple[bool, int], Tensor] = {}
         self._rotations: dict[bool, Rotation] = {}
-        self._selection = DecodeSelection(
+        self._selection = self._SELECTION(
             cache, slots, positions, self.valid, context, deterministic=deterministic
         )
         window, ring = cache.config.sliding_window, cache.ring_size
@@ -135,6 +135,12 @@ class DecodePass:
         self._pool_index: dict[int, Tensor] = {}
         history = self._masked(self._flat_slots * cache.max_tokens + flat)
         kernels.scatter_rows(cache.tokens.view(-1), history, self.ids)
+
+    def _adopt(self, cache: SlotCache) -> None:
+        """Takes the rows of the cache."""
+        if not isinstance(cache.rows, PlainRows):
+            raise InvariantBroken("This pass reads plain rows; the cache holds others.")
+        self._rings = cache.rows.rings
 
     def history(self, ngram: int) -> Tensor:
         """Id of each token and of those before it, newest first, shape [tokens, ngram], int64.
@@ -220,7 +226,8 @@ class DecodePass:
             self._selection.take_all(source)
             return
         rounds = attention.rounding.level != "none"
-        queries = indexer.wq_b(bottleneck).view(len(y), indexer.num_heads, -1)
+        queries = linear(indexer.wq_b, bottleneck, rounded=attention.rounding.level == "full")
+        queries = queries.view(len(y), indexer.num_heads, -1)
         queries = self.kernels.norm_rope_round(
             queries, None, 0.0, self.phases(True), rounding="mxfp4" if rounds else "none"
         )
@@ -250,8 +257,7 @@ class DecodePass:
     def attend_cached(self, attention: Attention, queries: Tensor) -> Tensor:
         """Attends to rows that are all written; shape [tokens, heads, head_dim]."""
         layer, cache = attention.layer_id, self.cache
-        first_full = cache.narrowing.first_layer
-        windows = self._windows[first_full is not None and layer >= first_full]
+        windows = self.window_rows(layer)
         extra = self._selection.index if attention.ratio else None
         if self._own_steps:
             rows = windows + layer * len(self.ring(layer))
@@ -265,6 +271,11 @@ class DecodePass:
             queries, cache.kv, windows, extra, attention.attn_sink, attention.softmax_scale,
             offset=layer * len(self.ring(layer)),
         )  # fmt: skip
+
+    def window_rows(self, layer: int) -> Tensor:
+        """Rows of a layer's rings that each token sees, -1 for none, shape [tokens, window], int64."""
+        first_full = self.cache.narrowing.first_layer
+        return self._windows[first_full is not None and layer >= first_full]
 
     def ring(self, layer: int) -> Tensor:
         """Window rows of a layer, shape [slots * ring_size, head_dim]."""

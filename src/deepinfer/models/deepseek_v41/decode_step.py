@@ -19,8 +19,9 @@ from deepinfer.models.deepseek_v41.decode_pass import DecodePass
 from deepinfer.models.deepseek_v41.decode_stack import run_layers, why_not_fused
 from deepinfer.models.deepseek_v41.hyper_connection import collapse, initial_pre
 from deepinfer.models.deepseek_v41.model import DeepseekV41
+from deepinfer.models.deepseek_v41.packed_pass import PackedDecodePass, why_no_packed_steps
+from deepinfer.models.deepseek_v41.packed_rows import PackedRows
 from deepinfer.models.deepseek_v41.rope import rope_frequencies
-from deepinfer.models.deepseek_v41.row_storage import PlainRows
 
 __all__ = ["DecodeOutput", "DecodeStep", "why_no_fixed_shape"]
 
@@ -48,8 +49,10 @@ def why_no_fixed_shape(model: DeepseekV41, cache: SlotCache) -> str:
         model: The model.
         cache: The cache.
     """
-    if not isinstance(cache.rows, PlainRows):
-        return "the cache holds packed rows"
+    if isinstance(cache.rows, PackedRows):
+        reason = why_no_packed_steps(model, cache)
+        if reason:
+            return reason
     if cache.device.type == "cuda" and model.config.hc_mult != 4:
         return f"the kernels take 4 residual streams, and the model has {model.config.hc_mult}"
     return why_not_fused(model)
@@ -110,7 +113,8 @@ class DecodeStep:
             Hidden rows, features and logits of all tokens.
         """
         model = self._model
-        run = DecodePass(
+        kind = PackedDecodePass if isinstance(self._cache.rows, PackedRows) else DecodePass
+        run = kind(
             inputs,
             self._cache,
             self._frequencies,

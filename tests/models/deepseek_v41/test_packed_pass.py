@@ -1,0 +1,95 @@
+"""Steps of fixed shape over packed rows against ragged ones over the same form."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from deepinfer.core.plan import BlockUpdate
+from deepinfer.models.deepseek_v41 import DeepseekV41, ForwardBatch, Segment, SlotCache
+from deepinfer.models.deepseek_v41.decode_inputs import DecodeInputs, row_values
+from deepinfer.models.deepseek_v41.decode_step import DecodeStep, why_no_fixed_shape
+
+SLOTS, MAX_TOKENS, BLOCK = 4, 96, 16
+
+
+@pytest.fixture(scope="module", params=["cache", "full"])
+def model(request, small_config, random_model) -> DeepseekV41:
+    made = random_model(small_config(head_dim=512, index_head_dim=128), request.param)
+    made.set_engram_token_map(range(160))
+    return made
+
+
+def shuffled_cache(model: DeepseekV41, seed: int) -> SlotCache:
+    blocks = list(range(SLOTS * MAX_TOKENS // BLOCK))
+    cache = model.new_cache(
+        SLOTS, MAX_TOKENS, 40, num_blocks=len(blocks), block_size=BLOCK, storage="packed"
+    )
+    random.Random(seed).shuffle(blocks)
+    each = MAX_TOKENS // BLOCK
+    updates = [
+        BlockUpdate(slot=s, first=0, blocks=tuple(blocks[s * each : (s + 1) * each]))
+        for s in range(SLOTS)
+    ]
+    cache.apply_updates(updates)
+    return cache
+
+
+def prefill(model: DeepseekV41, cache: SlotCache, lengths: dict[int, int], ids: np.ndarray) -> None:
+    for slot, length in lengths.items():
+        for at in range(0, length, 32):
+            count = min(32, length - at)
+            part = torch.from_numpy(ids[slot, at : at + count].copy())
+            model(ForwardBatch(part, (Segment(slot, at, count),)), cache)
+
+
+def values(cache: SlotCache) -> list[torch.Tensor]:
+    rows, formats = cache.rows, cache.rows._formats
+    unpacked = [formats.window.unpack(rows.window_data, torch.float32)]
+    unpacked += [formats.pool.unpack(p, torch.float32) for p in rows.pools.values()]
+    unpacked += [formats.key.unpack(k, torch.float32) for k in rows.index_keys.values()]
+    return unpacked
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_equal_to_ragged_steps(model, seed) -> None:
+    rng = random.Random(seed)
+    one, other = shuffled_cache(model, seed), shuffled_cache(model, seed)
+    ids = np.random.default_rng(seed).integers(5, 150, (SLOTS, MAX_TOKENS))
+    lengths = {slot: rng.choice([1, 2, 7, 8, 31, 63]) for slot in range(SLOTS)}
+    for cache in (one, other):
+        prefill(model, cache, lengths, ids)
+    step = DecodeStep(model, other)
+    for _ in range(4):
+        rows = []
+        for slot in rng.sample(range(SLOTS), rng.randint(1, SLOTS)):
+            at, count = one.lengths[slot], rng.randint(1, 4)
+            rows.append((Segment(slot, at, count), ids[slot, at : at + count].tolist()))
+        segments = tuple(s for s, _ in rows)
+        out = model(ForwardBatch(torch.tensor([i for _, r in rows for i in r]), segments), one)
+        wanted = model.compute_logits(out.hidden)
+        other.begin(segments)
+        inputs = DecodeInputs.empty(5, 4)
+        inputs.fill([r for _, r in rows], [row_values(s, 0) for s in segments])
+        found = step(inputs, MAX_TOKENS).logits
+        other.commit(segments)
+        used = [i * 4 + t for i, s in enumerate(segments) for t in range(s.num_tokens)]
+        assert torch.allclose(found[used], wanted, atol=2e-3 * float(wanted.abs().max()))
+        for a, b in zip(values(one), values(other), strict=True):
+            # A sum in another order may move a value over a rounding edge; the sign of zeros is free.
+            assert float((a != b).float().mean()) < 1e-3
+        for source, tail in one.tails.items():
+            assert torch.allclose(tail, other.tails[source], atol=1e-3)
+        for segment, row in rows:
+            back = rng.randint(0, len(row) - 1)
+            for cache in (one, other):
+                cache.truncate(segment.slot, segment.end - back)
+
+
+def test_other_widths_are_refused_with_the_reason(small_config, random_model) -> None:
+    made = random_model(small_config(), "full")
+    cache = made.new_cache(SLOTS, MAX_TOKENS, 40, storage="packed")
+    assert "take 512" in why_no_fixed_shape(made, cache)
