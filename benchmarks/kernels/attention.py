@@ -46,7 +46,9 @@ def even_slots(shape: tuple[int, ...], slots: int) -> torch.Tensor:
     return 2 * torch.randint(0, slots // 2, shape, device="cuda", dtype=torch.int32)
 
 
-def wanted(q, cache, indices, form, page, more, sink, phases, lengths=None, more_lengths=None, scale=None):
+def wanted(
+    q, cache, indices, form, page, more, sink, phases, lengths=None, more_lengths=None, scale=None
+):
     """Output and log-sum-exp in fp32 on the dequantised rows."""
     rows = q.shape[0] * q.shape[1]
     flat = q.reshape(rows, *q.shape[2:])
@@ -68,8 +70,12 @@ def compare(out, lse, right, right_lse) -> dict[str, float]:
     same = (lse == right_lse) | (lse.isnan() & right_lse.isnan())
     lse_error = torch.where(same, 0.0, (lse - right_lse).abs())
     bad_lse = int(((lse_error > 1e-6) & ~(lse_error <= right_lse.abs() * 8.01 / 65536)).sum())
-    assert diff < 5e-6, f"cosine difference {diff:.2e}, {bad} bad elements, {bad_lse} bad lse, largest {float(error.max()):.3g}"
-    assert not bad, f"{bad} elements differ by more than 1e-3 and 2/128, largest {float(error.max()):.3g}"
+    assert diff < 5e-6, (
+        f"cosine difference {diff:.2e}, {bad} bad elements, {bad_lse} bad lse, largest {float(error.max()):.3g}"
+    )
+    assert not bad, (
+        f"{bad} elements differ by more than 1e-3 and 2/128, largest {float(error.max()):.3g}"
+    )
     assert not bad_lse, f"{bad_lse} log-sum-exps differ, largest {float(lse_error.max()):.3g}"
     return {"diff": diff, "max_error": float(error.max()), "max_lse_error": float(lse_error.max())}
 
@@ -127,7 +133,9 @@ def decode(
 
     def check() -> dict[str, float]:
         first, lse = out.clone(), found["lse"].clone()
-        right = wanted(q, cache, indices, FP8, page, (more, more_indices, more_form, page), sink, phases)
+        right = wanted(
+            q, cache, indices, FP8, page, (more, more_indices, more_form, page), sink, phases
+        )
         figures = compare(first, lse, *right)
         assert_repeats(run, out)
         assert same_bits(out, first), "another run differs"
@@ -164,7 +172,9 @@ def decode(
     )
 
 
-def contract_case(small: bool, *, backend: str, heads: int, form: KVCacheFormat, split: int) -> Built:
+def contract_case(
+    small: bool, *, backend: str, heads: int, form: KVCacheFormat, split: int
+) -> Built:
     """Pages of odd sizes that lie apart, wild indices, lengths, sinks of all kinds, empty rows, s_q of 3."""
     batch, s_q = 37, 3
     page, more_page = 61, 5
@@ -218,9 +228,13 @@ def contract_case(small: bool, *, backend: str, heads: int, form: KVCacheFormat,
         figures = compare(out, found["lse"], *right)
         assert bool((out[3] == 0).all() and (found["lse"][3] == math.inf).all())
         assert bool((out[8] == 0).all() and (out[:, :, 0] == 0).all())
-        assert bool((big[:, :, heads] == 777).all() and (big[..., 512:] == 777).all()), "it wrote beside the output"
+        assert bool((big[:, :, heads] == 777).all() and (big[..., 512:] == 777).all()), (
+            "it wrote beside the output"
+        )
         nothing = q[:0]
-        empty, _ = flash_mla_with_kvcache(nothing, cache, indices[:0], page_size=page, backend=backend)
+        empty, _ = flash_mla_with_kvcache(
+            nothing, cache, indices[:0], page_size=page, backend=backend
+        )
         assert empty.shape == nothing.shape
         q2 = q[:5].clone()
         alone, lse = flash_mla_with_kvcache(q2, cache, indices[:5], page_size=page, backend=backend, topk_length=lengths[:5, 0].contiguous())  # fmt: skip
@@ -320,7 +334,10 @@ def merge(small: bool, *, rows: int, parts: int, heads: int) -> Built:
         _, found["lse"] = merge_attn_states(v, s, attn_sink=sink, phases=phases, out=out)
 
     def check() -> dict[str, float]:
-        right, lse = torch.empty(out.shape, device="cuda"), torch.empty((rows, heads), device="cuda")
+        right, lse = (
+            torch.empty(out.shape, device="cuda"),
+            torch.empty((rows, heads), device="cuda"),
+        )
         reference.merge_states(v, s, sink, phases, right, lse)
         figures = compare(out, found["lse"], right, lse)
         assert bool((out[0] == 0).all() and (out[:, 0] == 0).all())
@@ -353,7 +370,7 @@ def merge(small: bool, *, rows: int, parts: int, heads: int) -> Built:
 
 def cases() -> list[Case]:
     """What is checked and timed."""
-    from deepinfer.kernels.triton.mla_decode_launch import WideTuning
+    from deepinfer.kernels.triton.mla_decode_launch import FewTuning, WideTuning
 
     op = "flash_mla_with_kvcache"
     found = []
@@ -376,14 +393,31 @@ def cases() -> list[Case]:
         shape = f"128x2 rows, 128 heads, 128 + 512 keys, {name}"
         build = partial(decode, batch=128, s_q=2, heads=128, more_form=form)
         found.append(Case(op, shape, "table", build, peer=0.129 if form is FP8 else None))
-        for backend, heads in (("hopper", 64), ("hopper", 128)):
-            for split in (0, 64, 128):
-                build = partial(contract_case, backend=backend, heads=heads, form=form, split=split)
-                found.append(Case(op, f"contract {name}", f"{backend} {heads} split {split}", build, check_only=True))  # fmt: skip
+        for heads in (8, 16, 32):
+            for batch, s_q in ((1, 1), (16, 1), (128, 1), (256, 4)):
+                shape = f"{batch}x{s_q} rows, {heads} heads, 128 + 512 keys, {name}"
+                build = partial(decode, batch=batch, s_q=s_q, heads=heads, more_form=form)
+                found.append(Case(op, shape, "table", build))
+                if heads == 16:
+                    for tuning in (FewTuning(8, 2, 144), FewTuning(4, 3, 144)):
+                        words = f"w{tuning.warps} d{tuning.depth}"
+                        found.append(Case(op, shape, words, partial(build, tuning=tuning)))
+                    if batch == 16:
+                        for split in (128, 320):
+                            found.append(Case(op, shape, f"split {split}", partial(build, split=split)))  # fmt: skip
+        for backend, heads, split in (
+            ("hopper", 64, 0), ("hopper", 64, 128), ("hopper", 128, 64), ("hopper", 40, 0), ("hopper", 8, 0),
+            ("hopper", 8, 64), ("hopper", 12, 0), ("hopper", 12, 128), ("hopper", 32, 0), ("hopper", 32, 64),
+        ):  # fmt: skip
+            build = partial(contract_case, backend=backend, heads=heads, form=form, split=split)
+            words = f"{backend} {heads} split {split}"
+            found.append(Case(op, f"contract {name}", words, build, check_only=True))
+        for backend, heads in (("hopper", 64), ("hopper", 16)):
+            words = f"{backend} {heads}"
             build = partial(far_case, backend=backend, heads=heads, form=form)
-            found.append(Case(op, f"far pages {name}", f"{backend} {heads}", build, check_only=True))
+            found.append(Case(op, f"far pages {name}", words, build, check_only=True))
             build = partial(invariance_case, backend=backend, heads=heads, form=form)
-            found.append(Case(op, f"batch invariance {name}", f"{backend} {heads}", build, check_only=True))  # fmt: skip
+            found.append(Case(op, f"batch invariance {name}", words, build, check_only=True))
     for rows, parts, heads in ((64, 2, 64), (1024, 4, 64), (16, 10, 16)):
         shape = f"{rows} rows, {parts} parts, {heads} heads"
         build = partial(merge, rows=rows, parts=parts, heads=heads)

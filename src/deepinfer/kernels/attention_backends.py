@@ -51,9 +51,7 @@ def _decode_torch(
     if extra_k_cache is not None and extra_indices is not None:
         form = KVCacheFormat[extra_format]
         scopes.append((extra_k_cache, extra_indices, extra_lengths, form, extra_page_size))
-    reference.attend_cached(
-        q, scopes, sink, _rows_of(phases, phase_index, len(q)), scale, out, lse
-    )
+    reference.attend_cached(q, scopes, sink, _rows_of(phases, phase_index, len(q)), scale, out, lse)
 
 
 def _hopper_refusal(
@@ -71,8 +69,6 @@ def _hopper_refusal(
         return "its first cache is V41_MXFP8, its second V41_MXFP8 or V41_NVFP4"
     if phases is not None and phases.shape[1] != 32:
         return f"it rotates 64 channels, not {2 * phases.shape[1]}"
-    if q.shape[1] % 64:
-        return f"it takes a multiple of 64 heads, not {q.shape[1]}"
     for cache in (k_cache, extra_k_cache):
         if cache is not None and (cache.stride(0) % 16 or cache.data_ptr() % 16):
             return "pages must begin at multiples of 16 bytes"

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["INVARIANT_KEYS", "split_keys"]
+__all__ = ["FEW", "INVARIANT_KEYS", "WIDE", "split_keys"]
 
 INVARIANT_KEYS = 320
 """Keys of a part where a row's bits must not hang on the number of rows."""
+
+
+WIDE: tuple[int, ...] = (200,)
+"""Registers of the warpgroups that multiply: `WideTuning`."""
+FEW: dict[int, tuple[int, int, int]] = {8: (8, 3, 144), 16: (8, 3, 144), 32: (8, 2, 144)}
+"""By heads: warps that decode, tiles in shared memory, registers: `FewTuning`."""
 
 
 def split_keys(rows: int, heads: int, keys: int, num_sms: int) -> int:

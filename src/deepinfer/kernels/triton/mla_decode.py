@@ -16,47 +16,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from deepinfer.kernels.triton.gluon_names import block_barrier
-from deepinfer.kernels.triton.mla_records import copy_queries, fill_tiles, tile_range
+from deepinfer.kernels.triton.mla_records import read_records, tile_range
 
 __all__ = ["mla_decode_kernel"]
-
-
-@gluon.jit
-def _records(
-    q_desc, words, scales, index, lengths, limit, page16, width, stride_i,
-    extra_words, extra_scales, extra_index, extra_lengths, extra_limit, extra_page16, extra_width, stride_e,
-    q_tile, q_full, q_empty, k_ring, bias_ring, full, empty, units, splits, tiles_a_split, heads,
-    FP4: gl.constexpr, PAGE: gl.constexpr, LENGTHS: gl.constexpr,
-    EXTRA: gl.constexpr, EXTRA_FP4: gl.constexpr, EXTRA_PAGE: gl.constexpr, EXTRA_LENGTHS: gl.constexpr,
-    WARPS: gl.constexpr, DEPTH: gl.constexpr,
-):  # fmt: skip
-    """Decodes the records of each unit and copies its queries."""
-    slot = 0
-    phase = 1
-    q_phase = 1
-    for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        row, head, _, count, more, first, last, first_more, last_more = tile_range(
-            unit, lengths, extra_lengths, width, extra_width, splits, tiles_a_split, heads, LENGTHS, EXTRA_LENGTHS
-        )  # fmt: skip
-        q_at = row * heads + head
-        if first < last:
-            slot, phase = fill_tiles(
-                words, scales, index + row.to(gl.int64) * stride_i, limit, page16, count, first, last,
-                k_ring, bias_ring, full, empty, slot, phase, q_desc, q_tile, q_full, q_empty, q_phase, q_at, True,
-                FP4, PAGE, WARPS, DEPTH,
-            )  # fmt: skip
-        if EXTRA:
-            if first_more < last_more:
-                slot, phase = fill_tiles(
-                    extra_words, extra_scales, extra_index + row.to(gl.int64) * stride_e, extra_limit, extra_page16,
-                    more, first_more, last_more,
-                    k_ring, bias_ring, full, empty, slot, phase,
-                    q_desc, q_tile, q_full, q_empty, q_phase, q_at, first == last,
-                    EXTRA_FP4, EXTRA_PAGE, WARPS, DEPTH,
-                )  # fmt: skip
-        if (first == last) & (first_more == last_more):
-            copy_queries(q_desc, q_tile, q_full, q_empty, q_phase, q_at)
-        q_phase ^= 1
 
 
 @gluon.jit
@@ -117,7 +79,7 @@ def _attend(
     q_phase = 0
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
         row, head, split, _, _, first, last, first_more, last_more = tile_range(
-            unit, lengths, extra_lengths, width, extra_width, splits, tiles_a_split, heads, LENGTHS, EXTRA_LENGTHS
+            unit, lengths, extra_lengths, width, extra_width, splits, tiles_a_split, heads, 64, LENGTHS, EXTRA_LENGTHS
         )  # fmt: skip
         tiles = last - first + last_more - first_more
         acc = gl.zeros((64, 256), gl.float32, o_layout)
@@ -125,7 +87,7 @@ def _attend(
         total = gl.zeros((64,), gl.float32, gl.SliceLayout(1, s_layout))
         mbarrier.wait(q_full, q_phase)
         q_phase ^= 1
-        for tile in range(tiles):
+        for _ in range(tiles):
             mbarrier.wait(full.index(slot), phase)
             k = k_ring.index(slot)
             s = warpgroup_mma(q_tile, k.permute((1, 0)), zero, use_acc=False, is_async=True)
@@ -175,7 +137,17 @@ def _attend(
         _store(x3, to + 192, head, heads, stride_oh)
 
 
-@gluon.jit(do_not_specialize=["units", "splits", "tiles_a_split", "width", "extra_width", "limit", "extra_limit"])
+@gluon.jit(
+    do_not_specialize=[
+        "units",
+        "splits",
+        "tiles_a_split",
+        "width",
+        "extra_width",
+        "limit",
+        "extra_limit",
+    ]
+)
 def mla_decode_kernel(
     q_desc, words, scales, index, lengths, extra_words, extra_scales, extra_index, extra_lengths,
     out, lse, sink, phases, phase_index,
@@ -223,12 +195,12 @@ def mla_decode_kernel(
                 ),
             ),
             (
-                _records,
+                read_records,
                 (
                     q_desc, words, scales, index, lengths, limit, page16, width, stride_i,
                     extra_words, extra_scales, extra_index, extra_lengths, extra_limit, extra_page16, extra_width,
                     stride_e, q_tile, q_full, q_empty, k_ring, bias_ring, full, empty, units, splits, tiles_a_split, heads,
-                    FP4, PAGE, LENGTHS, EXTRA, EXTRA_FP4, EXTRA_PAGE, EXTRA_LENGTHS, 4, DEPTH,
+                    64, FP4, PAGE, LENGTHS, EXTRA, EXTRA_FP4, EXTRA_PAGE, EXTRA_LENGTHS, 4, DEPTH,
                 ),
             ),
         ],

@@ -13,9 +13,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from deepinfer.kernels.configs import attention as configs
 from deepinfer.kernels.triton.gemm_launch import num_sms
 from deepinfer.kernels.triton.mla_decode import mla_decode_kernel
+from deepinfer.kernels.triton.mla_decode_few import mla_decode_few_kernel
 from deepinfer.kernels.triton.mla_merge import merge_states
 
-__all__ = ["Ends", "Scope", "WideTuning", "decode"]
+__all__ = ["Ends", "FewTuning", "Scope", "WideTuning", "decode"]
 
 _LOG2E = 1.4426950408889634
 _SHIFT = 4294967296.0  # tiles hold 2^-32 of the values
@@ -72,7 +73,22 @@ class WideTuning:
             that decode.
     """
 
-    registers: int = 200
+    registers: int
+
+
+@dataclass(frozen=True)
+class FewTuning:
+    """How rows of 32 heads at most run.
+
+    Attributes:
+        warps: Warps that decode, 4 or 8.
+        depth: Tiles of 64 keys in shared memory, 2 or 3.
+        registers: Registers a thread of the warps that decode.
+    """
+
+    warps: int
+    depth: int
+    registers: int
 
 
 def decode(
@@ -84,7 +100,7 @@ def decode(
     split_keys: int,
     out: Tensor,
     lse: Tensor,
-    tuning: WideTuning | None = None,
+    tuning: WideTuning | FewTuning | None = None,
 ) -> None:
     """Attention of rows to the picked slots of one or two caches.
 
@@ -106,15 +122,15 @@ def decode(
     part = split_keys // 64 or max(tiles, 1)
     splits = max(triton.cdiv(tiles, part), 1)
     if splits == 1:
-        _wide(q, first, second, ends, scale, 1, part, out, lse, tuning or WideTuning())
+        _launch(q, first, second, ends, scale, 1, part, out, lse, tuning)
         return
     v = torch.empty((rows, splits, heads, 512), dtype=torch.float32, device=q.device)
     s = torch.empty((rows, splits, heads), dtype=torch.float32, device=q.device)
-    _wide(q, first, second, Ends(None, None, None), scale, splits, part, v, s, tuning or WideTuning())  # fmt: skip
+    _launch(q, first, second, Ends(None, None, None), scale, splits, part, v, s, tuning)
     merge_states(v, s, ends.sink, ends.phases, ends.phase_index, out, lse)
 
 
-def _wide(
+def _launch(
     q: Tensor,
     first: Scope,
     second: Scope | None,
@@ -124,25 +140,35 @@ def _wide(
     part: int,
     out: Tensor,
     lse: Tensor,
-    tuning: WideTuning,
+    tuning: WideTuning | FewTuning | None,
 ) -> None:
     rows, heads, channels = q.shape
     if q.stride(1) != channels or (rows > 1 and q.stride(0) != heads * channels):
         q = q.contiguous()
+    block = 64 if heads > 32 else max(8, triton.next_power_of_2(heads))
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
     flat = q.view(rows * heads, channels)
-    q_desc = TensorDescriptor(flat, list(flat.shape), [channels, 1], [64, channels], layout)
+    q_desc = TensorDescriptor(flat, list(flat.shape), [channels, 1], [block, channels], layout)
     words, scales, limit, page16 = first.pages
     more = first if second is None else second
     extra_words, extra_scales, extra_limit, extra_page16 = more.pages
-    units = rows * triton.cdiv(heads, 64) * splits
+    units = rows * triton.cdiv(heads, block) * splits
     partial = splits > 1
-    nothing = lse
-    mla_decode_kernel[(min(units, num_sms(q.device.index)),)](
+    if block == 64:
+        kernel = mla_decode_kernel
+        wide = tuning if isinstance(tuning, WideTuning) else WideTuning(*configs.WIDE)
+        sizes = {"DEPTH": 2, "REGISTERS": wide.registers}
+    else:
+        kernel = mla_decode_few_kernel
+        few = tuning if isinstance(tuning, FewTuning) else FewTuning(*configs.FEW[block])
+        sizes = {
+            "HEADS": block, "DEPTH": few.depth, "WARPS": few.warps, "REGISTERS": few.registers
+        }  # fmt: skip
+    kernel[(min(units, num_sms(q.device.index)),)](
         q_desc, words, scales, first.indices, first.indices if first.lengths is None else first.lengths,
         extra_words, extra_scales, more.indices, more.indices if more.lengths is None else more.lengths,
-        out, lse, nothing if ends.sink is None else ends.sink.contiguous(),
-        nothing if ends.phases is None else ends.phases.contiguous(),
+        out, lse, lse if ends.sink is None else ends.sink.contiguous(),
+        lse if ends.phases is None else ends.phases.contiguous(),
         first.indices if ends.phase_index is None else ends.phase_index.contiguous(),
         units, splits, part, heads, first.indices.shape[1], 0 if second is None else more.indices.shape[1],
         limit, extra_limit, page16, extra_page16, first.indices.stride(0), more.indices.stride(0),
@@ -152,5 +178,5 @@ def _wide(
         EXTRA=second is not None, EXTRA_FP4=more.is_fp4, EXTRA_PAGE=more.page_size,
         EXTRA_LENGTHS=second is not None and more.lengths is not None,
         SINK=ends.sink is not None, ROTATE=ends.phases is not None, INDEXED=ends.phase_index is not None,
-        PARTIAL=partial, DEPTH=2, REGISTERS=tuning.registers, num_warps=4,
+        PARTIAL=partial, num_warps=4, **sizes,
     )  # fmt: skip

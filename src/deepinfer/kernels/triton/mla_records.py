@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from deepinfer.kernels.triton.gluon_names import block_barrier, load_tile
 
-__all__ = ["copy_queries", "fill_tiles", "tile_range"]
+__all__ = ["read_records", "tile_range"]
 
 # Four e4m3 codes and a pair of equal bf16 factors to four bf16: s eeee mmm to s 0000eeee mmm0000.
 _FP8 = gl.constexpr("""{
@@ -58,12 +58,15 @@ mul.rn.bf16x2 $3, d, $5;
 
 
 @gluon.jit
-def tile_range(unit, lengths, extra_lengths, width, extra_width, splits, tiles_a_split, heads, LENGTHS: gl.constexpr, EXTRA_LENGTHS: gl.constexpr):  # fmt: skip
+def tile_range(
+    unit, lengths, extra_lengths, width, extra_width, splits, tiles_a_split, heads,
+    HEADS: gl.constexpr, LENGTHS: gl.constexpr, EXTRA_LENGTHS: gl.constexpr,
+):  # fmt: skip
     """Row, first head, part and tiles of a unit of work: those of the first list, then those of the second."""
     split = unit % splits
     row = unit // splits
-    blocks = gl.cdiv(heads, 64)
-    head = (row % blocks) * 64
+    blocks = gl.cdiv(heads, HEADS)
+    head = (row % blocks) * HEADS
     row = row // blocks
     count = width
     more = extra_width
@@ -100,10 +103,8 @@ def _load(
     at = at[:, None] + (block * WORDS)[None, :]
     at = at[:, :, None] + word[None, None, :]
     w = gl.load(words + at, mask=valid[:, None, None], other=0)
-    if FP4:
-        at = page * 8 + (PAGE * 128 + line * 16)
-    else:
-        at = page * 16 + (PAGE * 512 + line * 16)
+    at = line * 16
+    at += page * 8 + PAGE * 128 if FP4 else page * 16 + PAGE * 512
     s = gl.load(scales + (at[:, None] + block[None, :]), mask=valid[:, None], other=0)
     return w, s
 
@@ -149,7 +150,7 @@ def _decode(w, s, to, L: gl.constexpr, FP4: gl.constexpr):
 
 
 @gluon.jit
-def copy_queries(q_desc, q_tile, q_full, q_empty, phase, at):
+def _copy_queries(q_desc, q_tile, q_full, q_empty, phase, at):
     """Begins to copy the queries of a unit, once those before are no longer read."""
     mbarrier.wait(q_empty, phase)
     mbarrier.expect(q_full, q_desc.block_type.nbytes)
@@ -170,7 +171,7 @@ def _step(
 
 
 @gluon.jit
-def fill_tiles(
+def _fill_tiles(
     words,
     scales,
     index,
@@ -260,9 +261,48 @@ def fill_tiles(
         block_barrier()
         mbarrier.arrive(full.index(slot), count=1)
         if ask & (tile == first):
-            copy_queries(q_desc, q_tile, q_full, q_empty, q_phase, q_at)
+            _copy_queries(q_desc, q_tile, q_full, q_empty, q_phase, q_at)
         slot += 1
         if slot == DEPTH:
             slot = 0
             phase ^= 1
     return slot, phase
+
+
+@gluon.jit
+def read_records(
+    q_desc, words, scales, index, lengths, limit, page16, width, stride_i,
+    extra_words, extra_scales, extra_index, extra_lengths, extra_limit, extra_page16, extra_width, stride_e,
+    q_tile, q_full, q_empty, k_ring, bias_ring, full, empty, units, splits, tiles_a_split, heads,
+    HEADS: gl.constexpr, FP4: gl.constexpr, PAGE: gl.constexpr, LENGTHS: gl.constexpr,
+    EXTRA: gl.constexpr, EXTRA_FP4: gl.constexpr, EXTRA_PAGE: gl.constexpr, EXTRA_LENGTHS: gl.constexpr,
+    WARPS: gl.constexpr, DEPTH: gl.constexpr,
+):  # fmt: skip
+    """Decodes the records of each unit and copies its queries."""
+    slot = 0
+    phase = 1
+    q_phase = 1
+    for unit in range(gl.program_id(0), units, gl.num_programs(0)):
+        row, head, _, count, more, first, last, first_more, last_more = tile_range(
+            unit, lengths, extra_lengths, width, extra_width, splits, tiles_a_split, heads, HEADS, LENGTHS,
+            EXTRA_LENGTHS,
+        )  # fmt: skip
+        q_at = row * heads + head
+        if first < last:
+            slot, phase = _fill_tiles(
+                words, scales, index + row.to(gl.int64) * stride_i, limit, page16, count, first, last,
+                k_ring, bias_ring, full, empty, slot, phase, q_desc, q_tile, q_full, q_empty, q_phase, q_at, True,
+                FP4, PAGE, WARPS, DEPTH,
+            )  # fmt: skip
+        if EXTRA:
+            if first_more < last_more:
+                slot, phase = _fill_tiles(
+                    extra_words, extra_scales, extra_index + row.to(gl.int64) * stride_e, extra_limit, extra_page16,
+                    more, first_more, last_more,
+                    k_ring, bias_ring, full, empty, slot, phase,
+                    q_desc, q_tile, q_full, q_empty, q_phase, q_at, first == last,
+                    EXTRA_FP4, EXTRA_PAGE, WARPS, DEPTH,
+                )  # fmt: skip
+        if (first == last) & (first_more == last_more):
+            _copy_queries(q_desc, q_tile, q_full, q_empty, q_phase, q_at)
+        q_phase ^= 1
