@@ -55,6 +55,27 @@ def test_the_k_largest_and_ties_to_the_lowest_index(backend, dtype, kind, n, k) 
         assert torch.equal(values[r].nan_to_num(7), x[r, wanted].nan_to_num(7))
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("n", "k", "group"), [(6007, 5, 4), (20000, 300, 2)])
+def test_maxima_of_small_groups_first(dtype, n, k, group) -> None:
+    """Rows by every path: the groups that reach the bound, too many of them, too few elements, k and fewer."""
+    from deepinfer.kernels.reference.topk import topk_indices
+    from deepinfer.kernels.triton import topk_launch as launch
+
+    x = torch.cat([rows(kind, n) for kind in ("random", "few values", "nan", "rising")]).to(dtype)
+    lengths = torch.tensor(
+        [n, n - 1, n // 2, n, k, k + 1, 0, n - 7, n, n, 700, 1], dtype=torch.int32
+    )
+    for given in (None, lengths):
+        wanted = torch.empty((12, k), dtype=torch.int32)
+        topk_indices(x, k, given, wanted, -1)
+        out = torch.full((12, k), -7, dtype=torch.int32)
+        tuning = launch.GroupedTuning(group, 1024, 4, 1024 if k > 128 else 256, 1024, 128, 8)
+        launch.topk_grouped(x, k, given, out, -1, tuning)
+        assert torch.equal(out, wanted)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_lengths_and_what_is_behind_them(backend) -> None:
     x = rows("random", 6000)

@@ -143,3 +143,22 @@ def _wide(x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: int) -> 
     tuning = launch.WideTuning(*configs.lookup_wide(x.shape[1], k))
     with torch.cuda.device(x.device):
         launch.topk_wide(x, k, None if lengths is None else lengths.contiguous(), out, fill, tuning)
+
+
+def _grouped_refusal(
+    x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: int
+) -> str | None:
+    if configs.lookup_grouped(x.shape[1], k) is None:
+        return "rows are too short, or k too large, for the maxima of small groups"
+    return _refusal(x, k, lengths, out, fill)
+
+
+@TOPK.register("triton", name="grouped", supports=_grouped_refusal, priority=30)
+def _grouped(x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: int) -> None:
+    from deepinfer.kernels.triton import topk_launch as launch
+
+    tuning = launch.GroupedTuning(*(configs.lookup_grouped(x.shape[1], k) or (0,) * 7))
+    with torch.cuda.device(x.device if x.is_cuda else -1):
+        launch.topk_grouped(
+            x, k, None if lengths is None else lengths.contiguous(), out, fill, tuning
+        )

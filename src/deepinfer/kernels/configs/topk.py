@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["lookup", "lookup_wide"]
+__all__ = ["lookup", "lookup_grouped", "lookup_wide"]
 
 
 def lookup(rows: int, n: int, k: int) -> tuple[int, int, int, int]:
@@ -41,3 +41,25 @@ def lookup_wide(n: int, k: int) -> tuple[int, int, int]:
         groups *= 2
     warps = 4 if n <= 16384 else 8 if n <= 65536 else 16
     return groups, groups, max(warps, groups // 256)
+
+
+def lookup_grouped(n: int, k: int) -> tuple[int, int, int, int, int, int, int] | None:
+    """Sizes where the maxima of small groups are made first.
+
+    Args:
+        n: Elements of a row.
+        k: How many are selected.
+
+    Returns:
+        In the order of the tuning's fields; None where a row is too short for it.
+    """
+    groups = 1024
+    while groups < 2 * k:
+        groups *= 2
+    group = 4
+    while n // group > 8 * groups and group < 64:
+        group *= 2
+    if k > 1024 or n < 4 * groups * group:
+        return None
+    capacity = max(1024, 2 * groups if k > 512 else groups)
+    return group, 4096, 4, groups, capacity, max(64, min(512, 8192 // group)), 16

@@ -9,9 +9,21 @@ import torch
 import triton
 from torch import Tensor
 
-from deepinfer.kernels.triton.topk_select import topk_select_kernel
+from deepinfer.kernels.triton.topk_select import (
+    group_maxima_kernel,
+    topk_grouped_kernel,
+    topk_select_kernel,
+)
 
-__all__ = ["TopkTuning", "WideTuning", "topk_select", "topk_wide"]
+__all__ = [
+    "GroupedTuning",
+    "TopkTuning",
+    "WideTuning",
+    "grouped_constants",
+    "topk_grouped",
+    "topk_select",
+    "topk_wide",
+]
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,80 @@ class WideTuning:
     groups: int
     capacity: int
     num_warps: int
+
+
+@dataclass(frozen=True)
+class GroupedTuning:
+    """How long rows are searched by `topk_grouped`.
+
+    Attributes:
+        group: Neighbours of which the maximum is kept, a power of two.
+        block: Elements of a program that makes maxima, a power of two.
+        block_warps: Its warps.
+        groups: Disjoint groups whose maxima bound the k-th largest value, a power of two; k at least.
+        capacity: Elements gathered for the exact search, a power of two; more than k.
+        tile: Groups gathered at once, a power of two.
+        num_warps: Warps a row.
+    """
+
+    group: int
+    block: int
+    block_warps: int
+    groups: int
+    capacity: int
+    tile: int
+    num_warps: int
+
+
+def grouped_constants(tuning: GroupedTuning, n: int, k: int) -> dict[str, int]:
+    """Sizes of the kernel that selects, for rows of n elements.
+
+    Args:
+        tuning: Sizes.
+        n: Elements of a row.
+        k: How many are selected.
+    """
+    count = triton.next_power_of_2(triton.cdiv(n, tuning.group))
+    return {
+        "BLOCK": 4096, "GROUPS": tuning.groups, "CAPACITY": tuning.capacity,
+        "BLOCK_K": triton.next_power_of_2(min(k, 1024)), "GROUP": tuning.group,
+        "ALL": max(count, tuning.groups), "TILE": tuning.tile,
+    }  # fmt: skip
+
+
+def topk_grouped(
+    x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: int, tuning: GroupedTuning
+) -> None:
+    """As `topk_select`, in two steps: the maxima of small groups, by many programs a row, and the selection.
+
+    Args:
+        x: Shape [rows, n], bf16 or fp32, last stride 1.
+        k: How many to select.
+        lengths: Elements of each row that count, shape [rows], int32, or None for all.
+        out: Shape [rows, k], integers, last stride 1.
+        fill: Written behind the last index of a row with fewer than k elements.
+        tuning: Sizes.
+    """
+    rows, n = x.shape
+    bits = 8 * x.itemsize
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    raw = x.view(torch.int16 if bits == 16 else torch.int32)
+    chunks = triton.cdiv(n, tuning.block)
+    width = chunks * tuning.block // tuning.group
+    maxima = torch.empty((rows, width), dtype=torch.float32, device=x.device)
+    scratch = torch.empty((rows, 2 * tuning.capacity), dtype=torch.int32, device=x.device)
+    # With fewer groups than this the bound would say little.
+    least = tuning.groups * tuning.group
+    given = lengths if lengths is not None else out
+    flags = {"HAS_LENGTHS": lengths is not None, "BITS": bits}
+    group_maxima_kernel[(rows * chunks,)](
+        raw, given, maxima, n, chunks, least, x.stride(0), width, **flags,
+        BLOCK=tuning.block, GROUP=tuning.group, num_warps=1 if interpreted else tuning.block_warps,
+    )  # fmt: skip
+    topk_grouped_kernel[(rows,)](
+        raw, given, out, maxima, scratch, n, k, fill, least, x.stride(0), out.stride(0), width, **flags,
+        **grouped_constants(tuning, n, k), num_warps=1 if interpreted else tuning.num_warps,
+    )  # fmt: skip
 
 
 def topk_wide(
