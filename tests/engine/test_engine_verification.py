@@ -11,8 +11,8 @@ from deepinfer import Engine, SamplingParams
 from deepinfer.core.errors import ConfigError
 from deepinfer.engine.verification import verify_policy
 from deepinfer.speculative import (
+    LiveLengths,
     NgramDrafter,
-    ScheduledLengths,
     StepCostModel,
     VerificationScheduler,
 )
@@ -49,7 +49,7 @@ def test_costs_decide(make_engine, drafting_model) -> None:
     found = {}
     for name, cost in (("dear", DEAR), ("free", FREE)):
         engine = make_engine(drafting_model, drafter="dspark", verify=cost)
-        assert isinstance(engine._parts.scheduler.verify_lengths, ScheduledLengths)
+        assert isinstance(engine._parts.scheduler.verify_lengths, LiveLengths)
         output = engine.generate([5, 6], GREEDY)[0]
         assert list(output.token_ids) == ToyModel().greedy([5, 6], 30)
         found[name] = output.usage.verified / engine.stats().steps
@@ -65,9 +65,9 @@ def test_steps_are_timed(make_engine, drafting_model) -> None:
     assert (after.steps, after.requests_added) == (before.steps, before.requests_added)
     assert not engine.has_unfinished
     engine.check()
-    assert cost.tokens == (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 18)  # 1 to 3 requests of 1 to 6 rows
-    assert sorted(cost.draft) == [1, 2, 3]
-    assert min(cost.draft.values()) > 0
+    assert cost.tokens == (2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 18)  # 1 to 3 requests of 2 to 6 rows
+    assert sorted(cost.draft) == sorted(cost.plain) == [1, 2, 3]
+    assert min(cost.plain.values()) > 0
     assert len(cost.fingerprint) == 16
     output = engine.generate([5, 6, 7], GREEDY)[0]
     assert list(output.token_ids) == ToyModel().greedy([5, 6, 7], 30)
@@ -91,7 +91,7 @@ def test_costs_are_kept_and_hold_for_one_engine(make_engine, drafting_model, tmp
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a toy's steps may take the same time whatever they run
         engine = make_engine(drafting_model, drafter="dspark", verify=kept)
-        assert isinstance(engine._parts.scheduler.verify_lengths, ScheduledLengths)
+        assert isinstance(engine._parts.scheduler.verify_lengths, LiveLengths)
         with pytest.raises(ConfigError, match="Measure again with"):
             make_engine(drafting_model, drafter="dspark", verify=kept, config={"max_num_seqs": 2})
 

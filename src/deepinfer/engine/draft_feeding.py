@@ -1,4 +1,4 @@
-"""What a drafter learns of the tokens that stay."""
+"""What a drafter learns of the tokens that stay, and a schedule of how drafts fared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deepinfer.engine.step_batch import kept_places
 from deepinfer.engine.step_state import RunningRow, RunningStep
 from deepinfer.models.deepseek_v41.batch import to_device
 
-__all__ = ["feed_drafter"]
+__all__ = ["feed_drafter", "teach_lengths"]
 
 
 def feed_drafter(
@@ -41,6 +41,23 @@ def feed_drafter(
     found = _settled_features(step, others, window)
     if found is not None:
         drafter.observe(*found)
+
+
+def teach_lengths(step: RunningStep, lengths: Any) -> None:
+    """Tells a policy how far the drafts of a step were accepted.
+
+    Args:
+        step: The step; its tokens were compared with the drafts.
+        lengths: Has `learn(confidences, verified, accepted)`, or cannot learn.
+    """
+    learn = getattr(lengths, "learn", None)
+    known = [
+        (running.confidences, len(running.draft), len(tokens) - 1)
+        for running, tokens in zip(step.rows, step.tokens, strict=True)
+        if running.draft and running.confidences and tokens
+    ]
+    if learn is not None and known:
+        learn(*zip(*known, strict=True))
 
 
 def _settled_features(

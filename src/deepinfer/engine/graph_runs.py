@@ -65,9 +65,7 @@ class Recorded:
         return ForwardOutput(torch.cat((hidden, output.hidden)), features, kept)
 
 
-def run_recorded(
-    step: RunningStep, graphs: DecodeGraphs, *, with_features: bool
-) -> Recorded | None:
+def run_recorded(step: RunningStep, graphs: DecodeGraphs, *, feeds: bool) -> Recorded | None:
     """Runs the decode and verify rows of a step from a recording if they fit one.
 
     Offsets of these rows are set then.
@@ -75,13 +73,13 @@ def run_recorded(
     Args:
         step: The step; its drafts are known.
         graphs: The recordings; made with the runner's future tokens.
-        with_features: Whether the drafter is to learn of the tokens.
+        feeds: Whether the drafter is to learn of the tokens.
 
     Returns:
         What was run, or None when nothing has changed and all rows have to run.
     """
     if step.lane is not None:  # then no other row decodes
-        return _run_lane(step, step.lane, graphs, with_features=with_features)
+        return _run_lane(step, step.lane, graphs, feeds=feeds)
     rows: list[GraphRow] = []
     used: list[RunningRow] = []
     rest: list[RunningRow] = []
@@ -102,7 +100,7 @@ def run_recorded(
         ids = (*running.known, *(0,) * missing, *running.draft)
         rows.append(GraphRow(segment, ids, from_future=bool(missing)))
         used.append(running)
-    run = graphs.try_run(rows, features=with_features, copy_features=with_features)
+    run = graphs.try_run(rows, features=feeds, copy_features=feeds)
     if run is None:
         return None
     for running, offset in zip(used, run.offsets, strict=True):
@@ -112,12 +110,12 @@ def run_recorded(
 
 
 def _run_lane(
-    step: RunningStep, lane: DecodeLane, graphs: DecodeGraphs, *, with_features: bool
+    step: RunningStep, lane: DecodeLane, graphs: DecodeGraphs, *, feeds: bool
 ) -> Recorded | None:
     company = lane.company
     starts = (lane.starts, lane.window_starts, lane.pool_starts, lane.full_starts)
     rows = DecodeRows(company.slots, company.host_slots, *starts)
-    run = graphs.try_run_decode(rows, lane.ids, lane.is_future, features=with_features)
+    run = graphs.try_run_decode(rows, lane.ids, lane.is_future, features=feeds)
     if run is None:
         return None
     lane.offsets = run.offsets

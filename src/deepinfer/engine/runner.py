@@ -17,7 +17,7 @@ from deepinfer.core.protocols import ModelInfo, Sampler
 from deepinfer.core.types import Request
 from deepinfer.engine.cache_setup import CacheShape
 from deepinfer.engine.decode_lane import DecodeLanes
-from deepinfer.engine.draft_feeding import feed_drafter
+from deepinfer.engine.draft_feeding import feed_drafter, teach_lengths
 from deepinfer.engine.future_tokens import FutureTokens
 from deepinfer.engine.graph_runs import run_recorded
 from deepinfer.engine.host_tier import HostTier
@@ -79,6 +79,7 @@ class ModelRunner(RecordsSteps):
         cache_shape: Its measures, or None when they were not given.
         host_tier: Host memory for cache content, or None.
         num_legal: Tells how many drafts of a constrained request can be chosen at all; None runs them all.
+        length_policy: Has `trim` and `learn`, see `deepinfer.speculative.LiveLengths`; None verifies what was planned.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class ModelRunner(RecordsSteps):
         self._last: RunningStep | None = None
         self._switched_on = False
         self.num_legal: NumLegal | None = None
+        self.length_policy: Any = None
         self._deterministic = deterministic
         if drafter is not None and hasattr(drafter, "bind"):
             drafter.bind(self.cache)
@@ -164,7 +166,8 @@ class ModelRunner(RecordsSteps):
         self._enter_rows(step)
         if self._drafter is not None:
             drafting = time.perf_counter()
-            propose_drafts(step, self._drafter, self.info.vocab_size, self._never, self.num_legal)
+            rules = self._never, self.num_legal, self.length_policy
+            propose_drafts(step, self._drafter, self.info.vocab_size, *rules)
             step.draft_s = time.perf_counter() - drafting
         if step.lane is not None or step.rows:
             self._run_model(step)
@@ -238,7 +241,7 @@ class ModelRunner(RecordsSteps):
 
     def close(self) -> None:
         """Drops model and cache; calling it twice is harmless."""
-        if self._drafter is not None and hasattr(self._drafter, "unbind"):
+        if hasattr(self._drafter, "unbind"):
             self._drafter.unbind(self.cache)
         if self.host_tier is not None:
             self.host_tier.close()
@@ -302,8 +305,7 @@ class ModelRunner(RecordsSteps):
     def _run_model(self, step: RunningStep) -> None:
         recorded, part = None, step
         if self._graphs is not None:
-            feeds = self._feeds_drafter(step.plan)
-            recorded = run_recorded(step, self._graphs, with_features=feeds)
+            recorded = run_recorded(step, self._graphs, feeds=self._feeds_drafter(step.plan))
         if recorded is not None:
             if not recorded.rest:
                 step.features = recorded.run.features
@@ -363,9 +365,9 @@ class ModelRunner(RecordsSteps):
                     if self._keep(running, tokens) and running.draft:
                         last[running.row.slot] = tokens[-1]
                 step.tokens.append(tokens)
+            teach_lengths(step, self.length_policy)
             if last:
-                newest = to_device(np.array(list(last.values())), self._device)
-                self._future.put(list(last), newest)
+                self._future.put([*last], to_device(np.array([*last.values()]), self._device))
             self._observe(step)
             step.is_settled = True
         except Exception as error:
@@ -387,8 +389,7 @@ class ModelRunner(RecordsSteps):
 
     def _observe(self, step: RunningStep) -> None:
         """Gives the drafter the features of rows that stay."""
-        drafter = self._drafter
-        if drafter is None or not hasattr(drafter, "observe"):
+        if not hasattr(self._drafter, "observe"):
             return
         rows = [
             (running, tokens)
@@ -396,4 +397,4 @@ class ModelRunner(RecordsSteps):
             if self._may_draft(step.requests[running.row.rid].params)
             and self._states.holds(running.state)
         ]
-        feed_drafter(step, drafter, rows, self.info.window or self.info.max_model_len)
+        feed_drafter(step, self._drafter, rows, self.info.window or self.info.max_model_len)

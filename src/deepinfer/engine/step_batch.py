@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
+from typing import Any
 
 import numpy as np
 import torch
@@ -116,6 +117,7 @@ def propose_drafts(
     vocab_size: int,
     never: Set[int],
     num_legal: NumLegal | None = None,
+    lengths: Any = None,
 ) -> None:
     """Asks for drafts of the rows that are to be verified.
 
@@ -126,6 +128,8 @@ def propose_drafts(
         vocab_size: Ids are below it.
         never: Ids that are never chosen.
         num_legal: Called with the id of a request, its output and its drafts; tells how many of these can be chosen.
+        lengths: Has `trim(confidences, counts, other_rows)`, which tells how many drafts of each row are verified; None
+            verifies them all.
     """
     wanted = [r for r in step.rows if r.row.role is RowRole.VERIFY and r.row.num_drafts]
     is_ready = getattr(drafter, "is_ready", None)
@@ -156,6 +160,13 @@ def propose_drafts(
             draft = draft[: num_legal(request.rid, output, draft)]
         running.draft = draft
         running.confidences = tuple(map(float, known[:end]))
+    if lengths is not None:
+        decoding = sum(r.row.role in (RowRole.DECODE, RowRole.VERIFY) for r in step.rows)
+        given = [r.confidences for r in wanted]
+        chosen = lengths.trim(given, [len(r.draft) for r in wanted], decoding - len(wanted))
+        for running, length in zip(wanted, chosen, strict=True):
+            running.draft = running.draft[: max(0, length)]
+    for running in wanted:
         running.num_tokens += len(running.draft)
 
 

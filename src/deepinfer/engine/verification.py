@@ -17,12 +17,19 @@ from deepinfer.core.params import SamplingParams
 from deepinfer.core.plan import ROLES, LoadSnapshot, RowRole
 from deepinfer.core.protocols import VerifyLengthPolicy
 from deepinfer.core.types import OutputDelta, Request
+from deepinfer.engine.cost_fit import fit_costs
 from deepinfer.engine.fingerprint import fingerprint as engine_facts
+from deepinfer.engine.graph_buckets import recorded_rows
 from deepinfer.engine.loop import EngineLoop
 from deepinfer.engine.pipeline import Flight
 from deepinfer.engine.stats import StatsRecorder
 from deepinfer.scheduling import Progress
-from deepinfer.speculative import ScheduledLengths, StepCostModel, VerificationScheduler
+from deepinfer.speculative import (
+    LiveLengths,
+    OnlineTemperatureScaling,
+    StepCostModel,
+    VerificationScheduler,
+)
 
 if TYPE_CHECKING:
     from deepinfer.engine.assemble import Parts
@@ -70,11 +77,12 @@ class _Probe(StatsRecorder):
         self.draft_s = float(getattr(flight.handle, "draft_s", 0.0))
 
 
-def verify_policy(verify: Any) -> VerifyLengthPolicy | None:
+def verify_policy(verify: Any, draft_length: int = 0) -> VerifyLengthPolicy | None:
     """The policy that an engine's `verify` stands for.
 
     Args:
         verify: None or "all", a `StepCostModel`, a `VerificationScheduler`, or a policy.
+        draft_length: Most drafts of a row; a policy made here learns to calibrate so many.
 
     Returns:
         The policy; None verifies every draft.
@@ -87,7 +95,8 @@ def verify_policy(verify: Any) -> VerifyLengthPolicy | None:
     if isinstance(verify, StepCostModel):
         verify = VerificationScheduler(verify)
     if isinstance(verify, VerificationScheduler):
-        return ScheduledLengths(verify)
+        calibration = OnlineTemperatureScaling(draft_length) if draft_length else None
+        return LiveLengths(verify, calibration=calibration)
     if not isinstance(verify, VerifyLengthPolicy) or isinstance(verify, type):
         raise ConfigError(
             f"verify is {verify!r}; it must be 'all', 'scheduled', a StepCostModel, a VerificationScheduler, or an "
@@ -99,14 +108,23 @@ def verify_policy(verify: Any) -> VerifyLengthPolicy | None:
     return verify
 
 
-def _use_policy(scheduler: Any, policy: VerifyLengthPolicy | None) -> None:
+def _use_policy(scheduler: Any, runner: Any, policy: VerifyLengthPolicy | None) -> None:
     if not hasattr(scheduler, "verify_lengths"):
         raise ConfigError(
             f"{type(scheduler).__name__} has no verify_lengths, so verify cannot reach it; give the policy to the "
             "scheduler itself, or use deepinfer.scheduling.Scheduler.",
             field="verify",
         )
+    trims = hasattr(policy, "trim")
+    if trims and not hasattr(runner, "length_policy"):
+        raise ConfigError(
+            f"{type(runner).__name__} has no length_policy, so {type(policy).__name__} cannot shorten its rows; give a "
+            "policy that plans ahead, such as ScheduledLengths.",
+            field="verify",
+        )
     scheduler.verify_lengths = policy
+    if hasattr(runner, "length_policy"):
+        runner.length_policy = policy if trims else None
 
 
 def set_verification(config: EngineConfig, parts: Parts, verify: Any) -> None:
@@ -139,7 +157,8 @@ def set_verification(config: EngineConfig, parts: Parts, verify: Any) -> None:
                 value=verify.fingerprint,
                 limit=here,
             )
-    _use_policy(parts.scheduler, verify_policy(verify))
+    policy = verify_policy(verify, parts.limits.draft_length)
+    _use_policy(parts.scheduler, parts.runner, policy)
 
 
 def profile_parts(
@@ -217,8 +236,9 @@ def profile_steps(
 ) -> StepCostModel:
     """Times steps that decode and verify, for 1, 2, 4, ... requests and every number of drafts.
 
-    The steps are those of the engine itself, with everything that a step costs on the host; the time of drafting is
-    kept apart. Of the steps of one size the fastest counts. Nothing of it enters the engine's statistics.
+    The steps are those of the engine itself, with everything that a step costs on the host. Of the steps of one size the
+    fastest counts. Steps that draft are taken apart into what rows cost and what requests add, see `fit_costs`; those
+    that do not are kept as they are. Nothing of it enters the engine's statistics.
 
     Args:
         loop: The loop, without live requests.
@@ -244,39 +264,29 @@ def profile_steps(
     recorder, before = loop.recorder, getattr(scheduler, "verify_lengths", None)
     policy, probe = _Fixed(), _Probe()
     if draft_length:
-        _use_policy(scheduler, policy)
+        _use_policy(scheduler, loop.runner, policy)
     loop.recorder = probe
     counts = [1 << k for k in range(max_requests.bit_length()) if 1 << k < max_requests]
-    tokens: list[int] = []
-    seconds: list[float] = []
-    drafting: dict[int, float] = {}
+    found: list[tuple[int, int, float, float]] = []
     try:
         for count in (*counts, max_requests):
-            found = _profile(
+            part = _profile(
                 loop, probe, policy, count, draft_length, prompt, max_model_len, repeats
             )
-            if not found:
+            if not part:
                 break  # so many do not fit the cache
-            tokens += [rows for rows, _, _ in found]
-            seconds += [max(1e-9, total - drafts) for _, total, drafts in found]
-            drafting[count] = min(
-                (drafts for rows, _, drafts in found if rows > count), default=0.0
-            )
+            found += [(count, *sample) for sample in part]
     finally:
         loop.recorder = recorder
         if draft_length:
-            _use_policy(scheduler, before)
-    if not tokens:
+            _use_policy(scheduler, loop.runner, before)
+    if not found:
         raise ConfigError(
             f"no step could be timed: a prompt of {len(prompt)} tokens does not fit; give fewer context_tokens."
         )
-    best: dict[int, float] = {}  # what disturbs a step only adds to it
-    for rows, value in zip(tokens, seconds, strict=True):
-        best[rows] = min(value, best.get(rows, value))
-    return StepCostModel(
-        sorted(best),
-        [best[rows] for rows in sorted(best)],
-        draft=drafting if draft_length else None,
+    return fit_costs(
+        found,
+        recorded_rows if getattr(loop.runner, "graph_steps", 0) else None,
         fingerprint=fingerprint,
     )
 

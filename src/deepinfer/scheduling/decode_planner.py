@@ -131,9 +131,16 @@ class DecodePlanner:
         return want if np.count_nonzero(want) else None
 
     def _asked(self, chosen: Ints | None, want: Ints) -> Ints:
-        """What the policy of verify lengths says; rows without confidences are not asked about."""
+        """What the policy of verify lengths says.
+
+        One that decides when the drafts are there is asked whether there are to be any; others about each row whose
+        drafts have confidences.
+        """
         assert self.verify_lengths is not None  # noqa: S101 - the caller looked
         active = self.books.active
+        drafts = getattr(self.verify_lengths, "drafts", None)
+        if drafts is not None:
+            return want if drafts(len(want)) else np.zeros_like(want)
         slots = active.slots if chosen is None else active.slots[chosen]
         known = self.books.table.confidences
         places = [at for at, slot in enumerate(slots.tolist()) if slot in known and want[at]]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from deepinfer.speculative.draft_config import DraftConfig as DraftConfig
     from deepinfer.speculative.draft_module import DraftModule as DraftModule
     from deepinfer.speculative.draft_module import TargetEnds as TargetEnds
+    from deepinfer.speculative.draft_switch import DraftSwitch as DraftSwitch
     from deepinfer.speculative.draft_training import DraftBlocks as DraftBlocks
     from deepinfer.speculative.draft_training import draft_training_loss as draft_training_loss
     from deepinfer.speculative.draft_training import draw_blocks as draw_blocks
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from deepinfer.speculative.laws import block_acceptance as block_acceptance
     from deepinfer.speculative.laws import residual_law as residual_law
     from deepinfer.speculative.laws import standard_acceptance as standard_acceptance
+    from deepinfer.speculative.live_policy import LiveLengths as LiveLengths
     from deepinfer.speculative.loss import LossTerms as LossTerms
     from deepinfer.speculative.loss import dspark_loss as dspark_loss
     from deepinfer.speculative.model_drafter import ModelDrafter as ModelDrafter
@@ -68,10 +70,12 @@ _EXPORTS = {
     "DraftBlocks": "deepinfer.speculative.draft_training",
     "DraftConfig": "deepinfer.speculative.draft_config",
     "DraftModule": "deepinfer.speculative.draft_module",
+    "DraftSwitch": "deepinfer.speculative.draft_switch",
     "DrawStream": "deepinfer.speculative.noise",
     "GatedMarkovHead": "deepinfer.speculative.heads",
     "GenerationStats": "deepinfer.speculative.generate",
     "LaggedConfidence": "deepinfer.speculative.lagged",
+    "LiveLengths": "deepinfer.speculative.live_policy",
     "LossTerms": "deepinfer.speculative.loss",
     "MarginEstimator": "deepinfer.speculative.calibration.margin",
     "MarkovHead": "deepinfer.speculative.heads",
@@ -114,10 +118,12 @@ __all__ = [
     "DraftBlocks",
     "DraftConfig",
     "DraftModule",
+    "DraftSwitch",
     "DrawStream",
     "GatedMarkovHead",
     "GenerationStats",
     "LaggedConfidence",
+    "LiveLengths",
     "LossTerms",
     "MarginEstimator",
     "MarkovHead",

@@ -31,7 +31,9 @@ class StepCostModel:
         tokens: Sampled numbers of rows, rising, at least one.
         seconds: Seconds of each, above 0.
         graph_sizes: Sizes that steps are padded to, rising; empty when every number runs as it is.
-        draft: Seconds of drafting by number of requests; None costs nothing. Between its samples it is linear.
+        draft: Seconds that drafting adds by number of requests; None costs nothing. Between its samples it is linear.
+        plain: Seconds of a step that decodes so many requests and drafts for none, which may run in another way; None
+            takes those of as many rows.
         fingerprint: What the samples hold for: the model, the device, the way it runs.
 
     Raises:
@@ -50,14 +52,14 @@ class StepCostModel:
         *,
         graph_sizes: Sequence[int] = (),
         draft: Mapping[int, float] | None = None,
+        plain: Mapping[int, float] | None = None,
         fingerprint: str = "",
     ) -> None:
         self.tokens = _rising("tokens", tokens)
         self._seconds = np.maximum.accumulate(_positive("seconds", seconds, len(self.tokens)))
         self.graph_sizes = _rising("graph_sizes", graph_sizes) if len(graph_sizes) else ()
-        self.draft = {int(count): float(value) for count, value in sorted((draft or {}).items())}
-        for value in self.draft.values():
-            checks.check_float("draft", value, 0.0, 1e9, ConfigError)
+        self.draft = _by_requests("draft", draft)
+        self.plain = _by_requests("plain", plain)
         self.fingerprint = (
             checks.check_text("fingerprint", fingerprint, ConfigError) if fingerprint else ""
         )
@@ -71,6 +73,7 @@ class StepCostModel:
         *,
         graph_sizes: Sequence[int] = (),
         draft: Mapping[int, float] | None = None,
+        plain: Mapping[int, float] | None = None,
         fingerprint: str = "",
     ) -> StepCostModel:
         """A model from raw timings: of several of one size the median counts.
@@ -79,7 +82,8 @@ class StepCostModel:
             tokens: Rows of each timed step, in any order.
             seconds: Its seconds.
             graph_sizes: Sizes that steps are padded to.
-            draft: Seconds of drafting by number of requests.
+            draft: Seconds that drafting adds by number of requests.
+            plain: Seconds of steps without drafts by number of requests.
             fingerprint: What the samples hold for.
 
         Returns:
@@ -97,7 +101,14 @@ class StepCostModel:
             groups.setdefault(int(count), []).append(float(value))
         sizes = sorted(groups)
         medians = [float(np.median(groups[size])) for size in sizes]
-        return cls(sizes, medians, graph_sizes=graph_sizes, draft=draft, fingerprint=fingerprint)
+        return cls(
+            sizes,
+            medians,
+            graph_sizes=graph_sizes,
+            draft=draft,
+            plain=plain,
+            fingerprint=fingerprint,
+        )
 
     @classmethod
     def additive(
@@ -173,13 +184,20 @@ class StepCostModel:
         Returns:
             Seconds; beyond the last sample along the line through the last two.
         """
-        if not self.draft or num_requests < 1:
-            return 0.0
-        counts, values = list(self.draft), list(self.draft.values())
-        if num_requests > counts[-1] and len(counts) > 1:
-            slope = (values[-1] - values[-2]) / (counts[-1] - counts[-2])
-            return values[-1] + max(0.0, slope) * (num_requests - counts[-1])
-        return float(np.interp(num_requests, counts, values))
+        return _at(self.draft, num_requests) if self.draft and num_requests > 0 else 0.0
+
+    def plain_seconds(self, num_requests: int) -> float:
+        """Seconds of a step without drafts.
+
+        Args:
+            num_requests: Requests that decode, at least 1.
+
+        Returns:
+            Seconds.
+        """
+        if self.plain:
+            return _at(self.plain, num_requests)
+        return float(self.table(num_requests + 1)[num_requests])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` takes."""
@@ -190,6 +208,7 @@ class StepCostModel:
             "seconds": self._seconds.tolist(),
             "graph_sizes": list(self.graph_sizes),
             "draft": [[count, value] for count, value in self.draft.items()],
+            "plain": [[count, value] for count, value in self.plain.items()],
         }
 
     @classmethod
@@ -220,6 +239,7 @@ class StepCostModel:
             values.get("seconds", ()),
             graph_sizes=values.get("graph_sizes", ()),
             draft=dict(values.get("draft", ())),
+            plain=dict(values.get("plain", ())),
             fingerprint=found,
         )
 
@@ -279,6 +299,23 @@ def _rising(name: str, values: Sequence[int]) -> tuple[int, ...]:
     if not found or any(low >= high for low, high in itertools.pairwise(found)):
         checks.fail(name, values, "rising numbers from 1, at least one", ConfigError)
     return found
+
+
+def _by_requests(name: str, values: Mapping[int, float] | None) -> dict[int, float]:
+    found = {}
+    for count, value in (values or {}).items():
+        checks.check_int(name, int(count), 0, 2**31, ConfigError)
+        found[int(count)] = checks.check_float(name, value, 0.0, 1e9, ConfigError)
+    return dict(sorted(found.items()))
+
+
+def _at(samples: Mapping[int, float], count: int) -> float:
+    """Between samples along the line, beyond the last along the line through the last two, if it rises."""
+    counts, values = list(samples), list(samples.values())
+    if count > counts[-1] and len(counts) > 1:
+        slope = (values[-1] - values[-2]) / (counts[-1] - counts[-2])
+        return values[-1] + max(0.0, slope) * (count - counts[-1])
+    return float(np.interp(count, counts, values))
 
 
 def _positive(name: str, values: Sequence[float], count: int) -> _Floats:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ from deepinfer.speculative.calibration.trials import verified_trials
 __all__ = ["OnlineTemperatureScaling"]
 
 _Floats = npt.NDArray[np.float64]
+_FORMAT = "deepinfer-online-temperatures-1"
 _LOW, _HIGH, _BINS = -8.0, 8.0, 64
 
 
@@ -88,6 +92,79 @@ class OnlineTemperatureScaling:
             Probability that each draft is accepted if all before it are, shape [blocks, drafts].
         """
         return sigmoid(matrix("logits", logits, "[blocks, drafts]") / self.temperatures)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that `from_dict` takes: what was learnt, not only the temperatures."""
+        return {
+            "format": _FORMAT,
+            "decay": self.decay,
+            "prior": self.prior,
+            "temperatures": self.temperatures.tolist(),
+            "trials": self._trials.tolist(),
+            "hits": self._hits.tolist(),
+            "logits": self._logits.tolist(),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> OnlineTemperatureScaling:
+        """Goes on where another one stopped.
+
+        Args:
+            values: What `to_dict` gave.
+
+        Returns:
+            The scaling.
+
+        Raises:
+            ConfigError: The values are none of such a scaling.
+        """
+        checks.check_mapping("temperatures", values, ConfigError)
+        if values.get("format") != _FORMAT:
+            checks.fail("format", values.get("format"), repr(_FORMAT), ConfigError)
+        try:
+            sums = [np.array(values[name], float) for name in ("trials", "hits", "logits")]
+            made = cls(len(sums[0]), decay=values["decay"], prior=values["prior"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the values of the scaling are not whole ({error!r}); give what `to_dict` gave.",
+                field="values",
+            ) from error
+        shape = (made.num_drafts, _BINS)
+        if any(array.shape != shape or not np.isfinite(array).all() for array in sums):
+            checks.fail("trials", [array.shape for array in sums], f"finite, {shape}", ConfigError)
+        made._trials, made._hits, made._logits = sums
+        return made
+
+    def save(self, path: str | Path) -> None:
+        """Writes what was learnt to a JSON file.
+
+        Args:
+            path: The file; it is replaced.
+        """
+        Path(path).write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> OnlineTemperatureScaling:
+        """Reads what another one learnt from a JSON file.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The scaling.
+
+        Raises:
+            ConfigError: The file holds no such scaling.
+        """
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ConfigError(
+                f"{path} is no JSON ({error}); give a file that `save` wrote.",
+                field="path",
+                value=str(path),
+            ) from error
+        return cls.from_dict(values)
 
     def _fit(self, trials: _Floats, hits: _Floats, logits: _Floats) -> float:
         """The temperature with the highest likelihood."""

@@ -1,0 +1,69 @@
+"""From timed steps to a model of what drafting and verifying cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from deepinfer.speculative import StepCostModel
+
+__all__ = ["fit_costs"]
+
+_ROUNDS = 40
+_LEAST = 1e-9
+_LEAST_SHARE = 0.05  # of the fastest step: rows are not free, whatever noise says
+
+
+def fit_costs(
+    samples: Sequence[tuple[int, int, float, float]],
+    rounded: Callable[[int], int] | None = None,
+    *,
+    fingerprint: str = "",
+) -> StepCostModel:
+    """Takes steps apart into what rows cost and what requests add: `seconds = f(rows) + g(requests)`.
+
+    Both are found in turns, as what the other leaves on average; `f` does not fall. Only the sum means anything: the least
+    that requests add counts as 0.
+
+    Args:
+        samples: Requests, rows, seconds, and seconds of them spent drafting, of each step; of equal steps the fastest
+            counts. Steps with as many rows as requests verified nothing.
+        rounded: Rows that a step is padded to; None for as many as it has.
+        fingerprint: What the samples hold for.
+
+    Returns:
+        The model.
+    """
+    best: dict[tuple[int, int], tuple[float, float]] = {}
+    for count, rows, value, drafting in samples:
+        key = (count, rows)
+        best[key] = min(best.get(key, (np.inf, 0.0)), (max(_LEAST, value), drafting))
+    plain = {count: value for (count, rows), (value, _) in best.items() if rows <= count}
+    drafted = {key: value for key, value in best.items() if key[1] > key[0]}
+    size_of = rounded or int
+    if not drafted:
+        counts = sorted(plain)
+        return StepCostModel(counts, [plain[count] for count in counts], fingerprint=fingerprint)
+    keys = sorted(drafted)
+    total = np.array([drafted[key][0] for key in keys])
+    requests, request_at = np.unique([key[0] for key in keys], return_inverse=True)
+    sizes, size_at = np.unique([size_of(key[1]) for key in keys], return_inverse=True)
+    extra = np.array([min(v[1] for k, v in drafted.items() if k[0] == count) for count in requests])
+    for _ in range(_ROUNDS):
+        by_rows = np.bincount(size_at, total - extra[request_at]) / np.bincount(size_at)
+        by_rows = np.maximum.accumulate(by_rows)
+        extra = np.bincount(request_at, total - by_rows[size_at]) / np.bincount(request_at)
+    least = float(extra.min())
+    extra, by_rows = extra - least, np.maximum(_LEAST_SHARE * total.min(), by_rows + least)
+    graph_sizes: Sequence[int] = ()
+    if rounded is not None:
+        graph_sizes = sorted({rounded(rows) for rows in range(1, int(sizes[-1]) + 1)})
+    return StepCostModel(
+        sizes.tolist(),
+        by_rows.tolist(),
+        graph_sizes=graph_sizes,
+        draft=dict(zip(requests.tolist(), extra.tolist(), strict=True)),
+        plain=plain,
+        fingerprint=fingerprint,
+    )

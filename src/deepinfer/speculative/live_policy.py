@@ -1,0 +1,153 @@
+"""Schedules made when the drafts are there: the policy for engines that can shorten a row after drafting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deepinfer.speculative.calibration.confidences import ConfidenceCalibration
+from deepinfer.speculative.draft_switch import DraftSwitch
+from deepinfer.speculative.scheduler import VerificationScheduler
+from deepinfer.speculative.survival import prefix_survival
+
+__all__ = ["LiveLengths"]
+
+
+class LiveLengths:
+    """Plans lengths from the confidences of the very drafts that they are about.
+
+    A step is planned before its drafts are made, so the plan only says whether there are any (`drafts`) and keeps room for
+    whole blocks. Once they are made, `trim` says how much of each block is verified. For engines whose tokens do not
+    depend on how many drafts are verified, greedy or coupled ones; the engine of this library is one. For others that
+    would let drafts decide about themselves; only `search="early_stop"` of the scheduler never does.
+
+    Args:
+        scheduler: Chooses budget and lengths.
+        calibration: `SequentialTemperatureScaling` that was fitted, or `OnlineTemperatureScaling`, which learns from what
+            `learn` is told; None takes confidences as they are.
+        off_gain: As in `DraftSwitch`.
+        hysteresis: As in `DraftSwitch`.
+        probe_share: As in `DraftSwitch`.
+
+    Attributes:
+        scheduler: As given.
+        calibration: The calibration that is in use, or None.
+        switch: Turns drafting off and on.
+
+    Raises:
+        ConfigError: A number is out of range, or the calibration cannot be used.
+
+    Examples:
+        >>> from deepinfer.speculative import StepCostModel
+        >>> policy = LiveLengths(VerificationScheduler(StepCostModel.additive(1e-3, 1e-3)))
+        >>> policy.drafts(2)
+        True
+        >>> policy.trim([[0.9, 0.9], [0.2, 0.1]], [2, 2])
+        [2, 0]
+    """
+
+    def __init__(
+        self,
+        scheduler: VerificationScheduler,
+        *,
+        calibration: Any = None,
+        off_gain: float = 0.0,
+        hysteresis: float = 0.02,
+        probe_share: float = 0.004,
+    ) -> None:
+        self.scheduler = scheduler
+        self._calibrated = ConfidenceCalibration(calibration)
+        self.switch = DraftSwitch(
+            scheduler.cost, off_gain=off_gain, hysteresis=hysteresis, probe_share=probe_share
+        )
+
+    @property
+    def calibration(self) -> Any:
+        """As given."""
+        return self._calibrated.scaling
+
+    @property
+    def is_on(self) -> bool:
+        """Whether drafts are made, probes not counted."""
+        return self.switch.is_on
+
+    def drafts(self, num_requests: int) -> bool:
+        """Whether the next step drafts.
+
+        Args:
+            num_requests: Requests that decode in it.
+        """
+        return self.switch.draws(num_requests)
+
+    def choose(self, confidences: Sequence[Sequence[float]], num_running: int) -> list[int]:
+        """Whole blocks or nothing, for schedulers that do not know `drafts`.
+
+        Args:
+            confidences: Of each row, those of the block proposed for it last.
+            num_running: Requests that run.
+
+        Returns:
+            One number a row.
+        """
+        draws = self.switch.draws(len(confidences))
+        return [len(known) if draws else 0 for known in confidences]
+
+    def trim(
+        self, confidences: Sequence[Sequence[float]], counts: Sequence[int], other_rows: int = 0
+    ) -> list[int]:
+        """How much of each block is verified.
+
+        Args:
+            confidences: Of each row, those of the block at hand: one probability a draft that it is accepted if all
+                before it are. A row without any is verified whole; a NaN counts as 0.
+            counts: Drafts of each row that can be verified.
+            other_rows: Rows of the step that verify nothing and cost time as well.
+
+        Returns:
+            One number a row, from 0 to its count.
+        """
+        if not len(counts):
+            return []
+        known = [at for at, row in enumerate(confidences) if len(row) and counts[at]]
+        lengths = list(counts)
+        if not known:
+            return lengths
+        width = max(len(confidences[at]) for at in known)
+        values = np.zeros((len(known), width), np.float32)
+        for place, at in enumerate(known):
+            values[place, : len(confidences[at])] = confidences[at]
+        survival = prefix_survival(self._calibrated(values))
+        self.switch.note(survival)
+        room = np.array([counts[at] for at in known])
+        survival = np.where(np.arange(width) < room[:, None], survival, np.float32(0))
+        whole = sum(counts) - int(room.sum())  # of rows without confidences
+        others = max(0, other_rows) + len(counts) - len(known) + whole
+        if others:
+            survival = np.concatenate([survival, np.zeros((others, width), np.float32)])
+        plan = self.scheduler.plan(survival, invariant=np.ones(len(survival), bool))
+        chosen: npt.NDArray[np.int64] = np.minimum(plan.lengths[: len(known)], room)
+        for at, length in zip(known, chosen.tolist(), strict=True):
+            lengths[at] = length
+        return lengths
+
+    def learn(
+        self,
+        confidences: Sequence[Sequence[float]],
+        verified: Sequence[int],
+        accepted: Sequence[int],
+    ) -> None:
+        """Takes how blocks fared, for a calibration that learns.
+
+        Args:
+            confidences: Of each block, as `trim` was given them.
+            verified: Drafts of each block that were verified.
+            accepted: Those of them that were accepted.
+        """
+        self._calibrated.learn(confidences, verified, accepted)
+
+    def to_dict(self) -> dict[str, Any]:
+        """State of switch and calibration, as plain values."""
+        return {"switch": self.switch.state(), "calibration": self._calibrated.to_dict()}

@@ -1,0 +1,52 @@
+"""Timed steps taken apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from deepinfer.engine.cost_fit import fit_costs
+from deepinfer.engine.graph_buckets import recorded_rows
+
+
+def samples(rounded=lambda n: n, noise: float = 0.0) -> list[tuple[int, int, float, float]]:
+    found = []
+    for count in (1, 2, 4, 8, 16):
+        found += [(count, count, 1e-3 + 1e-5 * count, 0.0)] * 2
+        for length in range(1, 6):
+            rows = count * (length + 1)
+            seconds = 2e-3 + 3e-5 * rounded(rows) + 1e-4 * count
+            found.append((count, rows, seconds, 5e-4))
+            found.append((count, rows, 3 * seconds + noise, 5e-4))  # something disturbed it
+    return found
+
+
+@pytest.mark.parametrize("rounded", [None, recorded_rows])
+def test_rows_and_requests_are_told_apart(rounded) -> None:
+    size = rounded or (lambda n: n)
+    cost = fit_costs(samples(size), rounded, fingerprint="here")
+    assert cost.fingerprint == "here"
+    for count in (1, 2, 4, 8, 16):
+        assert cost.plain_seconds(count) == pytest.approx(1e-3 + 1e-5 * count)
+        for rows in range(2 * count, 6 * count + 1):
+            expected = 2e-3 + 3e-5 * size(rows) + 1e-4 * count
+            assert float(cost.seconds(count, rows)) == pytest.approx(expected, rel=0.02), (
+                count,
+                rows,
+            )
+    assert min(cost.draft.values()) == 0
+    assert bool(cost.graph_sizes) == (rounded is not None)
+
+
+def test_steps_that_never_draft() -> None:
+    cost = fit_costs([(1, 1, 2.0, 0.0), (4, 4, 3.0, 0.0), (4, 4, 2.5, 0.0)])
+    assert cost.tokens == (1, 4)
+    assert cost.plain_seconds(4) == 2.5
+    assert not cost.draft
+
+
+def test_noise_leaves_a_usable_model() -> None:
+    cost = fit_costs(
+        [(1, 1, 1.0, 0.1), (1, 2, 9.0, 0.1), (1, 3, 1.0, 0.1), (2, 4, 0.5, 0.2), (2, 6, 0.4, 0.2)]
+    )
+    assert (cost.table(8) > 0).all()
+    assert min(cost.draft.values()) == 0

@@ -1,0 +1,103 @@
+"""Lengths chosen when the drafts are there."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from deepinfer.core.errors import ConfigError
+from deepinfer.core.protocols import VerifyLengthPolicy
+from deepinfer.speculative import (
+    LiveLengths,
+    OnlineTemperatureScaling,
+    SequentialTemperatureScaling,
+    StepCostModel,
+    VerificationScheduler,
+)
+
+DEAR = StepCostModel.additive(1e-3, 1e-3)
+CHEAP = StepCostModel.additive(1.0, 1e-6)
+
+
+def live(cost: StepCostModel = DEAR, **options) -> LiveLengths:
+    return LiveLengths(VerificationScheduler(cost), **options)
+
+
+def test_lengths_fit_the_blocks() -> None:
+    made = live(CHEAP)
+    assert isinstance(made, VerifyLengthPolicy)
+    assert made.trim([[0.9] * 5, [0.9] * 5, [0.9]], [5, 2, 1]) == [5, 2, 1]
+    assert made.trim([], []) == []
+    assert made.trim([[], [0.9]], [0, 1]) == [0, 1]
+    assert made.trim([[0.9, 0.9]], [0]) == [0]
+
+
+def test_rows_without_confidences_are_verified_whole() -> None:
+    made = live()
+    assert made.trim([[], [0.01, 0.01], []], [3, 2, 0]) == [3, 0, 0]
+    assert made.trim([[], []], [4, 4]) == [4, 4]
+
+
+def test_a_broken_head_costs_speed_and_nothing_else() -> None:
+    made = live(CHEAP)
+    rows = [[math.nan, 0.9], [0.9, math.nan, 0.9], [-1.0, 2.0], [math.inf, 0.5]]
+    assert made.trim(rows, [2, 3, 2, 2]) == [0, 1, 0, 2]
+    assert made.drafts(4) in (True, False)
+    assert all(map(math.isfinite, made.to_dict()["switch"]["mean_survival"]))
+
+
+def test_other_rows_cost_time() -> None:
+    cost = StepCostModel([8, 9, 64], [1.0, 3.0, 4.0])
+    assert live(cost).trim([[0.9, 0.9]], [2]) == [2], "three rows are as dear as eight"
+    assert live(cost).trim([[0.9, 0.9]], [2], 7) == [0], "a ninth row is dear"
+    assert live(cost).trim([[0.9, 0.9], []], [2, 6]) == [0, 6], "so are those of unknown drafts"
+
+
+def test_whole_blocks_or_none_for_schedulers_that_ask_row_by_row() -> None:
+    made = live()
+    assert made.choose([[0.9, 0.9], []], 2) == [2, 0]
+    made.trim([[0.01, 0.01]] * 2, [2, 2])
+    assert made.choose([[0.9, 0.9], []], 2) == [0, 0]
+    assert not made.is_on
+
+
+def test_fitted_temperatures_change_lengths() -> None:
+    logits, accepted = [[3.0, 3.0]] * 100, [0] * 60 + [2] * 40
+    scaling = SequentialTemperatureScaling().fit(logits, accepted)
+    sure = [[0.95, 0.95]] * 2
+    cost = StepCostModel.additive(1e-3, 1.5e-3)
+    assert live(cost).trim(sure, [2, 2]) == [2, 2]
+    assert live(cost, calibration=scaling).trim(sure, [2, 2]) == [0, 0]
+    assert live(cost, calibration=scaling).calibration is scaling
+
+
+def test_temperatures_are_learnt_from_what_was_verified_only(tmp_path) -> None:
+    """Of three drafts one is verified, and half of those are kept: 95 % becomes about 50 %, the others are not judged."""
+    made = live(CHEAP, calibration=OnlineTemperatureScaling(3, prior=1.0))
+    rows = [[0.95] * 3] * 40
+    before = made._calibrated(np.array(rows, np.float32))
+    for _ in range(64):
+        made.learn(rows, [1] * 40, [0, 1] * 20)
+    after = made._calibrated(np.array(rows, np.float32))
+    assert before[0, 0] == pytest.approx(0.95, abs=1e-6)
+    assert after[0, 0] < 0.62
+    made.calibration.save(tmp_path / "online.json")
+    again = OnlineTemperatureScaling.load(tmp_path / "online.json")
+    assert again.temperatures.tolist() == made.calibration.temperatures.tolist()
+    again.update([[2.0, 2.0, 2.0]], [3], [3])
+    assert made.to_dict()["calibration"]["temperatures"] != again.temperatures.tolist()
+
+
+def test_a_scaling_that_is_none(tmp_path) -> None:
+    for wrong in (0.7, SequentialTemperatureScaling(), "online"):
+        with pytest.raises(ConfigError, match="calibration"):
+            live(calibration=wrong)
+    (tmp_path / "x.json").write_text("[1")
+    with pytest.raises(ConfigError, match="no JSON"):
+        OnlineTemperatureScaling.load(tmp_path / "x.json")
+    values = OnlineTemperatureScaling(2).to_dict()
+    for name, wrong in (("format", "x"), ("trials", [[1.0]]), ("hits", None), ("decay", 3.0)):
+        with pytest.raises(ConfigError):
+            OnlineTemperatureScaling.from_dict({**values, name: wrong})
