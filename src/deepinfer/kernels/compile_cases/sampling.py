@@ -1,0 +1,216 @@
+"""The kernels over rows of logits, at a vocabulary of 129,280."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deepinfer.kernels.codegen import CompileCase
+from deepinfer.kernels.configs import sampling as configs
+
+__all__ = ["cases"]
+
+_VOCAB = 129_280
+
+
+def _case(
+    operation: str,
+    entry: str,
+    kernel: Any,
+    types: dict[str, str],
+    constants: dict[str, Any],
+    **rest: Any,
+) -> CompileCase:
+    """A case whose other arguments are int32."""
+    names = [n for n in kernel.arg_names if n not in constants]
+    signature = {n: types.get(n, "i32") for n in names}
+    aligned = tuple(n for n in names if signature[n].startswith("*") or n in ("vocab", "stride"))
+    return CompileCase(operation, entry, kernel, signature, constants, aligned, **rest)
+
+
+def cases() -> list[CompileCase]:
+    """The cases; needs Triton 3.6 or newer."""
+    from deepinfer.kernels.triton import sampling_bracket as bracket
+    from deepinfer.kernels.triton import sampling_cut as cut
+    from deepinfer.kernels.triton import sampling_draw as draw
+    from deepinfer.kernels.triton import sampling_edit as edit
+    from deepinfer.kernels.triton import sampling_logprobs as logprobs
+
+    sizes = {name: configs.lookup(name, _VOCAB) for name in ("argmax", "gumbel", "maxima", "edit")}
+    filters = {"temperatures": "*fp64", "top_ks": "*i64", "top_ps": "*fp64", "min_ps": "*fp64"}
+    row = {
+        "logits": "*fp32",
+        "seeds": "*i64",
+        "positions": "*i64",
+        "cuts": "*fp32",
+        "cut_ids": "*i32",
+        "tokens": "*i32",
+        "noises": "*fp64",
+        "tops": "*fp32",
+        "out": "*i64",
+    } | filters
+    found = []
+    for drawn, is_cut in ((False, False), (True, False), (True, True)):
+        block, warps = sizes["gumbel" if drawn else "argmax"]
+        flags: dict[str, Any] = {"DRAWN": drawn, "WARM": drawn, "CUT": is_cut}
+        name = "gumbel_sample" if drawn else "argmax_sample"
+        form = " cut" if is_cut else ""
+        found.append(
+            _case(
+                name,
+                f"chunk of {block}{form}",
+                draw.best_token_kernel,
+                row,
+                flags | {"BLOCK": block},
+                options={"num_warps": warps},
+            )
+        )
+        if not is_cut:
+            found.append(
+                _case(
+                    name,
+                    "row",
+                    draw.best_of_chunks_kernel,
+                    row,
+                    flags | {"CHUNKS": 32},
+                    options={"num_warps": 1},
+                    chips=(80, 90, 120),
+                )
+            )
+    block, warps = sizes["maxima"]
+    groups, options = block // 32, {"num_warps": warps}
+    row |= {
+        "groups": "*fp32",
+        "exact": "*i64",
+        "found_ids": "*i32",
+        "found_counts": "*i32",
+        "scratch": "*i32",
+        "coarse": "*fp32",
+        "fine": "*fp32",
+        "sums": "*fp32",
+    }
+    found.append(
+        _case(
+            "top_k_top_p_sample",
+            "maxima",
+            cut.chunk_maxima_kernel,
+            row,
+            {"BLOCK": block, "GROUPS": groups},
+            options=options,
+        )
+    )
+    flags = {"WARM": True, "TOP_K": True, "MIN_P": True, "CHUNKS": 16, "BLOCK": block}
+    last = {
+        "GROUPS": groups,
+        "ALL_GROUPS": 16 * groups,
+        "MOST_K": configs.MOST_TOP_K,
+        "CAPACITY": 2048,
+        "EACH": 256,
+        "TOP_P": True,
+    }
+    for is_sample, bins in ((True, False), (True, True)):
+        found.append(
+            _case(
+                "top_k_top_p_sample",
+                f"row{' any' if bins else ''}",
+                cut.row_cut_kernel,
+                row,
+                flags | last | {"BINS": bins, "SAMPLE": is_sample},
+                options={"num_warps": 8},
+                chips=(80, 90, 120),
+            )
+        )
+    found.append(
+        _case(
+            "top_k_top_p_mask",
+            "bracket masses",
+            bracket.bracket_mass_kernel,
+            row,
+            flags | {"FINE": True},
+            options=options,
+            chips=(80, 90, 120),
+        )
+    )
+    found.append(
+        _case(
+            "top_k_top_p_mask",
+            "bracket tokens",
+            bracket.bracket_tokens_kernel,
+            row,
+            flags | {"EACH": 256},
+            options=options,
+            chips=(80, 90, 120),
+        )
+    )
+    block, warps = sizes["edit"]
+    found.append(
+        _case(
+            "top_k_top_p_mask",
+            "cut",
+            edit.apply_cut_kernel,
+            row | {"out": "*fp32"},
+            {"BLOCK": block},
+            options={"num_warps": warps},
+            chips=(80, 90),
+        )
+    )
+    found.append(
+        _case(
+            "apply_token_bitmask",
+            "rows",
+            edit.token_bitmask_kernel,
+            {"logits": "*fp32", "bitmask": "*i32", "rows": "*i32"},
+            {"ROWS": True, "BLOCK": block, "stride_column": 1, "stride_mask_word": 1},
+            options={"num_warps": warps},
+            chips=(80, 90),
+        )
+    )
+    found.append(
+        _case(
+            "apply_penalties",
+            "64",
+            edit.penalty_kernel,
+            {
+                "logits": "*fp32",
+                "prompt": "*i64",
+                "output": "*i64",
+                "presence": "*fp32",
+                "frequency": "*fp32",
+                "repetition": "*fp32",
+            },
+            {"BLOCK": 64},
+            options={"num_warps": 4, "enable_fp_fusion": False},
+            chips=(80, 90),
+        )
+    )
+    block, warps = configs.lookup("logprobs", _VOCAB)
+    row |= {
+        "tokens": "*i64",
+        "counts": "*i32",
+        "best_ids": "*i32",
+        "logprobs": "*fp32",
+        "ranks": "*i64",
+        "best_logprobs": "*fp32",
+    }
+    found.append(
+        _case(
+            "log_probs",
+            f"chunk of {block}",
+            logprobs.logprob_chunk_kernel,
+            row,
+            {"BLOCK": block},
+            options={"num_warps": warps},
+            chips=(80, 90),
+        )
+    )
+    found.append(
+        _case(
+            "log_probs",
+            "row",
+            logprobs.logprob_row_kernel,
+            row,
+            {"CHUNKS": 16, "TOP": 8},
+            options={"num_warps": 1},
+            chips=(80, 90),
+        )
+    )
+    return found

@@ -1,0 +1,53 @@
+"""Sizes for routing, places and rows of experts."""
+
+from __future__ import annotations
+
+__all__ = ["COUNT_DIRECTLY", "MASKED_TOKENS", "expand_block", "map_sizes", "reduce_block"]
+
+COUNT_DIRECTLY = 8192
+"""Up to so many pairs every program counts all of them; more are counted by blocks in a launch of their own."""
+
+MASKED_TOKENS = 64
+"""Up to so many tokens each expert has room for all of them."""
+
+
+def map_sizes(pairs: int) -> tuple[int, int, int]:
+    """Pairs counted at once, pairs or places of a program, and warps.
+
+    Args:
+        pairs: Pairs of token and expert.
+    """
+    block = 128
+    while block < min(pairs, 2048):
+        block *= 2
+    return block, 128, 4
+
+
+def expand_block(words: int) -> tuple[int, int]:
+    """Words of a row that one program copies, and warps.
+
+    Args:
+        words: Words of a row, of 4 bytes where the row has whole ones.
+    """
+    return _divisor(words, 1024), 4
+
+
+def reduce_block(channels: int) -> tuple[int, int]:
+    """Channels that one program sums, and warps.
+
+    Args:
+        channels: Channels of a row.
+    """
+    return _divisor(channels, 1024), 4
+
+
+def _divisor(count: int, most: int) -> int:
+    """The largest power of two up to `most` that wastes least of `count`."""
+    best, least = 128, -(-count // 128) * 128
+    size = 256
+    while size <= most:
+        padded = -(-count // size) * size
+        if padded <= least:
+            best, least = size, padded
+        size *= 2
+    return best

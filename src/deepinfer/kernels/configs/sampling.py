@@ -1,0 +1,50 @@
+"""Sizes for the kernels over rows of logits: tokens and warps of a chunk. They hang on the vocabulary alone."""
+
+from __future__ import annotations
+
+__all__ = ["MOST_TOP_K", "chunk_of", "lookup"]
+
+MOST_TOP_K = 1024
+"""Rows with a top-k up to this are cut among the groups of the highest maxima."""
+
+# (tokens of a chunk, warps)
+_SIZES = {
+    "argmax": (8192, 8),
+    "gumbel": (4096, 8),
+    "maxima": (8192, 8),
+    "bracket": (8192, 8),
+    "logprobs": (8192, 8),
+    "edit": (8192, 8),
+    "verify": (4096, 8),
+}
+
+
+def chunk_of(vocab: int, most: int) -> int:
+    """Tokens of a chunk.
+
+    Args:
+        vocab: Tokens of a row.
+        most: Tokens of a chunk of a large vocabulary.
+
+    Returns:
+        A power of two, at least 256.
+    """
+    size = 256
+    while size < min(vocab, most):
+        size *= 2
+    return size
+
+
+def lookup(kernel: str, vocab: int) -> tuple[int, int]:
+    """Sizes of a kernel.
+
+    Args:
+        kernel: Which.
+        vocab: Tokens of a row.
+
+    Returns:
+        Tokens of a chunk, and warps.
+    """
+    block, warps = _SIZES[kernel]
+    size = chunk_of(vocab, block)
+    return size, max(1, min(warps, size // 256))

@@ -1,0 +1,21 @@
+"""What every launch asks of the place where it runs."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+__all__ = ["on_device", "warps"]
+
+
+def warps(wanted: int) -> int:
+    """Warps of a program: one under the interpreter, which knows no threads."""
+    return 1 if os.environ.get("TRITON_INTERPRET") == "1" else wanted
+
+
+def on_device(x: Tensor) -> AbstractContextManager[object]:
+    """Makes the GPU of a tensor the current one; nothing for a tensor elsewhere."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

@@ -1,0 +1,245 @@
+"""Where top-k, top-p and min-p cut the rows of logits, without a sort.
+
+A row is kept from its `cut` on: tokens above it, and those equal to it up to the id `cut_id`. Rows with a small top-k are
+cut among the elements of the k groups with the highest maxima; they hold the k highest. Rows without top-k are cut where
+the mass reaches top-p: two passes of 15 thresholds leave a narrow bracket, whose tokens are gathered and searched.
+What fits neither (many equal logits, a large top-k) is searched as a whole.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from deepinfer.kernels.triton.philox import exact_gumbel
+from deepinfer.kernels.triton.sampling_keys import (
+    count_search,
+    id_search,
+    key_of,
+    larger,
+    least_kept_key,
+    mass_of,
+    mass_search,
+    value_of,
+)
+from deepinfer.kernels.triton.sampling_whole import cut_whole_row
+
+__all__ = ["chunk_maxima_kernel", "row_cut_kernel"]
+
+
+@triton.jit
+def chunk_maxima_kernel(
+    logits, groups, tops, vocab, stride, num_chunks, BLOCK: tl.constexpr, GROUPS: tl.constexpr
+):
+    """Maxima of the groups of one chunk, and of the chunk.
+
+    A group is 32 tokens, four neighbours in each of eight places: token `w * 4 * GROUPS + 4 * g + j` of the chunk is in g.
+    """
+    to = tl.program_id(0).to(tl.int64)
+    row = to // num_chunks
+    chunk = (to % num_chunks).to(tl.int32)
+    at = chunk * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+    best = tl.reduce(tl.reshape(x, (8, GROUPS, 4)), 0, larger)
+    best = tl.reduce(best, 1, larger)
+    tl.store(groups + to * GROUPS + tl.arange(0, GROUPS), best)
+    tl.store(tops + to, tl.reduce(best, 0, larger))
+
+
+@triton.jit
+def _cut_candidates(ids, values, used, highest, temperature, k, top_p, min_p, least):
+    """Cuts a row of which all that top-k can keep is here; returns key, id, and the kept candidates."""
+    keys = key_of(values)
+    count = tl.sum(used.to(tl.int32), 0)
+    few = tl.minimum(k, count)
+    key = count_search(keys, used, few)
+    room = few - tl.sum((used & (keys > key)).to(tl.int32), 0)
+    same = used & (keys == key)
+    cut_id = 2147483647
+    if tl.sum(same.to(tl.int32), 0) > room:
+        cut_id = id_search(ids, same, room)
+    kept = used & ((keys > key) | ((keys == key) & (ids <= cut_id))) & (keys >= least)
+    if top_p < 1:
+        mass = tl.where(kept, mass_of(values, highest, temperature), 0)
+        target = tl.maximum(tl.ceil(tl.sum(mass, 0).to(tl.float64) * top_p).to(tl.int64), 1)
+        key = mass_search(keys, mass, target)
+        same = kept & (keys == key)
+        each = tl.maximum(tl.max(tl.where(same, mass, 0), 0), 1)
+        missing = target - tl.sum(tl.where(keys > key, mass, 0), 0)
+        room = ((missing + each - 1) // each).to(tl.int32)
+        cut_id = 2147483647
+        if tl.sum(same.to(tl.int32), 0) > room:
+            cut_id = id_search(ids, same, room)
+        kept &= (keys > key) | ((keys == key) & (ids <= cut_id))
+    else:
+        cut_id = tl.where(least > key, 2147483647, cut_id)
+        key = tl.where(least > key, least, key)
+    return key, cut_id, kept
+
+
+@triton.jit
+def row_cut_kernel(
+    logits,
+    temperatures,
+    top_ks,
+    top_ps,
+    min_ps,
+    seeds,
+    positions,
+    groups,
+    tops,
+    exact,
+    found_ids,
+    found_counts,
+    scratch,
+    cuts,
+    cut_ids,
+    out,
+    vocab,
+    stride,
+    num_chunks,
+    stream,
+    WARM: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TOP_P: tl.constexpr,
+    MIN_P: tl.constexpr,
+    BINS: tl.constexpr,
+    SAMPLE: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr,
+    ALL_GROUPS: tl.constexpr,
+    MOST_K: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    EACH: tl.constexpr,
+):
+    """Cuts one row; with SAMPLE, also draws its token where all that is kept is at hand, and marks it by `cut_id` -2."""
+    row = tl.program_id(0).to(tl.int64)
+    x = logits + row * stride
+    c = tl.arange(0, CHUNKS)
+    chunk_tops = tl.load(tops + row * num_chunks + c, mask=c < num_chunks, other=float("-inf"))
+    highest = tl.reduce(chunk_tops, 0, larger)
+    temperature = tl.full((), 1.0, tl.float64)
+    if WARM:
+        temperature = tl.load(temperatures + row).to(tl.float64)
+    k = vocab
+    if TOP_K:
+        given = tl.load(top_ks + row).to(tl.int64)
+        k = tl.where((given <= 0) | (given > vocab), vocab, given).to(tl.int32)
+    top_p = tl.full((), 1.0, tl.float64)
+    if TOP_P:
+        top_p = tl.load(top_ps + row).to(tl.float64)
+    min_p = tl.full((), 0.0, tl.float64)
+    if MIN_P:
+        min_p = tl.load(min_ps + row).to(tl.float64)
+    is_greedy = temperature <= 0
+    temperature = tl.where(is_greedy, 1.0, temperature)
+    is_good = (highest > float("-inf")) & (highest < float("inf"))
+    least = tl.zeros((), tl.uint32)
+    if MIN_P:
+        least = least_kept_key(highest, temperature, min_p)
+    # The state: the key and the id of the cut, whether both are found, and the row's token if it is drawn here.
+    key = tl.zeros((), tl.uint32)
+    cut_id = 2147483647
+    done = (is_good == 0) | ((k >= vocab) & (top_p >= 1))
+    if done:
+        key = least
+    if is_greedy & is_good:
+        # The first of the highest logits alone.
+        first = tl.min(tl.where(chunk_tops == highest, c, CHUNKS), 0)
+        at = first * BLOCK + tl.arange(0, BLOCK)
+        values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+        key = key_of(highest)
+        cut_id = tl.min(tl.where(values == highest, at, 2147483647), 0)
+        done = True
+    token = -2
+    mine = scratch + row * (MOST_K + CAPACITY)
+    i = tl.arange(0, CAPACITY)
+    if TOP_K:  # noqa: SIM102 - known when it is compiled
+        if (done == 0) & (k <= MOST_K):
+            g = tl.arange(0, ALL_GROUPS)
+            num_groups = num_chunks * GROUPS
+            maxima = tl.load(
+                groups + row * num_groups + g, mask=g < num_groups, other=float("-inf")
+            )
+            is_group = maxima > float("-inf")
+            group_keys = key_of(maxima)
+            bound = count_search(group_keys, is_group, k)
+            chosen = (is_group & (group_keys >= bound)).to(tl.int32)
+            num_chosen = tl.sum(chosen, 0)
+            if num_chosen <= MOST_K:
+                tl.store(mine + tl.cumsum(chosen, 0) - 1, g, mask=chosen > 0)
+                tl.debug_barrier()
+                total = 0
+                e = tl.arange(0, 2048)
+                for start in range(0, num_chosen, 64):
+                    which = start + (e >> 5)
+                    group = tl.load(mine + which, mask=which < num_chosen, other=0)
+                    at = (group // GROUPS) * BLOCK + ((e >> 2) & 7) * (4 * GROUPS)
+                    at += (group % GROUPS) * 4 + (e & 3)
+                    inside = (which < num_chosen) & (at < vocab)
+                    values = tl.load(x + at, mask=inside, other=float("-inf")).to(tl.float32)
+                    good = inside & (values > float("-inf")) & (key_of(values) >= bound)
+                    good = good.to(tl.int32)
+                    place = total + tl.cumsum(good, 0) - 1
+                    tl.store(mine + MOST_K + place, at, mask=(good > 0) & (place < CAPACITY))
+                    total += tl.sum(good, 0)
+                tl.debug_barrier()
+                if total <= CAPACITY:
+                    used = i < total
+                    ids = tl.load(mine + MOST_K + i, mask=used, other=0)
+                    values = tl.load(x + ids, mask=used, other=float("-inf")).to(tl.float32)
+                    key, cut_id, kept = _cut_candidates(
+                        ids, values, used, highest, temperature, k, top_p, min_p, least
+                    )
+                    done = True
+                    if SAMPLE:
+                        seed = tl.load(seeds + row).to(tl.int64)
+                        position = tl.load(positions + row).to(tl.int64)
+                        score = (values.to(tl.float64) - highest.to(tl.float64)) / temperature
+                        score += exact_gumbel(seed, position, ids, stream)
+                        score = tl.where(kept, score, float("-inf"))
+                        best = tl.max(score, 0)
+                        token = tl.min(tl.where(kept & (score == best), ids, 2147483647), 0)
+    if BINS:  # noqa: SIM102 - known when it is compiled
+        if (done == 0) & (k >= vocab):
+            sums = exact + (row * num_chunks + c) * 2
+            total = tl.sum(tl.load(sums, mask=c < num_chunks, other=0), 0)
+            above = tl.sum(tl.load(sums + 1, mask=c < num_chunks, other=0), 0)
+            counts = tl.load(found_counts + row * num_chunks + c, mask=c < num_chunks, other=0)
+            target = tl.maximum(tl.ceil(total.to(tl.float64) * top_p).to(tl.int64), 1)
+            if (tl.max(counts, 0) <= EACH) & (above < target):
+                n = tl.arange(0, CHUNKS * EACH)
+                chunk = n // EACH
+                count = tl.load(
+                    found_counts + row * num_chunks + chunk, mask=chunk < num_chunks, other=0
+                )
+                used = n % EACH < count
+                ids = tl.load(found_ids + row * num_chunks * EACH + n, mask=used, other=0)
+                values = tl.load(x + ids, mask=used, other=float("-inf")).to(tl.float32)
+                keys = key_of(values)
+                mass = tl.where(used, mass_of(values, highest, temperature), 0)
+                if above + tl.sum(mass, 0) >= target:
+                    key = mass_search(keys, mass, target - above)
+                    same = used & (keys == key)
+                    each = tl.maximum(tl.max(tl.where(same, mass, 0), 0), 1)
+                    missing = target - above - tl.sum(tl.where(keys > key, mass, 0), 0)
+                    room = ((missing + each - 1) // each).to(tl.int32)
+                    if tl.sum(same.to(tl.int32), 0) > room:
+                        cut_id = id_search(ids, same, room)
+                    done = True
+    if done == 0:
+        key, cut_id = cut_whole_row(
+            x, vocab, highest, temperature, k, top_p, least, TOP_K, TOP_P, 4096
+        )
+    lowest = key_of(tl.full((), float("-inf"), tl.float32)) + 1
+    cut_id = tl.where(key < lowest, 2147483647, cut_id)
+    cut = tl.where(is_good, value_of(tl.maximum(key, lowest)), float("nan"))
+    if SAMPLE:
+        if is_good == 0:
+            token = -1
+        if token >= -1:
+            cut_id = -2
+            tl.store(out + row, token.to(out.dtype.element_ty))
+    tl.store(cuts + row, cut)
+    tl.store(cut_ids + row, cut_id)

@@ -1,0 +1,110 @@
+"""Changes of logits: cuts as -inf, token bitmasks, penalties."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["apply_cut_kernel", "penalty_kernel", "token_bitmask_kernel"]
+
+
+@triton.jit
+def apply_cut_kernel(
+    logits, cuts, cut_ids, out, vocab, stride, stride_out, num_chunks, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Writes one chunk of a row, with -inf at what its cut drops; a row with a cut of NaN as it is."""
+    to = tl.program_id(0).to(tl.int64)
+    row = to // num_chunks
+    at = (to % num_chunks).to(tl.int32) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < vocab
+    x = tl.load(logits + row * stride + at, mask=inside, other=0.0)
+    cut = tl.load(cuts + row)
+    value = x.to(tl.float32)
+    dropped = (value < cut) | ((value == cut) & (at > tl.load(cut_ids + row)))
+    low = tl.full((BLOCK,), float("-inf"), x.dtype)
+    tl.store(out + row * stride_out + at, tl.where(dropped, low, x), mask=inside)
+
+
+@triton.jit
+def token_bitmask_kernel(
+    logits,
+    bitmask,
+    rows,
+    columns,
+    width,
+    stride_row,
+    stride_column,
+    stride_mask_row,
+    stride_mask_word,
+    num_chunks,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Writes -inf where a bit is 0, and behind the bitmask; reads no logits."""
+    to = tl.program_id(0).to(tl.int64)
+    k = to // num_chunks
+    row = k
+    if ROWS:
+        row = tl.load(rows + k).to(tl.int64)
+    at = (to % num_chunks) * BLOCK + tl.arange(0, BLOCK)
+    word = tl.load(
+        bitmask + k * stride_mask_row + (at >> 5) * stride_mask_word, mask=at < width, other=0
+    )
+    drop = ((word >> (at & 31).to(tl.int32)) & 1) == 0
+    low = tl.full((BLOCK,), float("-inf"), logits.dtype.element_ty)
+    if row >= 0:
+        address = logits + row * stride_row + at * stride_column
+        tl.store(address, low, mask=(at < columns) & drop)
+
+
+@triton.jit(do_not_specialize=["num_prompt", "num_output"])
+def penalty_kernel(
+    logits,
+    prompt,
+    output,
+    presence,
+    frequency,
+    repetition,
+    num_prompt,
+    num_output,
+    vocab,
+    stride,
+    stride_prompt,
+    stride_output,
+    num_blocks,
+    BLOCK: tl.constexpr,
+):
+    """The places of one block of a row's tokens, prompt before output: each token is changed at its first place."""
+    to = tl.program_id(0).to(tl.int64)
+    row = to // num_blocks
+    length = num_prompt + num_output
+    i = (to % num_blocks).to(tl.int32) * BLOCK + tl.arange(0, BLOCK)
+    mine = tl.load(prompt + row * stride_prompt + i, mask=i < num_prompt, other=-1).to(tl.int32)
+    late = tl.load(
+        output + row * stride_output + i - num_prompt, mask=(i >= num_prompt) & (i < length), other=-1
+    ).to(tl.int32)  # fmt: skip
+    mine = tl.where(i < num_prompt, mine, late)
+    is_first = (mine >= 0) & (mine < vocab)
+    count = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, length, BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        other = tl.load(prompt + row * stride_prompt + j, mask=j < num_prompt, other=-1)
+        later = tl.load(
+            output + row * stride_output + j - num_prompt,
+            mask=(j >= num_prompt) & (j < length),
+            other=-1,
+        )
+        other = tl.where(j < num_prompt, other.to(tl.int32), later.to(tl.int32))
+        same = mine[:, None] == other[None, :]
+        count += tl.sum((same & (j >= num_prompt)[None, :]).to(tl.int32), 1)
+        is_first &= tl.sum((same & (j[None, :] < i[:, None])).to(tl.int32), 1) == 0
+    factor = tl.load(repetition + row).to(tl.float32)
+    address = logits + row * stride + mine
+    x = tl.load(address, mask=is_first, other=0.0).to(tl.float32)
+    y = tl.where(x > 0, tl.math.div_rn(x, factor), x * factor)
+    y = tl.where(factor == 1.0, x, y)
+    each = tl.load(frequency + row).to(tl.float32)
+    once = tl.load(presence + row).to(tl.float32)
+    # Not contracted: product and sum are rounded one by one, as in the reference.
+    y = tl.where(count > 0, y - (count.to(tl.float32) * each + once), y)
+    tl.store(address, y.to(logits.dtype.element_ty), mask=is_first)

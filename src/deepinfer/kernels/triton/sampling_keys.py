@@ -1,0 +1,98 @@
+"""Device functions that find cuts: keys in the order of the logits, masses as integers, searches bit by bit."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = [
+    "count_search",
+    "id_search",
+    "key_of",
+    "larger",
+    "least_kept_key",
+    "mass_of",
+    "mass_search",
+    "value_of",
+]
+
+
+@triton.jit
+def larger(a, b):
+    """The larger of two; NaN if one is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def key_of(x):
+    """Unsigned integers in the order of fp32 values; both zeros are equal."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.uint32, bitcast=True) ^ 0x80000000
+
+
+@triton.jit
+def value_of(key):
+    """The fp32 value of a key."""
+    bits = (key ^ 0x80000000).to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def mass_of(x, highest, temperature):
+    """`exp((x - highest) / temperature)` in units of 2^-42, int64; `temperature` is fp64."""
+    relative = (x.to(tl.float64) - highest.to(tl.float64)) / temperature
+    scaled = tl.exp(relative) * 4398046511104.0
+    # To the nearest integer, ties to even: the sum has no room for a fraction.
+    return ((scaled + 6755399441055744.0) - 6755399441055744.0).to(tl.int64)
+
+
+@triton.jit
+def count_search(keys, used, k):
+    """The k-th largest of the used keys; 0 if there are fewer."""
+    found = tl.zeros((), tl.uint32)
+    bit = tl.full((), 0x80000000, tl.uint32)
+    for _ in range(32):
+        trial = found | bit
+        count = tl.sum((used & (keys >= trial)).to(tl.int32), 0)
+        found = tl.where(count >= k, trial, found)
+        bit = bit >> 1
+    return found
+
+
+@triton.jit
+def mass_search(keys, mass, target):
+    """The largest key such that the masses of it and all larger ones reach the target."""
+    found = tl.zeros((), tl.uint32)
+    bit = tl.full((), 0x80000000, tl.uint32)
+    for _ in range(32):
+        trial = found | bit
+        total = tl.sum(tl.where(keys >= trial, mass, 0), 0)
+        found = tl.where(total >= target, trial, found)
+        bit = bit >> 1
+    return found
+
+
+@triton.jit
+def id_search(ids, used, k):
+    """The k-th smallest of the used ids, below 2^30."""
+    found = tl.zeros((), tl.int32)
+    bit = tl.full((), 0x20000000, tl.int32)
+    for _ in range(30):
+        trial = found | bit
+        # How many are below the trial decides whether the answer is.
+        count = tl.sum((used & (ids < trial)).to(tl.int32), 0)
+        found = tl.where(count < k, trial, found)
+        bit = bit >> 1
+    return found
+
+
+@triton.jit
+def least_kept_key(highest, temperature, min_p):
+    """The smallest key whose value has at least the share `min_p` of the highest probability, fp64 like `temperature`."""
+    lowest = tl.log(min_p)
+    near = key_of((highest.to(tl.float64) + lowest * temperature).to(tl.float32)).to(tl.int64)
+    keys = tl.maximum(near - 8 + tl.arange(0, 16), 0).to(tl.uint32)
+    relative = (value_of(keys).to(tl.float64) - highest.to(tl.float64)) / temperature
+    top = key_of(highest)
+    found = tl.min(tl.where((relative >= lowest) & (keys <= top), keys, top), 0)
+    return tl.where(min_p > 0, found, tl.zeros((), tl.uint32))

@@ -1,0 +1,225 @@
+"""Launches of the kernels over rows of logits, for arguments that were already checked."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from deepinfer.kernels.configs import sampling as configs
+from deepinfer.kernels.triton.launches import on_device, warps
+from deepinfer.kernels.triton.sampling_bracket import bracket_mass_kernel, bracket_tokens_kernel
+from deepinfer.kernels.triton.sampling_cut import chunk_maxima_kernel, row_cut_kernel
+from deepinfer.kernels.triton.sampling_draw import best_of_chunks_kernel, best_token_kernel
+from deepinfer.kernels.triton.sampling_edit import apply_cut_kernel
+
+__all__ = ["Filters", "apply_cuts", "best_tokens", "cut_rows", "on_device"]
+
+
+class Filters(NamedTuple):
+    """Options of rows; None where a filter is off in all of them.
+
+    Attributes:
+        temperature: Shape [rows].
+        top_k: Shape [rows], integers.
+        top_p: Shape [rows].
+        min_p: Shape [rows].
+        widest: The largest top-k of a row, from 1, if the host knows it and every row has one; else 0.
+    """
+
+    temperature: Tensor | None
+    top_k: Tensor | None
+    top_p: Tensor | None
+    min_p: Tensor | None
+    widest: int
+
+
+def best_tokens(
+    logits: Tensor,
+    out: Tensor,
+    *,
+    temperature: Tensor | None = None,
+    seeds: Tensor | None = None,
+    positions: Tensor | None = None,
+    stream: int = 0,
+    cuts: tuple[Tensor, Tensor] | None = None,
+    sizes: tuple[int, int] | None = None,
+) -> None:
+    """Writes the token of the highest logit of each row, or of the highest sum of logit and noise.
+
+    Args:
+        logits: Shape [rows, vocab], last stride 1.
+        out: Shape [rows], int64.
+        temperature: Shape [rows], fp32 or fp64; None for 1.
+        seeds: Shape [rows], int64; None for the highest logit.
+        positions: Shape [rows], integers.
+        stream: Purpose of the noise.
+        cuts: Logit and id at which each row is cut.
+        sizes: Tokens of a chunk, and warps.
+    """
+    rows, vocab = logits.shape
+    drawn = seeds is not None
+    block, num_warps = sizes or configs.lookup("gumbel" if drawn else "argmax", vocab)
+    chunks = triton.cdiv(vocab, block)
+    tokens = torch.empty((rows, chunks), dtype=torch.int32, device=logits.device)
+    tops = torch.empty((rows, chunks), dtype=torch.float32, device=logits.device)
+    noises = tops
+    if drawn:
+        noises = torch.empty((rows, chunks), dtype=torch.float64, device=logits.device)
+    warm = temperature if temperature is not None else tops
+    cut, cut_id = cuts if cuts is not None else (tops, tokens)
+    flags = {"DRAWN": drawn, "WARM": temperature is not None, "CUT": cuts is not None}
+    best_token_kernel[(rows * chunks,)](
+        logits,
+        warm,
+        seeds if seeds is not None else tokens,
+        positions if positions is not None else tokens,
+        cut,
+        cut_id,
+        tokens,
+        noises,
+        tops,
+        vocab,
+        logits.stride(0),
+        chunks,
+        stream,
+        BLOCK=block,
+        num_warps=warps(num_warps),
+        **flags,
+    )
+    best_of_chunks_kernel[(rows,)](
+        logits,
+        warm,
+        cut_id,
+        tokens,
+        noises,
+        tops,
+        out,
+        logits.stride(0),
+        chunks,
+        CHUNKS=triton.next_power_of_2(chunks),
+        num_warps=1,
+        **flags,
+    )
+
+
+def cut_rows(
+    logits: Tensor,
+    filters: Filters,
+    seeds: Tensor | None = None,
+    positions: Tensor | None = None,
+    stream: int = 0,
+    out: Tensor | None = None,
+    sizes: tuple[int, int] | None = None,
+    row_warps: int = 8,
+    capacity: int = 2048,
+) -> tuple[Tensor, Tensor]:
+    """Finds the cut of each row.
+
+    Args:
+        logits: Shape [rows, vocab], last stride 1.
+        filters: Options of the rows.
+        seeds: Shape [rows], int64; given to draw the tokens of rows that are cut among few candidates.
+        positions: Shape [rows], integers.
+        stream: Purpose of the noise.
+        out: Where these tokens go, shape [rows], int64.
+        sizes: Tokens of a chunk, and warps.
+        row_warps: Warps of the program of a row.
+        capacity: Candidates of a row with a top-k, a power of two.
+
+    Returns:
+        The logit of the cut, shape [rows], fp32, and the last id that is kept at it, shape [rows], int32: -2 where the
+        token was drawn.
+    """
+    rows, vocab = logits.shape
+    block, num_warps = sizes or configs.lookup("maxima", vocab)
+    chunks, groups = triton.cdiv(vocab, block), block // 32
+    padded = triton.next_power_of_2(chunks)
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=logits.device)
+
+    maxima, tops = empty(rows, chunks, groups), empty(rows, chunks)
+    cuts, cut_ids = empty(rows), empty(rows, dtype=torch.int32)
+    grid, common = (rows * chunks,), {"BLOCK": block, "num_warps": warps(num_warps)}
+    chunk_maxima_kernel[grid](
+        logits, maxima, tops, vocab, logits.stride(0), chunks, GROUPS=groups, **common
+    )
+    few = 0 < filters.widest <= configs.MOST_TOP_K
+    given = [t if t is not None else tops for t in filters[:4]]
+    bins = filters.top_p is not None and not few
+    exact = found = counts = tops
+    each = max(256, 4096 // padded)
+    if bins:
+        coarse, fine = empty(rows, chunks, 16), empty(rows, chunks, 16)
+        exact = empty(rows, chunks, 2, dtype=torch.int64)
+        found = empty(rows, chunks, each, dtype=torch.int32)
+        counts = empty(rows, chunks, dtype=torch.int32)
+        flags = {
+            "WARM": filters.temperature is not None,
+            "TOP_K": filters.top_k is not None,
+            "MIN_P": filters.min_p is not None,
+            "CHUNKS": padded,
+        }
+        for is_fine, sums in ((False, coarse), (True, fine)):
+            bracket_mass_kernel[grid](
+                logits, *given, tops, coarse, sums, vocab, logits.stride(0), chunks,
+                FINE=is_fine, **flags, **common,
+            )  # fmt: skip
+        bracket_tokens_kernel[grid](
+            logits, *given, tops, coarse, fine, exact, found, counts, vocab,
+            logits.stride(0), chunks, EACH=each, **flags, **common,
+        )  # fmt: skip
+    row_cut_kernel[(rows,)](
+        logits,
+        *given,
+        seeds if seeds is not None else tops,
+        positions if positions is not None else tops,
+        maxima,
+        tops,
+        exact,
+        found,
+        counts,
+        empty(rows, configs.MOST_TOP_K + capacity, dtype=torch.int32),
+        cuts,
+        cut_ids,
+        out if out is not None else tops,
+        vocab,
+        logits.stride(0),
+        chunks,
+        stream,
+        WARM=filters.temperature is not None,
+        TOP_K=filters.top_k is not None,
+        TOP_P=filters.top_p is not None,
+        MIN_P=filters.min_p is not None,
+        BINS=bins,
+        SAMPLE=seeds is not None,
+        CHUNKS=padded,
+        BLOCK=block,
+        GROUPS=groups,
+        ALL_GROUPS=padded * groups,
+        MOST_K=configs.MOST_TOP_K,
+        CAPACITY=capacity,
+        EACH=each,
+        num_warps=warps(row_warps),
+    )
+    return cuts, cut_ids
+
+
+def apply_cuts(logits: Tensor, cuts: tuple[Tensor, Tensor], out: Tensor) -> None:
+    """Writes the logits with -inf at what the cuts drop.
+
+    Args:
+        logits: Shape [rows, vocab], last stride 1.
+        cuts: Logit and id at which each row is cut.
+        out: Shape [rows, vocab], last stride 1; may be `logits`.
+    """
+    rows, vocab = logits.shape
+    block, num_warps = configs.lookup("edit", vocab)
+    chunks = triton.cdiv(vocab, block)
+    apply_cut_kernel[(rows * chunks,)](
+        logits, *cuts, out, vocab, logits.stride(0), out.stride(0), chunks,
+        BLOCK=block, num_warps=warps(num_warps),
+    )  # fmt: skip
