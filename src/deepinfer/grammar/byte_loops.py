@@ -93,6 +93,24 @@ class TriePaths:
             fits &= (part[nodes] & ~np.uint64(members >> first & _HALF)) == 0
         return fits
 
+    def leaves(self, nodes: Int32Array, members: int, most: int = 255) -> NDArray[np.bool_]:
+        """Whether the way to each of some nodes is characters over a set, at most so many, the last perhaps cut short.
+
+        Args:
+            nodes: The nodes, shape [n], int32.
+            members: The set.
+            most: Characters.
+
+        Returns:
+            Shape [n], bool.
+        """
+        fits = ~self.ill_formed[nodes]
+        for part, first in ((self.low, 0), (self.high, 64), (self.lead, _FIRST_LEAD)):
+            fits &= (part[nodes] & ~np.uint64(members >> first & _HALF)) == 0
+        if most < 255:
+            fits &= self.chars[nodes] <= most
+        return fits
+
     def is_over(self, node: int, members: int) -> bool:
         """The same for one node."""
         if self.broken[node]:
@@ -195,19 +213,21 @@ class ByteLoops:
             words.flags.writeable = False
         return words
 
-    def leaving(self, members: int, byte: int, low: int = 0, high: int = 255) -> Int32Array:
+    def leaving(
+        self, members: int, exits: list[int], low: int = 0, high: int = 255
+    ) -> Int32Array:
         """Where tokens hold a byte outside of a set for the first time, behind whole characters of the set.
 
         Args:
             members: The set.
-            byte: The byte, not in it.
+            exits: The bytes, none in it.
             low: Fewest characters in front of it.
             high: Most characters in front of it.
 
         Returns:
-            Nodes of the vocabulary's trie, shape [n], int32, ascending.
+            Nodes of the vocabulary's trie, shape [n], int32.
         """
-        nodes = self._first[byte]
+        nodes = np.concatenate([self._first[byte] for byte in exits])
         above = self._vocab.trie.parent[nodes]
         fits = self.paths.over(above, members)
         if low > 0 or high < 255:

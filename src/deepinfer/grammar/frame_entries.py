@@ -8,14 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.grammar.bitmask import pack_ids
+from deepinfer.grammar.byte_loops import TriePaths
 from deepinfer.grammar.mask_splits import TrieSplits
 from deepinfer.grammar.slices import Residue
 from deepinfer.grammar.trie import TokenTrie
+from deepinfer.grammar.trie_merge import strings_behind
 from deepinfer.grammar.vocab import TokenVocab
 
 __all__ = ["Entry", "EntryStore", "Keep", "Places", "WalkSpace"]
 
 Int32Array = NDArray[np.int32]
+
+MANY_NODES = 4
+MANY_STRINGS = 64
+"""An entry of so many nodes, with so many strings behind them, is the root of a trie of its own."""
 
 
 class WalkSpace:
@@ -39,6 +45,8 @@ class WalkSpace:
         self._parent = parent
         self.is_main = parent is None
         self._inner: dict[int, WalkSpace] = {}
+        self._behind: dict[tuple[int, ...], WalkSpace] = {}
+        self._paths: TriePaths | None = None
         self._count = None if residue is None else np.diff(residue.offset)
 
     def inner(self, residue: Residue) -> WalkSpace:
@@ -49,6 +57,21 @@ class WalkSpace:
                 id(residue), WalkSpace(residue.splits, residue, self)
             )
         return space
+
+    def behind(self, nodes: tuple[int, ...]) -> WalkSpace:
+        """The space of what follows some nodes of this one."""
+        space = self._behind.get(nodes)
+        if space is None:
+            residue = strings_behind(self.trie, nodes)
+            space = self._behind.setdefault(nodes, WalkSpace(residue.splits, residue, self))
+        return space
+
+    @property
+    def paths(self) -> TriePaths:
+        """The bytes on the ways through the trie."""
+        if self._paths is None:
+            self._paths = TriePaths.of(self.trie)
+        return self._paths
 
     def tokens(self, ranks: Int32Array) -> Int32Array:
         """The strings of the vocabulary that some strings of this trie stand for.
@@ -169,11 +192,15 @@ class EntryStore:
 
     def of(self, places: Places) -> Entry | None:
         """The entry of collected nodes; None when there are none."""
-        segments = [
-            (space, tuple(sorted(set(nodes))), keep)
-            for space, nodes, keep in places.nodes.values()
-            if nodes
-        ]
+        segments: list[Segment] = []
+        for space, some, keep in places.nodes.values():
+            nodes = tuple(sorted(set(some)))
+            if len(nodes) >= MANY_NODES:
+                lows, highs = space.trie.rank_lows, space.trie.rank_highs
+                if sum([highs[node] - lows[node] for node in nodes]) >= MANY_STRINGS:
+                    space, nodes = space.behind(nodes), (0,)
+            if nodes:
+                segments.append((space, nodes, keep))
         return self.entry(segments) if segments else None
 
     def merged(self, entries: list[Entry]) -> Entry:

@@ -52,6 +52,9 @@ class FrameStore:
         units: By the number of a frame's expression and its entry.
         wide: Whether many tokens begin in a frame, by its expression's number and whether it is a set or repeat.
         size_bytes: Estimated memory.
+        weights: Strings that begin with each byte, 0 for white space.
+        led_node: The node of a blank, by which half of a vocabulary may begin.
+        led: The entry behind it; None when nothing follows.
     """
 
     def __init__(self, vocab: TokenVocab) -> None:
@@ -62,6 +65,16 @@ class FrameStore:
         self.units: dict[tuple[int, Entry], Unit] = {}
         self.wide: dict[tuple[int, bool], bool] = {}
         self.size_bytes = 0
+        trie = vocab.trie
+        self.weights = [0] * 256
+        for node in range(trie.children[0], trie.children[1]):
+            if trie.labels[node] not in b" \t\n\r":
+                self.weights[trie.labels[node]] = trie.rank_highs[node] - trie.rank_lows[node]
+        self.led_node = trie.find(b" ")
+        self.led: Entry | None = None
+        if self.led_node > 0 and trie.children[self.led_node] < trie.children[self.led_node + 1]:
+            space = self.main.behind((self.led_node,))
+            self.led = self.entries.entry([(space, (0,), None)])
         self._numbers: dict[tuple[object, ...], int] = {}
         self._count = itertools.count(1)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from deepinfer.grammar.automaton import Automaton
 from deepinfer.grammar.byte_loops import LEADS
 from deepinfer.grammar.finite import Branch
-from deepinfer.grammar.frame_entries import Entry, Keep, Places
+from deepinfer.grammar.frame_entries import Entry, Keep, Places, WalkSpace
 from deepinfer.grammar.frame_nodes import FrameNodes
 from deepinfer.grammar.frame_store import FrameStore, Shapes, Unit, unit_bytes
 from deepinfer.grammar.frame_tokens import Tokens
@@ -28,7 +28,7 @@ Int32Array = NDArray[np.int32]
 FEW_BYTES = 6
 """Sets of fewer bytes are walked."""
 
-WIDE_TOKENS = 2000
+WIDE_TOKENS = 4000
 """A frame that so many tokens may begin in is walked with the next one; see `FrameNodes.unit`."""
 
 
@@ -87,11 +87,6 @@ class FrameUnits:
         self._strings: dict[tuple[Branch, Entry], tuple[tuple[int, ...], Entry | None]] = {}
         self._banned: dict[tuple[Branch, int, Entry], Banned | None] = {}
         self._own_bytes = 0
-        trie = vocab.trie
-        self._weights = [0] * 256  # tokens that begin with each byte
-        for node in range(trie.children[0], trie.children[1]):
-            if trie.labels[node] not in b" \t\n\r":
-                self._weights[trie.labels[node]] = trie.rank_highs[node] - trie.rank_lows[node]
 
     def _take_store(self) -> None:
         """Takes what the vocabulary's grammars share."""
@@ -123,7 +118,7 @@ class FrameUnits:
         shape = self._shapes.of(self.nodes.node(state))
         found = self._store.wide.get((shape, repeats)) if shape else None
         if found is None:
-            live, weights = self._states.moves_of(state)[1], self._weights
+            live, weights = self._states.moves_of(state)[1], self._store.weights
             found = live is None or (
                 repeats and sum([weights[byte] for byte, _ in live]) >= WIDE_TOKENS
             )
@@ -163,36 +158,40 @@ class FrameUnits:
         if shared is not None:
             self._units[key] = shared
             return shared
-        found = Found()
-        words: list[Int32Array] = []
-        if self.nodes.left(state):
-            for space, nodes, keep in entry.segments:
-                found.exits.at(space, keep).extend(nodes)
-        at_root = entry is self.root and state not in self._walk.open
-        if at_root:
-            self._walk.open.add(state)
-        loops = self._loop_set(state) is not None or self.loop_bytes(state) != 0
-        for space, nodes, keep in entry.segments if not self.nodes.is_unknown(state) else ():
-            if space.is_main and not nodes[0]:
-                self._from_root(state, keep, found, words)
-                nodes = nodes[1:]
-            frontier = [
-                (node, state)
-                for node in nodes
-                if not (loops and self._walk.skip(space, keep, node, state, found))
-            ]
-            self._walk.walk(space, keep, frontier, found)
-        if found.loops:
-            self._follow_loops(found, words)
-        if at_root:
-            self._walk.open.discard(state)
-        unit = Unit(self._sets.tokens(found, words), self.entries.of(found.exits))
+        unit = self._walk_unit(state, entry)
         self._units[key] = unit
         if shape:
             self._store.put(shape, entry, unit)
         else:
             self._own_bytes += unit_bytes(unit)
         return unit
+
+    def _walk_unit(self, state: int, entry: Entry) -> Unit:
+        found = Found()
+        if self.nodes.left(state):
+            for space, nodes, keep in entry.segments:
+                found.exits.at(space, keep).extend(nodes)
+        is_open = entry is self.root and state not in self._walk.open
+        if is_open:
+            self._walk.open.add(state)
+        try:
+            loops = self._loop_set(state) is not None or self.loop_bytes(state) != 0
+            for space, nodes, keep in entry.segments if not self.nodes.is_unknown(state) else ():
+                if not nodes[0]:
+                    self._from_root(space, state, keep, found)
+                    nodes = nodes[1:]
+                frontier = [
+                    (node, state)
+                    for node in nodes
+                    if not (loops and self._walk.skip(space, keep, node, state, found))
+                ]
+                self._walk.walk(space, keep, frontier, found)
+            if found.loops:
+                self._follow_loops(found)
+        finally:
+            if is_open:
+                self._walk.open.discard(state)
+        return Unit(self._sets.tokens(found, found.words), self.entries.of(found.exits))
 
     def strings(self, strings: Branch, entry: Entry) -> tuple[tuple[int, ...], Entry | None]:
         """What a finite set of strings does.
@@ -338,50 +337,135 @@ class FrameUnits:
         return members
 
     def _from_root(
-        self, state: int, keep: Keep | None, found: Found, words: list[Int32Array]
+        self, space: WalkSpace, state: int, keep: Keep | None, found: Found
     ) -> None:
-        """Walks a frame over the whole vocabulary."""
-        text, tests = self._tests[0]
-        if tests.may_hold(state) and not self.nodes.left(state) and tests.loops(state):
-            words.append(self._sets.slice_words(text, keep))
-            self._walk.walk(self._main.inner(text.rests), keep, [(0, state)], found)
-            return
+        """Walks a frame over all strings of a trie."""
+        is_main = space.is_main
         base, members, low, high = state, self.loop_bytes(state), 0, 255
+        if is_main and members:
+            text, tests = self._tests[0]
+            if not members >> ord('"') & 1 and tests.may_hold(state) and tests.loops(state):
+                found.words.append(self._sets.slice_words(text, keep))
+                self._walk.walk(space.inner(text.rests), keep, [(0, state)], found)
+                return
         if not members:
             base, low, high = self.nodes.uncounted(state)
             members = self.loop_bytes(base) if base and high < 255 else 0
-        if not members:
+        if members:
+            self._from_loop(space, state, keep, found, base, members, low, high)
+        elif is_main:
+            self._from_start(state, keep, found)
+        else:
+            self._walk.walk(space, keep, [(0, state)], found)
+
+    def _from_start(self, state: int, keep: Keep | None, found: Found) -> None:
+        """Walks a frame over the vocabulary, strings that begin with a blank apart where many of them are live."""
+        after = self._states.moves_of(state)[0][self._states.classes[ord(" ")]]
+        led = self._store.led
+        if not after or led is None or self._states.moves_of(after)[1] is not None:
             self._walk.walk(self._main, keep, [(0, state)], found)
             return
-        loops = self._vocab.byte_loops
-        over = loops.over(members)[0]
-        if high < 255:
-            over = over & loops.short(high)
-        words.append(over if keep is None else over & keep.words)
-        nodes: list[Int32Array] = []
-        after: list[Int32Array] = []
-        body = 0 if base == state else self.nodes.repeated(state)
-        for byte, target in self._exits(base, members):
-            if body and self.nodes.step(body, byte):
-                # Another copy of what is counted begins: how many there were is in the state.
-                leaving = loops.leaving(members, byte, 0, high)
-                targets = [self._behind(state, node) for node in leaving.tolist()]
-                reached = np.array(targets, dtype=np.int32)
-                leaving, reached = leaving[reached > 0], reached[reached > 0]
-            else:
-                leaving = loops.leaving(members, byte, low, high)
-                reached = np.full(len(leaving), target, dtype=np.int32)
-            if len(leaving):
-                nodes.append(leaving)
-                after.append(reached)
-        if nodes:
-            self._walk.arrive(
-                self._main, keep, np.concatenate(nodes), np.concatenate(after), found
-            )
+        self._walk.walk(self._main, keep, [(0, state)], found, frozenset(b" "))
+        self._behind_blank(after, keep, found)
 
-    def _behind(self, state: int, node: int) -> int:
-        """The state at a node of the vocabulary's trie."""
-        trie = self._main.trie
+    def _behind_blank(self, after: int, keep: Keep | None, found: Found) -> None:
+        """Takes the strings that begin with a blank, from the state behind it."""
+        led, trie = self._store.led, self._main.trie
+        if led is None:
+            return
+        node = self._store.led_node
+        if trie.ranks[node] >= 0:
+            found.tokens.append((self._main, keep, np.array([trie.ranks[node]], dtype=np.int32)))
+        self._take(self.unit(after, led), keep, found)
+
+    def _take(self, unit: Unit, keep: Keep | None, found: Found) -> None:
+        """Adds what another unit found, as far as it is in a part of the vocabulary."""
+        words = self._sets.empty.copy()
+        unit.tokens.add_to(words)
+        found.words.append(words if keep is None else words & keep.words)
+        if unit.exits is not None:
+            for space, places, own in unit.exits.segments:
+                both = own if keep is None else self.entries.both(keep, own)
+                found.exits.at(space, both).extend(places)
+
+    def _from_loop(
+        self,
+        space: WalkSpace,
+        state: int,
+        keep: Keep | None,
+        found: Found,
+        base: int,
+        members: int,
+        low: int,
+        high: int,
+    ) -> None:
+        """Walks a frame that some bytes lead back to itself, or that counts them: only behind other bytes.
+
+        Args:
+            space: The trie.
+            state: The state.
+            keep: Part of the vocabulary that counts.
+            found: Takes what is found.
+            base: The state without the count, or the state itself.
+            members: The bytes.
+            low: Fewest characters before it is left.
+            high: Most characters.
+        """
+        trie, row = space.trie, self._states.moves_of(base)[0]
+        loops = self._vocab.byte_loops
+        if space.is_main:
+            over = loops.over(members)[0]
+            if high < 255:
+                over = over & loops.short(high)
+            found.words.append(over if keep is None else over & keep.words)
+        else:
+            leaf, ranks = trie.leaf_nodes
+            inside = ranks[space.paths.leaves(leaf, members, high)]
+            if len(inside):
+                found.tokens.append((space, keep, inside))
+        exits = self._exits(base, members)
+        again: list[int] = []
+        if base != state:
+            body = self.nodes.repeated(state)
+            again = [byte for byte in exits if self.nodes.step(body, byte)]
+            exits = [byte for byte in exits if byte not in again]
+        child, after = [], []
+        if exits:
+            nodes = self._leaving(space, members, exits, low, high)
+            states = np.array(row, dtype=np.int32)[
+                self._states.byte_class[trie.label_bytes[nodes]]
+            ]
+            child.append(nodes)
+            after.append(states)
+        if again:
+            # Another copy of what is counted begins: how many there were is in the state.
+            nodes = self._leaving(space, members, again, 0, high)
+            states = np.array([self._behind(space, state, n) for n in nodes.tolist()], np.int32)
+            child.append(nodes[states > 0])
+            after.append(states[states > 0])
+        if child:
+            self._walk.arrive(space, keep, np.concatenate(child), np.concatenate(after), found)
+
+    def _leaving(
+        self, space: WalkSpace, members: int, exits: list[int], low: int, high: int
+    ) -> Int32Array:
+        """As `ByteLoops.leaving`, for any trie."""
+        if space.is_main:
+            return self._vocab.byte_loops.leaving(members, exits, low, high)
+        wanted = np.zeros(256, dtype=bool)
+        wanted[exits] = True
+        labels, parent, paths = space.trie.label_bytes, space.trie.parent, space.paths
+        nodes = np.flatnonzero(wanted[labels]).astype(np.int32)
+        nodes = nodes[nodes > 0]
+        above = parent[nodes]
+        fits = paths.over(above, members)
+        if low > 0 or high < 255:
+            fits &= (paths.chars[above] >= low) & (paths.chars[above] <= high)
+        return nodes[fits]
+
+    def _behind(self, space: WalkSpace, state: int, node: int) -> int:
+        """The state at a node of a trie."""
+        trie = space.trie
         way = []
         while node:
             way.append(trie.labels[node])
@@ -392,30 +476,21 @@ class FrameUnits:
                 break
         return state
 
-    def _exits(self, state: int, members: int) -> list[tuple[int, int]]:
-        """The bytes outside of a set that can come, and where they lead."""
-        out = []
-        for after, bytes_of in zip(
-            self._states.moves_of(state)[0], self._states.members, strict=True
-        ):
-            if after:
-                for byte in bytes_of:
-                    if not members >> byte & 1:
-                        out.append((byte, after))
-        return out
+    def _exits(self, state: int, members: int) -> list[int]:
+        """The bytes outside of a set that can come."""
+        row = self._states.moves_of(state)[0]
+        return [
+            byte
+            for after, bytes_of in zip(row, self._states.members, strict=True)
+            if after
+            for byte in bytes_of
+            if not members >> byte & 1
+        ]
 
-    def _follow_loops(self, found: Found, words: list[Int32Array]) -> None:
+    def _follow_loops(self, found: Found) -> None:
         """Takes the subtrees in which states lead back to themselves from those states' own tokens."""
         for state, keep, nodes in found.loops.values():
-            below = self._sets.below(nodes, keep)
-            base = self.unit(state, self.root)
-            whole = self._sets.empty.copy()
-            base.tokens.add_to(whole)
-            words.append(whole & below.words)
-            if base.exits is not None:
-                for space, places, own in base.exits.segments:
-                    both = self.entries.both(below, own)
-                    found.exits.at(space, both).extend(places)
+            self._take(self.unit(state, self.root), self._sets.below(nodes, keep), found)
 
     def forget(self) -> None:
         """Drops everything remembered; it is computed again when needed."""

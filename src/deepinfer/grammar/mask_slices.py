@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from deepinfer.grammar.mask_states import StateRows
 from deepinfer.grammar.slices import BOUNDARY, DEAD, CharacterSet
 
@@ -26,24 +28,21 @@ class SliceTests:
         self._states = states
         self._cut_off = cut_off
         self._moves = states.moves_of if cut_off else states.moves
-        table = characters.table
-        # Per state of the set: (class, next state of the set), distinct.
-        self._edges: list[list[tuple[int, int]]] = [
-            sorted(
-                {
-                    (states.classes[byte], int(after))
-                    for byte, after in enumerate(row.tolist())
-                    if after != DEAD
-                }
-            )
-            for row in table
-        ]
         self.first_classes = states.classes_of(characters.first_bytes)
         self.first_bytes = frozenset(characters.first_bytes)
-        self._table = table
+        self._table = characters.table
         self._settled: dict[tuple[int, int], int] = {}
         self._loops: dict[int, bool] = {}
         self._contains: dict[int, bool] = {}
+
+    @cached_property
+    def _edges(self) -> list[list[tuple[int, int]]]:
+        """Per state of the set: (class, next state of the set), distinct."""
+        classes = self._states.classes
+        return [
+            sorted({(classes[byte], after) for byte, after in enumerate(row) if after != DEAD})
+            for row in self._table.tolist()
+        ]
 
     def may_hold(self, state: int) -> bool:
         """Whether every first byte of a character is live, which `loops` and `contains` need."""
