@@ -103,7 +103,7 @@ def masked(kind: str, groups: int, m: int, n: int, k: int, sizes: tuple[int, ...
 
 
 def dense(kind: str, m: int, n: int, k: int, sizes: tuple[int, ...], small: bool) -> Built:
-    """One product of two matrices; three or four sizes are those of many tokens."""
+    """One product of two matrices; sizes that begin with 2 or 3 warpgroups are those of many tokens."""
     from deepinfer.kernels.triton import gemm_launch as launch
     from deepinfer.kernels.triton.grouped_folded_launch import grouped_folded
 
@@ -115,7 +115,7 @@ def dense(kind: str, m: int, n: int, k: int, sizes: tuple[int, ...], small: bool
     def run() -> None:
         if kind == "fp4":
             grouped_folded(x, xs, p, ps, None, out, launch.SwappedTuning(*sizes))
-        elif len(sizes) == 5:
+        elif sizes[0] >= 16:
             launch.grouped_swapped(
                 x[None], xs[None], p, ps, None, out[None], launch.SwappedTuning(*sizes)
             )
@@ -267,7 +267,9 @@ def cases() -> list[Case]:
     add("m_grouped_fp8_gemm_nt_masked", masked, "fp8", shape, FP8_MASKED[32])
     for m, n, k in ((2048, 4096, 7168), (4096, 4096, 7168), (8192, 8192, 8192)):
         add("fp8_gemm_nt", dense, "fp8", (m, n, k), TALL)
-    add("fp8_gemm_nt", dense, "fp8", (64, 5120, 8192), [(64, 1, 9, 1, 1), (64, 1, 4, 1, 2)])
+    add("fp8_gemm_nt", dense, "fp8", (64, 5120, 8192), [(64, 2, 10, 1, 1, 2), (64, 1, 9, 1, 1), (64, 1, 4, 1, 2)])  # fmt: skip
+    add("fp8_gemm_nt", dense, "fp8", (64, 1280, 5120), [(64, 2, 10, 1, 1, 2), (64, 1, 9, 1, 1)])
+    add("fp8_gemm_nt", dense, "fp8", (4096, 5120, 8192), [(2, 128, 6, 8, 2), (2, 256, 4, 8)])
     add("fp8_gemm_nt", dense, "fp8", (16, 32768, 1280), [(16, 2, 5, 1, 2), (16, 1, 4, 1, 4)])
     add("m_grouped_fp8_gemm_nt_contiguous", contiguous, "fp8", (48, 256, 4608, 5120), TALL[:3])
     add("m_grouped_fp8_gemm_nt_contiguous", contiguous, "fp8", (8, 2048, 4096, 7168), TALL[:3])

@@ -96,15 +96,30 @@ def _dense_hopper(x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d:
         if xs is not None and ws is not None and w.dtype == torch.int32:
             _folded(x, xs, w[None], ws[None], None, d, m)
         elif xs is not None and ws is not None and (m <= 64 or w.dtype == torch.uint8):
-            table = configs.MASKED_MXFP4 if w.dtype == torch.uint8 else configs.DENSE_FP8
-            tuning = launch.SwappedTuning(*_spanned(_tuning(table, x, n, k, m), k))
+            sizes = _few_tokens(x, w, n, k, m)
             launch.grouped_swapped(
-                x.contiguous()[None], xs[None], w[None], _bytes(ws)[None], None, d[None], tuning
+                x.contiguous()[None],
+                xs[None],
+                w[None],
+                _bytes(ws)[None],
+                None,
+                d[None],
+                launch.SwappedTuning(*sizes),
             )
         else:
-            table = configs.TALL_BF16 if xs is None else configs.TALL_FP8
-            tall = launch.TallTuning(*_tuning(table, x, n, k, m))
+            sizes = _tuning(configs.TALL_BF16 if xs is None else configs.TALL_FP8, x, n, k, m)
+            if xs is not None and configs.dense_split(n, k) == 2:
+                sizes = (2, 128, 6, 8, 2)
+            tall = launch.TallTuning(*sizes)
             launch.gemm_tall(x, xs, w[None], None if ws is None else ws[None], None, d, tall)
+
+
+def _few_tokens(x: Tensor, w: Tensor, n: int, k: int, rows: int) -> tuple[int, ...]:
+    """Sizes of a dense product of few tokens, or with MXFP4 weights that were not prepared."""
+    if w.dtype == torch.uint8:
+        return _spanned(_tuning(configs.MASKED_MXFP4, x, n, k, rows), k)
+    split = configs.dense_split(n, k) == 2
+    return _tuning(configs.SPLIT_FP8 if split else configs.DENSE_FP8, x, n, k, rows)
 
 
 def _folded(

@@ -11,8 +11,10 @@ __all__ = [
     "MASKED_FP8",
     "MASKED_MXFP4",
     "PORTABLE",
+    "SPLIT_FP8",
     "TALL_BF16",
     "TALL_FP8",
+    "dense_split",
     "lookup",
 ]
 
@@ -40,6 +42,12 @@ DENSE_FP8: tuple[Row, ...] = (
     ("", 0, 0, 32, (32, 1, 10)),
     ("", 0, 0, 0, (64, 1, 10, 1, 1)),
 )
+# The same for products whose even and odd steps are added up apart: `dense_split`
+SPLIT_FP8: tuple[Row, ...] = (
+    ("", 0, 0, 16, (16, 2, 16, 1, 1, 2)),
+    ("", 0, 0, 32, (32, 2, 12, 1, 1, 2)),
+    ("", 0, 0, 0, (64, 2, 10, 1, 1, 2)),
+)
 # (device, N or 0, K or 0, most rows, sizes): TallTuning
 TALL_FP8: tuple[Row, ...] = (("", 0, 0, 6144, (2, 128, 6, 8)), ("", 0, 0, 0, (3, 128, 4, 16)))
 TALL_BF16: tuple[Row, ...] = (("", 0, 0, 0, (2, 256, 4, 8)),)
@@ -48,6 +56,23 @@ PORTABLE: tuple[Row, ...] = (
     ("", 0, 0, 16, (16, 64, 4, 3)),
     ("", 0, 0, 0, (64, 64, 4, 3)),
 )
+
+
+def dense_split(n: int, k: int) -> int:
+    """In how many parts the channels of a dense FP8 product are added up, whatever the number of tokens.
+
+    Few rows of weights give few tiles; two warpgroups then share the channels of one. The order of the sum must be the same
+    for one token and for a thousand, so that the shape of the weights alone decides.
+
+    Args:
+        n: Rows of weights.
+        k: Channels.
+
+    Returns:
+        1 or 2.
+    """
+    few = (n <= 2048 and k >= 2048) or (n <= 5120 and k >= 8192)
+    return 2 if few and k % 256 == 0 else 1
 
 
 def lookup(table: tuple[Row, ...], device: str, n: int, k: int, rows: int) -> tuple[int, ...]:

@@ -37,6 +37,8 @@ class SwappedTuning:
         depth: Steps in the ring of shared memory.
         span: Steps of 128 channels copied at once, for MXFP4 weights: 1 or 2.
         per_sm: Programs a multiprocessor; with more than one the registers are shared out.
+        split: 2 to let two warpgroups add up the even and the odd steps of the same 64 rows of weights, for FP8; that is
+            another order of the sum.
     """
 
     block_m: int
@@ -44,6 +46,7 @@ class SwappedTuning:
     depth: int
     span: int = 1
     per_sm: int = 1
+    split: int = 1
 
 
 @dataclass(frozen=True)
@@ -55,12 +58,14 @@ class TallTuning:
         block_n: Columns a tile: 128, or 256 for bf16.
         depth: Steps in the ring of shared memory.
         band: Row tiles that are passed by all columns together.
+        split: 2 to add up the even and the odd steps apart, as `SwappedTuning.split` does; for 128 columns of FP8.
     """
 
     parts: int
     block_n: int
     depth: int
     band: int = 8
+    split: int = 1
 
 
 @lru_cache(maxsize=64)
@@ -116,7 +121,7 @@ def grouped_swapped(
     packed = weight.dtype == torch.uint8
     n = weight.shape[1]
     span = tuning.span if packed else 1
-    rows = 64 * tuning.parts
+    rows = 64 * tuning.parts // tuning.split
     if packed:
         w_desc = matrix(weight.view(torch.uint32).view(groups * n, k // 8), rows, 16 * span)
         w_scale = w_scale.view(torch.int32)
@@ -156,6 +161,7 @@ def grouped_swapped(
         SPAN=span,
         PARTS=tuning.parts,
         BLOCK_M=tuning.block_m,
+        SPLIT=tuning.split,
         DEPTH=tuning.depth,
         REGISTERS=registers,
         num_warps=4,
@@ -244,6 +250,7 @@ def gemm_tall(
         PARTS=tuning.parts,
         BLOCK_N=tuning.block_n,
         BAND=tuning.band,
+        SPLIT=tuning.split,
         DEPTH=tuning.depth,
         num_warps=4,
     )

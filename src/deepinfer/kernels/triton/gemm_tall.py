@@ -75,6 +75,7 @@ def _products(
     PARTS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BAND: gl.constexpr,
+    SPLIT: gl.constexpr,
     DEPTH: gl.constexpr,
     PART: gl.constexpr,
 ):
@@ -101,8 +102,10 @@ def _products(
             if SCALED:
                 acc, last, slot, phase = scaled_tile(
                     x_ring, w_ring, s_ring, f_ring, full, empty, steps, slot, phase, N < 0,
-                    PART, PARTS, BLOCK_N // 128, DEPTH, acc_layout,
+                    PART, PARTS, BLOCK_N // 128, SPLIT, DEPTH, acc_layout,
                 )  # fmt: skip
+                if SPLIT == 2:
+                    acc += last
                 store_tile(acc, out, layout, m, n, M, N, stride_om, GROUPED, WIDTH)
                 if BLOCK_N == 256:
                     store_tile(last, out, layout, m, n + 128, M, N, stride_om, GROUPED, WIDTH)
@@ -135,6 +138,7 @@ def gemm_tall_kernel(
     PARTS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BAND: gl.constexpr,
+    SPLIT: gl.constexpr,
     DEPTH: gl.constexpr,
 ):
     """`out[m, n] = sum over k of x[m, k] * weight[group of m, n, k]`."""
@@ -163,8 +167,8 @@ def gemm_tall_kernel(
     if PARTS == 2:
         gl.warp_specialize(
             [
-                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, DEPTH, 0)),
-                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, DEPTH, 1)),
+                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, DEPTH, 0)),
+                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, DEPTH, 1)),
                 (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BLOCK_K, BYTES, BAND, DEPTH)),
             ],
             [4, 1],
@@ -173,9 +177,9 @@ def gemm_tall_kernel(
     else:
         gl.warp_specialize(
             [
-                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, DEPTH, 0)),
-                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, DEPTH, 1)),
-                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, DEPTH, 2)),
+                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, DEPTH, 0)),
+                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, DEPTH, 1)),
+                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, DEPTH, 2)),
                 (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BLOCK_K, BYTES, BAND, DEPTH)),
             ],
             [4, 4, 1],

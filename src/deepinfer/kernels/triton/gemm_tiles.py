@@ -71,36 +71,45 @@ def scaled_tile(
     PART: gl.constexpr,
     PARTS: gl.constexpr,
     HALVES: gl.constexpr,
+    SPLIT: gl.constexpr,
     DEPTH: gl.constexpr,
     acc_layout: gl.constexpr,
 ):
     """One tile of e4m3, its blocks of 128 channels one after the other, 128 columns at a time.
 
     Returns:
-        The sums of the first and of the last 128 columns, which are the same of a tile of 128, and slot and phase.
+        The sums of the first 128 columns; those of the last 128 columns of a tile of 256, or with SPLIT 2 those of the
+        odd steps, whose number must be that of the even ones; slot and phase.
     """
     acc = gl.zeros((64, 128), gl.float32, acc_layout)
     last = acc
     part = acc
-    for _ in range(steps):
-        mbarrier.wait(full.index(slot), phase)
-        x, w = x_ring.index(slot * PARTS + PART), w_ring.index(slot)
-        part, scale = _multiply(x, w, part, s_ring, f_ring, slot, never, PART, PARTS, 0, acc_layout)
-        if HALVES == 1:
-            mbarrier.arrive(empty.index(slot), count=1)
-        acc += part * scale[:, None]
-        if HALVES == 2:
-            # Nothing is in flight; but no sum may be left for later, while the next product takes its registers.
-            acc = warpgroup_mma_wait(0, [acc])
+    for _ in range(steps // SPLIT):
+        for turn in gl.static_range(SPLIT):
+            mbarrier.wait(full.index(slot), phase)
+            x, w = x_ring.index(slot * PARTS + PART), w_ring.index(slot)
             part, scale = _multiply(
-                x, w, part, s_ring, f_ring, slot, never, PART, PARTS, 1, acc_layout
+                x, w, part, s_ring, f_ring, slot, never, PART, PARTS, 0, acc_layout
             )
-            mbarrier.arrive(empty.index(slot), count=1)
-            last += part * scale[:, None]
-        slot += 1
-        if slot == DEPTH:
-            slot = 0
-            phase ^= 1
+            if HALVES == 1:
+                mbarrier.arrive(empty.index(slot), count=1)
+            if turn == 0:
+                acc += part * scale[:, None]
+            else:
+                last += part * scale[:, None]
+            if HALVES + SPLIT > 2 and turn == 0:
+                # Nothing is in flight; but no sum may be left for later, while the next product takes its registers.
+                acc = warpgroup_mma_wait(0, [acc])
+            if HALVES == 2:
+                part, scale = _multiply(
+                    x, w, part, s_ring, f_ring, slot, never, PART, PARTS, 1, acc_layout
+                )
+                mbarrier.arrive(empty.index(slot), count=1)
+                last += part * scale[:, None]
+            slot += 1
+            if slot == DEPTH:
+                slot = 0
+                phase ^= 1
     return acc, last, slot, phase
 
 

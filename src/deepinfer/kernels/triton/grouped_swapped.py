@@ -27,9 +27,11 @@ def _products(
     BLOCK_M: gl.constexpr,
     DEPTH: gl.constexpr,
     PART: gl.constexpr,
+    SPLIT: gl.constexpr,
 ):
-    """Multiplies, scales and writes 64 rows of every tile."""
-    out, w_scale, counts, rings, bars, sizes, strides = given
+    """Multiplies, scales and writes 64 rows of every tile, or adds up every other step of the same rows."""
+    out, w_scale, counts, rings, bars, sizes, strides, meeting = given
+    shared, done, taken = meeting
     num_groups, N, max_m, steps = sizes
     stride_og, stride_om, stride_wg, stride_wn = strides
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 32])
@@ -41,6 +43,7 @@ def _products(
     first = 0
     slot = 0
     phase = 0
+    turn = 0
     rows = group_rows(counts, 0, num_groups, max_m, COUNTED)
     width = gl.cdiv(rows, BLOCK_M) * tiles_n
     while group < num_groups:
@@ -48,7 +51,7 @@ def _products(
             tiles_m = width // tiles_n
             at = tile - first
             m0 = (at % tiles_m) * BLOCK_M
-            n0 = (at // tiles_m) * BLOCK_N + 64 * PART
+            n0 = (at // tiles_m) * BLOCK_N + (64 * PART if SPLIT == 1 else 0)
             g = group.to(gl.int64)  # type: ignore[attr-defined]
             if PACKED:
                 ns = gl.minimum(n0, N - 1)
@@ -59,13 +62,24 @@ def _products(
                 )  # fmt: skip
             else:
                 acc, slot, phase = fp8_tile(
-                    rings, bars, steps, slot, phase, PART, BLOCK_M, DEPTH, acc_layout
+                    rings, bars, steps, slot, phase, PART, SPLIT, BLOCK_M, DEPTH, acc_layout
                 )
-            y = gl.convert_layout(acc.to(out.dtype.element_ty), out_layout)
-            mo = m0 + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, out_layout))
-            no = n0 + gl.arange(0, 64, layout=gl.SliceLayout(1, out_layout))
-            to = out + g * stride_og + mo.to(gl.int64)[None, :] * stride_om + no[:, None]
-            gl.store(to, y, mask=(mo < rows)[None, :] & (no < N)[:, None])
+            if SPLIT == 2:
+                if PART == 1:
+                    mbarrier.wait(taken, turn ^ 1)
+                    shared.store(acc)
+                    mbarrier.arrive(done, count=1)
+                else:
+                    mbarrier.wait(done, turn)
+                    acc += shared.load(acc_layout)
+                    mbarrier.arrive(taken, count=1)
+                turn ^= 1
+            if SPLIT == 1 or PART == 0:
+                y = gl.convert_layout(acc.to(out.dtype.element_ty), out_layout)
+                mo = m0 + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, out_layout))
+                no = n0 + gl.arange(0, 64, layout=gl.SliceLayout(1, out_layout))
+                to = out + g * stride_og + mo.to(gl.int64)[None, :] * stride_om + no[:, None]
+                gl.store(to, y, mask=(mo < rows)[None, :] & (no < N)[:, None])
             tile += gl.num_programs(0)
         else:
             first += width
@@ -99,11 +113,16 @@ def grouped_swapped_kernel(
     SPAN: gl.constexpr,
     PARTS: gl.constexpr,
     BLOCK_M: gl.constexpr,
+    SPLIT: gl.constexpr,
     DEPTH: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
-    """`out[g, m, n] = sum over k of x[g, m, k] * weight[g, n, k]` for m below `counts[g]`."""
-    BLOCK_N: gl.constexpr = 64 * PARTS
+    """`out[g, m, n] = sum over k of x[g, m, k] * weight[g, n, k]` for m below `counts[g]`.
+
+    SPLIT 2: two warpgroups add up the even and the odd steps of the same 64 rows, and the sums of the odd ones are added
+    last.
+    """
+    BLOCK_N: gl.constexpr = 64 * PARTS // SPLIT
     w_ring = gl.allocate_shared_memory(
         w_desc.dtype, [DEPTH, BLOCK_N, w_desc.block_type.shape[1]], w_desc.layout
     )
@@ -122,18 +141,28 @@ def grouped_swapped_kernel(
     for i in gl.static_range(DEPTH):
         # Bulk copies count as one; each lane of the copying warp adds one when its scales are there.
         mbarrier.init(full.index(i), count=1 if PACKED else 33)
-        mbarrier.init(empty.index(i), count=PARTS)
+        mbarrier.init(empty.index(i), count=PARTS // SPLIT)
+    shared = full
+    done = full
+    taken = full
+    if SPLIT == 2:
+        mixed: gl.constexpr = gl.SwizzledSharedLayout(2, 1, 8, [1, 0])
+        shared = gl.allocate_shared_memory(gl.float32, [64, BLOCK_M], mixed)
+        done = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        taken = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        mbarrier.init(done, count=1)
+        mbarrier.init(taken, count=1)
     rings = (w_ring, x_ring, s_ring, f_ring)
     bars = (full, empty)
     sizes = (num_groups, N, max_m, steps)
     to = (stride_og, stride_om, stride_wg, stride_wn)
-    multiply = (out, w_scale, counts, rings, bars, sizes, to)
+    multiply = (out, w_scale, counts, rings, bars, sizes, to, (shared, done, taken))
     of = (stride_wg, stride_wn, stride_xg, stride_xm, stride_xk)
     copy = (w_desc, x_desc, s_desc, x_scale, w_scale, counts, rings, bars, sizes, of)
     if PARTS == 1:
         gl.warp_specialize(
             [
-                (_products, (multiply, COUNTED, PACKED, SPAN, BLOCK_N, BLOCK_M, DEPTH, 0)),
+                (_products, (multiply, COUNTED, PACKED, SPAN, BLOCK_N, BLOCK_M, DEPTH, 0, SPLIT)),
                 (copy_tiles, (copy, COUNTED, PACKED, SPAN, BLOCK_N, BLOCK_M, DEPTH)),
             ],
             [1],
@@ -142,8 +171,8 @@ def grouped_swapped_kernel(
     else:
         gl.warp_specialize(
             [
-                (_products, (multiply, COUNTED, PACKED, SPAN, BLOCK_N, BLOCK_M, DEPTH, 0)),
-                (_products, (multiply, COUNTED, PACKED, SPAN, BLOCK_N, BLOCK_M, DEPTH, 1)),
+                (_products, (multiply, COUNTED, PACKED, SPAN, BLOCK_N, BLOCK_M, DEPTH, 0, SPLIT)),
+                (_products, (multiply, COUNTED, PACKED, SPAN, BLOCK_N, BLOCK_M, DEPTH, 1, SPLIT)),
                 (copy_tiles, (copy, COUNTED, PACKED, SPAN, BLOCK_N, BLOCK_M, DEPTH)),
             ],
             [4, 1],

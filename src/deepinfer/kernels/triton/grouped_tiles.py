@@ -34,32 +34,39 @@ def fp8_tile(
     slot,
     phase,
     PART: gl.constexpr,
+    SPLIT: gl.constexpr,
     BLOCK_M: gl.constexpr,
     DEPTH: gl.constexpr,
     acc_layout: gl.constexpr,
 ):
-    """One tile of e4m3 weights with a scale per 128x128 block."""
+    """One tile of e4m3 weights with a scale per 128x128 block; with SPLIT 2, every other step from step PART on."""
     w_ring, x_ring, s_ring, f_ring = rings
     full, empty = bars
+    ROWS: gl.constexpr = PART if SPLIT == 1 else 0
+    FIRST: gl.constexpr = 0 if SPLIT == 1 else PART
     columns: gl.constexpr = gl.SliceLayout(0, acc_layout)
     acc = gl.zeros((64, BLOCK_M), gl.float32, acc_layout)
     zero = gl.zeros((64, BLOCK_M), gl.float32, acc_layout)
-    for _ in range(steps):
-        mbarrier.wait(full.index(slot), phase)
-        w = w_ring.index(slot).slice(64 * PART, 64)
+    after = slot + steps
+    at = slot + FIRST
+    turn = phase ^ (at // DEPTH)
+    at = at % DEPTH
+    for _ in range((steps - FIRST + SPLIT - 1) // SPLIT):
+        mbarrier.wait(full.index(at), turn)
+        w = w_ring.index(at).slice(64 * ROWS, 64)
         part = warpgroup_mma(
-            w, x_ring.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True
+            w, x_ring.index(at).permute((1, 0)), zero, use_acc=False, is_async=True
         )
-        scale = s_ring.index(slot).load(columns)
-        scale *= f_ring.index(slot).slice(PART, 1).load(columns).broadcast_to([BLOCK_M])
+        scale = s_ring.index(at).load(columns)
+        scale *= f_ring.index(at).slice(ROWS, 1).load(columns).broadcast_to([BLOCK_M])
         part = warpgroup_mma_wait(0, [part])
-        mbarrier.arrive(empty.index(slot), count=1)
+        mbarrier.arrive(empty.index(at), count=1)
         acc += part * scale[None, :]
-        slot += 1
-        if slot == DEPTH:
-            slot = 0
-            phase ^= 1
-    return acc, slot, phase
+        at += SPLIT
+        if at >= DEPTH:
+            at -= DEPTH
+            turn ^= 1
+    return acc, after % DEPTH, phase ^ ((after // DEPTH) & 1)
 
 
 @gluon.jit
