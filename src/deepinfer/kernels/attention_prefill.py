@@ -363,13 +363,17 @@ def _hopper(  # type: ignore[no-untyped-def]
     from deepinfer.kernels.triton import mla_prefill_launch as launch
 
     to = launch.aligned(out)
+    arguments = (
+        launch.aligned(q), launch.aligned(kv), indices, _plain(lengths),
+        None if extra_kv is None else launch.aligned(extra_kv), extra_indices, _plain(extra_lengths), _plain(sink),
+        _plain(phases), scale, window, to, max_logits, lse,
+    )  # fmt: skip
+    heads = q.shape[1]
     with torch.cuda.device(q.device):
-        launch.attend_wide(
-            launch.aligned(q), launch.aligned(kv), indices, _plain(lengths),
-            None if extra_kv is None else launch.aligned(extra_kv), extra_indices, _plain(extra_lengths),
-            _plain(sink), _plain(phases), scale, window, to, max_logits, lse,
-            launch.WideTuning(*configs.WIDE),
-        )  # fmt: skip
+        if heads <= 32:
+            launch.attend_few(*arguments, launch.FewTuning(*configs.few(heads)))
+        else:
+            launch.attend_wide(*arguments, launch.WideTuning(*configs.wide()))
     if to is not out:
         out.copy_(to)
 

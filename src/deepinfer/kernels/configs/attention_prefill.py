@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-__all__ = ["WIDE", "portable"]
+__all__ = ["few", "portable", "wide"]
 
-WIDE: tuple[int, bool, bool, int, int] = (1, False, True, 4, 64)
-"""Pieces of a tile, lazy rescaling, staged stores, copying warps and their registers: `WideTuning`."""
+
+def wide() -> tuple[int, bool, bool, int, int]:
+    """Form of the kernel for 64 heads.
+
+    Returns:
+        Pieces of a tile, logits ahead, staged stores, copying warps, their registers: `WideTuning`.
+    """
+    return 1, False, True, 4, 64
+
+
+def few(heads: int) -> tuple[int, int, int, int, int]:
+    """Form of the kernel for at most 32 heads.
+
+    Args:
+        heads: Query heads.
+
+    Returns:
+        Heads of a program, pieces of a tile, tiles of the ring, copying warps, their registers: `FewTuning`.
+    """
+    if heads <= 16:
+        return 8 if heads <= 8 else 16, 1, 3, 4, 96
+    return 32, 2, 2, 4, 96
 
 
 def portable(heads: int, bytes_each: int) -> tuple[int, int, int, int]:

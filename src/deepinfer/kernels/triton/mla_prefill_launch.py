@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from deepinfer.kernels.triton.gemm_launch import num_sms
+from deepinfer.kernels.triton.mla_prefill_few import mla_prefill_few_kernel
 from deepinfer.kernels.triton.mla_prefill_wide import mla_prefill_wide_kernel
 
-__all__ = ["WideTuning", "aligned", "attend_wide"]
+__all__ = ["FewTuning", "WideTuning", "aligned", "attend_few", "attend_wide"]
 
 _LOG2_E = 1.4426950408889634
 
@@ -20,17 +21,36 @@ class WideTuning:
 
     Attributes:
         parts: In how many pieces a tile of 64 keys is copied and handed over: 1, 2 or 4.
-        lazy: Skip the rescaling of the outputs when no base moved.
+        ahead: Multiply the queries with the next tile behind the values of this one.
         staged: Pass the outputs through shared memory, so that stores are 16 bytes wide.
         copy_warps: Warps that copy.
         copy_registers: Registers of each of their threads.
     """
 
     parts: int = 1
-    lazy: bool = False
+    ahead: bool = False
     staged: bool = True
     copy_warps: int = 4
     copy_registers: int = 64
+
+
+@dataclass(frozen=True)
+class FewTuning:
+    """How the rows of few heads are computed; nothing of it changes the order of a sum.
+
+    Attributes:
+        heads: Heads of a program: 8, 16 or 32.
+        parts: In how many pieces a tile of 64 keys is copied and handed over: 1, 2 or 4.
+        depth: Tiles in the ring: 3, or 2 with 32 heads.
+        copy_warps: Warps that copy.
+        copy_registers: Registers of each of their threads.
+    """
+
+    heads: int
+    parts: int = 1
+    depth: int = 3
+    copy_warps: int = 4
+    copy_registers: int = 96
 
 
 def attend_wide(
@@ -70,12 +90,77 @@ def attend_wide(
         lse: Shape [rows, heads], fp32, contiguous.
         tuning: Form of the kernel.
     """
-    rows, heads, _ = q.shape
+    arguments, constants = _arguments(
+        q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths, sink, phases, scale, window, out, max_logits, lse
+    )  # fmt: skip
+    units = q.shape[0] * -(-q.shape[1] // 64)
+    mla_prefill_wide_kernel[(min(units, num_sms(q.device.index)),)](
+        *arguments,
+        **constants,
+        PARTS=tuning.parts,
+        AHEAD=tuning.ahead,
+        STAGED=tuning.staged,
+        COPY_WARPS=tuning.copy_warps,
+        COPY_REGISTERS=tuning.copy_registers,
+        num_warps=8,
+    )
+
+
+def attend_few(
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    lengths: Tensor | None,
+    extra_kv: Tensor | None,
+    extra_indices: Tensor | None,
+    extra_lengths: Tensor | None,
+    sink: Tensor | None,
+    phases: Tensor | None,
+    scale: float,
+    window: int | None,
+    out: Tensor,
+    max_logits: Tensor,
+    lse: Tensor,
+    tuning: FewTuning,
+) -> None:
+    """The same with few heads; arguments as of `attend_wide`, `tuning` apart."""
+    arguments, constants = _arguments(
+        q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths, sink, phases, scale, window, out, max_logits, lse
+    )  # fmt: skip
+    units = q.shape[0] * -(-q.shape[1] // tuning.heads)
+    mla_prefill_few_kernel[(min(units, num_sms(q.device.index)),)](
+        *arguments,
+        **constants,
+        HEADS=tuning.heads,
+        PARTS=tuning.parts,
+        DEPTH=tuning.depth,
+        COPY_WARPS=tuning.copy_warps,
+        COPY_REGISTERS=tuning.copy_registers,
+        num_warps=4,
+    )
+
+
+def _arguments(
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    lengths: Tensor | None,
+    extra_kv: Tensor | None,
+    extra_indices: Tensor | None,
+    extra_lengths: Tensor | None,
+    sink: Tensor | None,
+    phases: Tensor | None,
+    scale: float,
+    window: int | None,
+    out: Tensor,
+    max_logits: Tensor,
+    lse: Tensor,
+) -> tuple[tuple[object, ...], dict[str, bool]]:
+    """What both kernels take."""
     two = extra_kv is not None and extra_indices is not None
     more_kv = extra_kv if extra_kv is not None else kv
     more = extra_indices if extra_indices is not None else indices
-    units = rows * -(-heads // 64)
-    mla_prefill_wide_kernel[(min(units, num_sms(q.device.index)),)](
+    arguments = (
         q,
         kv,
         indices,
@@ -88,8 +173,8 @@ def attend_wide(
         out,
         max_logits,
         lse,
-        rows,
-        heads,
+        q.shape[0],
+        q.shape[1],
         kv.shape[0],
         more_kv.shape[0],
         indices.shape[1] if window is None else window,
@@ -103,19 +188,16 @@ def attend_wide(
         more.stride(0) if two else 0,
         out.stride(0),
         out.stride(1),
-        BAND=window is not None,
-        COUNTED=lengths is not None,
-        EXTRA=two,
-        EXTRA_COUNTED=extra_lengths is not None,
-        SINK=sink is not None,
-        ROPE=phases is not None,
-        PARTS=tuning.parts,
-        LAZY=tuning.lazy,
-        STAGED=tuning.staged,
-        COPY_WARPS=tuning.copy_warps,
-        COPY_REGISTERS=tuning.copy_registers,
-        num_warps=8,
     )
+    constants = {
+        "BAND": window is not None,
+        "COUNTED": lengths is not None,
+        "EXTRA": two,
+        "EXTRA_COUNTED": extra_lengths is not None,
+        "SINK": sink is not None,
+        "ROPE": phases is not None,
+    }
+    return arguments, constants
 
 
 def aligned(x: Tensor) -> Tensor:
