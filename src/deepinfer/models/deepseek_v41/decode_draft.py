@@ -172,8 +172,13 @@ class DraftStep:
         """
         draft, kernels = self._draft, self._kernels
         phases = torch.view_as_real(rope_phases(self._frequencies, at))
-        main = draft[0].main_norm(draft[0].main_proj(draft.rounding.activation(features)))
-        x = draft.rounding.activation(main)
+        norm, inputs = draft[0].main_norm, "fp8" if draft.rounding.level == "full" else "none"
+        by_target = features.view(
+            len(features), len(self._model.config.dspark_target_layer_ids), -1
+        )
+        rounded = kernels.norm_rope_round(by_target, rounding=inputs).view(features.shape)
+        main = draft[0].main_proj(rounded).unsqueeze(1)
+        x = kernels.norm_rope_round(main, norm.weight, norm.eps, rounding=inputs).squeeze(1)
         rounding = "fp8" if draft.rounding.level != "none" else "none"
         for stage in draft:
             norm = stage.attn.kv_norm
