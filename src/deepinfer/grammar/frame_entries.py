@@ -21,6 +21,7 @@ Int32Array = NDArray[np.int32]
 
 MANY_NODES = 4
 MANY_STRINGS = 64
+MOST_STRINGS = 4000
 """An entry of so many nodes, with so many strings behind them, is the root of a trie of its own."""
 
 
@@ -196,8 +197,12 @@ class EntryStore:
         for space, some, keep in places.nodes.values():
             nodes = tuple(sorted(set(some)))
             if len(nodes) >= MANY_NODES:
+                if not nodes[0]:  # everything
+                    segments.append((space, nodes[:1], keep))
+                    nodes = nodes[1:]
                 lows, highs = space.trie.rank_lows, space.trie.rank_highs
-                if sum([highs[node] - lows[node] for node in nodes]) >= MANY_STRINGS:
+                count = sum([highs[node] - lows[node] for node in nodes])
+                if MANY_STRINGS <= count <= MOST_STRINGS:
                     space, nodes = space.behind(nodes), (0,)
             if nodes:
                 segments.append((space, nodes, keep))
