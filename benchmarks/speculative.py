@@ -3,11 +3,12 @@
 Planner: CPU time of a whole plan (survival, order, budget, lengths), beside Algorithm 1 in plain Python, and beside
 budgets written here in the shape of what two engines do: numpy over dictionaries, and torch.
 
-Blocks: drafts of the embedded `nano` over four kinds of text, recorded as (confidences, accepted) in the engine, then
-replayed under each schedule: rows verified, accepted length, and expected tokens a second under a published step cost
-(9.9 ms and 12 us a row, 60 requests). Confidences are calibrated on one half of the prompts and judged on the other.
+Blocks and curve: drafts of the embedded `nano` over four kinds of text, recorded by `speculative_gpu.py`, replayed under
+each schedule; see `speculative_blocks.py`.
 
-Run: python benchmarks/speculative.py --only planner blocks
+Run: python benchmarks/speculative.py --only planner
+     python benchmarks/speculative.py --only blocks --blocks speculative_blocks.npz
+     python benchmarks/speculative.py --only curve --blocks speculative_blocks.npz --curve speculative_gpu.jsonl
 """
 
 from __future__ import annotations
@@ -25,17 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from deepinfer.speculative import (
-    LaggedConfidence,
-    SequentialTemperatureScaling,
-    StepCostModel,
-    VerificationScheduler,
-    calibration_report,
-    prefix_survival,
-)
+from deepinfer.speculative import StepCostModel, VerificationScheduler, prefix_survival
 
 GRAPHS = list(range(8, 4097, 8))
-PUBLISHED = StepCostModel.additive(9.9e-3, 12e-6)
 DRAFTS = 5
 
 
@@ -121,47 +114,6 @@ def planner_lines() -> Iterator[dict[str, Any]]:
             }
 
 
-class Recorder:
-    """A drafter that writes down what it proposed and how far it was accepted."""
-
-    def __init__(self, model: Any) -> None:
-        from deepinfer.engine.drafter import DSparkDrafter
-
-        self.inner = DSparkDrafter(model)
-        self.open: dict[str, tuple[int, tuple[float, ...]]] = {}
-        self.blocks: dict[str, list[tuple[tuple[float, ...], int]]] = {}
-
-    @property
-    def draft_length(self) -> int:
-        """Most drafts of a row."""
-        return self.inner.draft_length
-
-    def bind(self, cache: Any) -> None:
-        """Passes the cache on."""
-        self.inner.bind(cache)
-
-    def unbind(self, cache: Any) -> None:
-        """Passes the cache on."""
-        self.inner.unbind(cache)
-
-    def observe(self, *values: Any) -> None:
-        """Passes target features on."""
-        self.inner.observe(*values)
-
-    def propose(self, view: Any, max_drafts: int) -> Any:
-        """Proposes, and notes how far the block before came."""
-        found = self.inner.propose(view, max_drafts)
-        for rid, position, confidence in zip(
-            view.rids, view.positions, found.confidences, strict=True
-        ):
-            if rid in self.open:
-                before, known = self.open[rid]
-                if position - before - 1 <= len(known):
-                    self.blocks.setdefault(rid, []).append((known, position - before - 1))
-            self.open[rid] = (position, confidence)
-        return found
-
-
 def prompts(count: int) -> dict[str, list[str]]:
     """Text of four kinds, the same on every machine with this repository."""
     root = Path(__file__).resolve().parents[1]
@@ -185,164 +137,20 @@ def prompts(count: int) -> dict[str, list[str]]:
     return found
 
 
-def record(count: int, tokens: int) -> dict[str, list[list[tuple[tuple[float, ...], int]]]]:
-    """Blocks by kind and request."""
-    from deepinfer import Engine, EngineConfig, SamplingParams
-    from deepinfer.models import load_model
-
-    model = load_model("nano", rounding="none")
-    recorder = Recorder(model)
-    params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-    out: dict[str, list[list[tuple[tuple[float, ...], int]]]] = {}
-    config = EngineConfig(rounding="none", max_num_seqs=8)
-    with Engine.from_pretrained("nano", config=config, drafter=lambda model: recorder) as engine:
-        for kind, texts in prompts(count).items():
-            recorder.blocks.clear()
-            recorder.open.clear()
-            engine.generate(texts, params)
-            out[kind] = [blocks for _, blocks in sorted(recorder.blocks.items())]
-    return out
-
-
-Schedule = Callable[[np.ndarray, list[int]], np.ndarray]
-
-
-def replay(
-    requests: list[list[tuple[np.ndarray, int]]], schedule: Schedule
-) -> tuple[float, float, float]:
-    """Rows and emitted tokens a request and step, and expected tokens a second, 60 requests at a time."""
-    rows = emitted = seconds = 0.0
-    count = 0
-    for first in range(0, len(requests), 60):
-        batch = requests[first : first + 60]
-        for step in range(min(map(len, batch))):
-            confidence = np.stack([blocks[step][0] for blocks in batch])
-            accepted = np.array([blocks[step][1] for blocks in batch])
-            lengths = schedule(confidence, list(range(first, first + len(batch))))
-            scale = 60 / len(batch)  # a smaller last batch is priced as a full one
-            rows += float((lengths + 1).sum())
-            emitted += float((np.minimum(lengths, accepted) + 1).sum())
-            seconds += (9.9e-3 + 12e-6 * scale * float((lengths + 1).sum())) / scale
-            count += len(batch)
-    return rows / count, emitted / count, emitted / seconds
-
-
-def schedules() -> Iterator[tuple[str, Callable[[], Schedule]]]:
-    """Every schedule, fresh."""
-    for length in range(DRAFTS + 1):
-        yield (
-            f"fixed {length}",
-            lambda n=length: lambda c, ids: np.full(len(c), n),
-        )
-    for threshold in (0.2, 0.4, 0.6):
-        static = VerificationScheduler(PUBLISHED, search="static", threshold=threshold)
-        yield (
-            f"threshold {threshold}",
-            lambda s=static: lambda c, ids: s.plan(prefix_survival(c)).lengths,
-        )
-    early = VerificationScheduler(PUBLISHED, search="early_stop")
-    yield "early stop", lambda: lambda c, ids: early.plan(prefix_survival(c)).lengths
-    for lag in (0, 1, 2):
-        yield f"global, lag {lag}", lambda n=lag: _global(n)
-
-
-def _global(lag: int) -> Schedule:
-    scheduler = VerificationScheduler(PUBLISHED)
-    memory = LaggedConfidence(DRAFTS, lag=max(lag, 1))
-
-    def choose(confidence: np.ndarray, ids: list[int]) -> np.ndarray:
-        live = prefix_survival(confidence)
-        known = live if lag == 0 else memory.get(ids)
-        memory.push(ids, confidence)
-        return scheduler.plan(live, lagged=known).lengths
-
-    return choose
-
-
-def block_lines(count: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """Schedules over recorded blocks, and calibration."""
-    recorded = record(count, tokens)
-    fit: list[tuple[tuple[float, ...], int]] = []
-    test: list[list[tuple[tuple[float, ...], int]]] = []
-    for kind, requests in recorded.items():
-        blocks = [block for blocks in requests for block in blocks]
-        yield {
-            "case": f"accepted length, {kind}",
-            "value": round(1 + statistics.mean(n for _, n in blocks), 3),
-            "unit": "tokens a step",
-            "blocks": len(blocks),
-        }
-        fit += [block for blocks in requests[::2] for block in blocks]
-        test += requests[1::2]
-
-    def logits(blocks: list[tuple[tuple[float, ...], int]]) -> np.ndarray:
-        p = np.clip(np.array([c for c, _ in blocks]), 1e-7, 1 - 1e-7)
-        return np.log(p / (1 - p))
-
-    scaling = SequentialTemperatureScaling().fit(logits(fit), [n for _, n in fit])
-    flat = [block for blocks in test for block in blocks]
-    accepted = [n for _, n in flat]
-    raw = np.array([c for c, _ in flat])
-    calibrated = scaling.transform(logits(flat))
-    for name, values in (("raw", raw), ("calibrated", calibrated)):
-        for report in calibration_report(np.cumprod(values, 1), accepted):
-            yield {
-                "case": f"calibration error, {name}, position {report.position + 1}",
-                "value": round(100 * report.ece, 2),
-                "unit": "%",
-                "auroc": round(report.auroc, 4),
-                "brier": round(report.brier, 4),
-                "blocks": report.count,
-            }
-    requests = [
-        [(row, n) for row, (_, n) in zip(scaling.transform(logits(blocks)), blocks, strict=True)]
-        for blocks in test
-    ]
-    generator = np.random.default_rng(0)
-    order = generator.permutation(len(requests))
-    requests = [requests[at] for at in order]
-    whole_rows, whole_length, whole_rate = replay(requests, lambda c, ids: np.full(len(c), DRAFTS))
-    results = [(name, replay(requests, make())) for name, make in schedules()]
-    results.append(("oracle", _oracle(requests)))
-    for name, (rows, length, rate) in results:
-        yield {
-            "case": f"schedule, {name}",
-            "value": round(100 * (rows / whole_rows - 1), 1),
-            "unit": "% rows against verifying all",
-            "accepted_length": round(length, 3),
-            "accepted_length_percent": round(100 * (length / whole_length - 1), 2),
-            "tokens_per_s_percent": round(100 * (rate / whole_rate - 1), 2),
-            "rows": round(rows, 3),
-        }
-
-
-def _oracle(requests: list[list[tuple[np.ndarray, int]]]) -> tuple[float, float, float]:
-    """Verifies exactly what will be accepted."""
-    rows = emitted = seconds = 0.0
-    count = 0
-    for first in range(0, len(requests), 60):
-        batch = requests[first : first + 60]
-        for step in range(min(map(len, batch))):
-            accepted = np.array([blocks[step][1] for blocks in batch])
-            scale = 60 / len(batch)
-            rows += float((accepted + 1).sum())
-            emitted += float((accepted + 1).sum())
-            seconds += (9.9e-3 + 12e-6 * scale * float((accepted + 1).sum())) / scale
-            count += len(batch)
-    return rows / count, emitted / count, emitted / seconds
-
-
 def main() -> None:
     """Prints every line."""
+    from speculative_blocks import Blocks, block_lines, curve_lines
+
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=[], help="planner, blocks")
-    parser.add_argument("--prompts", type=int, default=32, help="prompts of each kind")
-    parser.add_argument("--tokens", type=int, default=96, help="tokens of each answer")
+    parser.add_argument("--only", nargs="*", default=["planner"], help="planner, blocks, curve")
+    parser.add_argument("--blocks", type=Path, help="speculative_blocks.npz of speculative_gpu.py")
+    parser.add_argument("--curve", type=Path, help="speculative_gpu.jsonl of speculative_gpu.py")
     parser.add_argument("--out", type=Path, help="append the lines to this file")
     options = parser.parse_args()
     parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
         "planner": planner_lines,
-        "blocks": lambda: block_lines(options.prompts, options.tokens),
+        "blocks": lambda: block_lines(Blocks.load(options.blocks)),
+        "curve": lambda: curve_lines(Blocks.load(options.blocks), options.curve),
     }
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
@@ -354,7 +162,7 @@ def main() -> None:
         "date": datetime.date.today().isoformat(),
     }
     for part, lines in parts.items():
-        if options.only and part not in options.only:
+        if part not in options.only:
             continue
         for line in lines():
             text = json.dumps({"part": "speculative", **line, **common})
