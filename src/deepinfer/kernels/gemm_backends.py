@@ -109,7 +109,7 @@ def _dense_hopper(x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d:
         else:
             sizes = _tuning(configs.TALL_BF16 if xs is None else configs.TALL_FP8, x, n, k, m)
             if xs is not None and configs.dense_split(n, k) == 2:
-                sizes = (2, 128, 6, 8, 2)
+                sizes = configs.TALL_SPLIT
             tall = launch.TallTuning(*sizes)
             launch.gemm_tall(x, xs, w[None], None if ws is None else ws[None], None, d, tall)
 

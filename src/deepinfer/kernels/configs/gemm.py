@@ -14,6 +14,7 @@ __all__ = [
     "SPLIT_FP8",
     "TALL_BF16",
     "TALL_FP8",
+    "TALL_SPLIT",
     "dense_split",
     "lookup",
 ]
@@ -50,6 +51,7 @@ SPLIT_FP8: tuple[Row, ...] = (
 )
 # (device, N or 0, K or 0, most rows, sizes): TallTuning
 TALL_FP8: tuple[Row, ...] = (("", 0, 0, 6144, (2, 128, 6, 8)), ("", 0, 0, 0, (3, 128, 4, 16)))
+TALL_SPLIT = (2, 128, 6, 8, 2)
 TALL_BF16: tuple[Row, ...] = (("", 0, 0, 0, (2, 256, 4, 8)),)
 # (device, N or 0, K or 0, most rows, (tokens, weight rows, warps, stages)): the portable kernel
 PORTABLE: tuple[Row, ...] = (

@@ -20,6 +20,7 @@ __all__ = [
     "TallTuning",
     "gemm_tall",
     "grouped_swapped",
+    "list_layout",
     "matrix",
     "num_sms",
     "register_shares",
@@ -79,6 +80,11 @@ def tile_layout(bytes_a_row: int, bits: int) -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout(swizzle_byte_width=min(bytes_a_row, 128), element_bitwidth=bits)
 
 
+def list_layout() -> gl.NVMMASharedLayout:
+    """A list of 32-bit values in shared memory as bulk copies write it."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
+
+
 def matrix(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """A descriptor of [rows, columns] boxes of a matrix [any, any]."""
     layout = tile_layout(columns * x.itemsize, 8 * x.itemsize)
@@ -132,8 +138,9 @@ def grouped_swapped(
     x_desc = s_desc = matrix(x.view(groups * max_m, k), tuning.block_m, 128)
     if packed:
         flat = x_scale.transpose(1, 2).view(-1)
-        layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
-        s_desc = TensorDescriptor(flat, [flat.numel()], [1], [max(tuning.block_m, 32)], layout)
+        s_desc = TensorDescriptor(
+            flat, [flat.numel()], [1], [max(tuning.block_m, 32)], list_layout()
+        )
     tiles = groups * -(-max_m // tuning.block_m) * -(-n // rows)
     grid = min(tiles, num_sms(x.device.index) * tuning.per_sm)
     options, registers = register_shares(tuning)

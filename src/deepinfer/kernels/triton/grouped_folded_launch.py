@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from deepinfer.kernels.triton.gemm_launch import SwappedTuning, matrix, num_sms, register_shares
+from deepinfer.kernels.triton.gemm_launch import (
+    SwappedTuning,
+    list_layout,
+    matrix,
+    num_sms,
+    register_shares,
+)
 from deepinfer.kernels.triton.grouped_folded import grouped_folded_kernel
 
-__all__ = ["grouped_folded", "step_layout"]
-
-
-def step_layout() -> gl.NVMMASharedLayout:
-    """The powers of 64 rows in shared memory."""
-    return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
+__all__ = ["grouped_folded"]
 
 
 def grouped_folded(
@@ -46,7 +46,7 @@ def grouped_folded(
     w_desc = matrix(words.view(torch.uint32).view(groups * n, k // 8), 64, 16 * span)
     x_desc = matrix(x.view(-1, k), tuning.block_m, 128)
     flat = steps.view(-1)
-    t_desc = TensorDescriptor(flat, [flat.numel()], [1], [64], step_layout())
+    t_desc = TensorDescriptor(flat, [flat.numel()], [1], [64], list_layout())
     factors = steps.view(torch.float32)[:, -1]
     places = groups if mode == 2 else 1
     tiles = places * -(-max_m // tuning.block_m) * -(-n // (64 * tuning.parts))

@@ -1,0 +1,157 @@
+"""Matrix products: every entry of the tables for Hopper, the portable kernel on every chip."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deepinfer.kernels.codegen import CHIPS, CompileCase
+from deepinfer.kernels.configs import gemm as configs
+
+__all__ = ["cases"]
+
+_SMALL_STACK = 24  # bytes a thread, outside of the loops
+_TENSOR_CORES = ("HMMA", "QMMA", "HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA")
+
+
+def cases() -> list[CompileCase]:
+    """Each entry once, in the form that needs most."""
+    found = [_few(s, False) for s in _sizes(configs.MASKED_FP8, configs.DENSE_FP8, configs.SPLIT_FP8)]  # fmt: skip
+    found += [_few(s, True) for s in _sizes(configs.MASKED_MXFP4)]
+    found += [_folded(s) for s in _sizes(configs.FOLDED_MXFP4)]
+    found += [_many(s, True, True) for s in _sizes(configs.TALL_FP8)]
+    found += [_many(configs.TALL_SPLIT, True, False)]
+    found += [_many(s, False, True) for s in _sizes(configs.TALL_BF16)]
+    small, large = configs.PORTABLE[0][4], configs.PORTABLE[-1][4]
+    found += [
+        _portable(small, 0, "bf16", CHIPS),
+        _portable(small, 2, "fp8", (80,)),
+        _portable(small, 2, "fp8", (90, 120)),
+        _portable(small, 2, "fp4", (89, 90)),
+        _portable(large, 1, "fp4", (80,)),
+        _portable(large, 1, "fp8_32", (89, 100)),
+        _portable(large, 1, "fp4", (120,)),
+    ]
+    return found
+
+
+def _sizes(*tables: tuple[configs.Row, ...]) -> list[tuple[int, ...]]:
+    """The entries of some tables, each once."""
+    return list(dict.fromkeys(row[4] for table in tables for row in table))
+
+
+def _tile(dtype: str, rows: int, columns: int, row_bytes: int, bits: int) -> str:
+    from deepinfer.kernels.triton.gemm_launch import tile_layout
+
+    return f"tensordesc<{dtype}[{rows}, {columns}],{tile_layout(row_bytes, bits)!r}>"
+
+
+def _list(dtype: str, size: int) -> str:
+    from deepinfer.kernels.triton.gemm_launch import list_layout
+
+    return f"tensordesc<{dtype}[{size}],{list_layout()!r}>"
+
+
+def _integers(*names: str) -> dict[str, str]:
+    return dict.fromkeys(names, "i32")
+
+
+def _hopper(operation: str, entry: str, kernel: Any, signature: dict[str, str], constants: dict[str, Any],
+            options: dict[str, Any], stack_bytes: int, scaled: bool = True) -> CompileCase:  # fmt: skip
+    aligned = ("out", "x_scale", "w_scale", "counts", "rows_of", "layout", "factors", "N", "stride_og", "stride_om",
+               "stride_fg", "stride_tg", "stride_tk")  # fmt: skip
+    return CompileCase(
+        operation, entry, kernel, signature, constants, tuple(n for n in aligned if n in signature),
+        {"num_warps": 4, **options}, (90,), {90: ("QGMMA" if scaled else "HGMMA",)}, stack_bytes,
+    )  # fmt: skip
+
+
+def _few(sizes: tuple[int, ...], packed: bool) -> CompileCase:
+    """Few tokens: weights are the tall operand."""
+    from deepinfer.kernels.triton.gemm_launch import SwappedTuning, register_shares
+    from deepinfer.kernels.triton.grouped_swapped import grouped_swapped_kernel
+
+    t = SwappedTuning(*sizes)
+    options, registers = register_shares(t)
+    rows, span = 64 * t.parts // t.split, t.span if packed else 1
+    tokens = _tile("fp8e4nv", t.block_m, 128, 128, 8)
+    signature = {
+        "w_desc": _tile("u32", rows, 16 * span, 64 * span, 32) if packed else _tile("fp8e4nv", rows, 128, 128, 8),
+        "x_desc": tokens, "s_desc": _list("fp32", max(t.block_m, 32)) if packed else tokens,
+        "out": "*bf16", "w_scale": "*i32" if packed else "*fp32", "x_scale": "*fp32", "counts": "*i32",
+        **_integers("num_groups", "N", "max_m", "steps", "stride_og", "stride_om", "stride_wg", "stride_wn",
+                    "stride_xg", "stride_xm", "stride_xk"),
+    }  # fmt: skip
+    constants = {"COUNTED": t.split == 1, "PACKED": packed, "SPAN": span, "PARTS": t.parts, "BLOCK_M": t.block_m,
+                 "SPLIT": t.split, "DEPTH": t.depth, "REGISTERS": registers}  # fmt: skip
+    name = "gemm_nt" if t.split == 2 else "m_grouped_gemm_nt_masked"
+    entry = f"few tokens {'MXFP4' if packed else 'FP8'} {'x'.join(map(str, sizes))}"
+    return _hopper(name, entry, grouped_swapped_kernel, signature, constants, options, _SMALL_STACK)
+
+
+def _folded(sizes: tuple[int, ...]) -> CompileCase:
+    """Prepared MXFP4 weights."""
+    from deepinfer.kernels.triton.gemm_launch import SwappedTuning, register_shares
+    from deepinfer.kernels.triton.grouped_folded import grouped_folded_kernel
+
+    t = SwappedTuning(*sizes)
+    options, registers = register_shares(t)
+    many = t.block_m == 128
+    signature = {
+        "w_desc": _tile("u32", 64, 16 * t.span, 64 * t.span, 32), "x_desc": _tile("fp8e4nv", t.block_m, 128, 128, 8),
+        "t_desc": _list("i32", 64), "out": "*bf16", "factors": "*fp32", "x_scale": "*fp32", "rows_of": "*i32",
+        **_integers("num_groups", "N", "max_m", "steps", "stride_og", "stride_om", "stride_fg", "stride_tg", "stride_tk",
+                    "stride_xg", "stride_xm", "stride_xk"),
+    }  # fmt: skip
+    constants = {"MODE": 1 if many else 2, "SPAN": t.span, "PARTS": t.parts, "BLOCK_M": t.block_m, "DEPTH": t.depth,
+                 "REGISTERS": registers}  # fmt: skip
+    name = "m_grouped_gemm_nt_contiguous" if many else "m_grouped_gemm_nt_masked"
+    entry = f"prepared MXFP4 {'x'.join(map(str, sizes))}"
+    return _hopper(name, entry, grouped_folded_kernel, signature, constants, options, _SMALL_STACK)
+
+
+def _many(sizes: tuple[int, ...], scaled: bool, grouped: bool) -> CompileCase:
+    """Many tokens: they are the tall operand."""
+    from deepinfer.kernels.triton.gemm_launch import TallTuning
+    from deepinfer.kernels.triton.gemm_tall import gemm_tall_kernel
+
+    t = TallTuning(*sizes)
+    dtype, columns, bits = ("fp8e4nv", 128, 8) if scaled else ("bf16", 64, 16)
+    signature = {
+        "x_desc": _tile(dtype, 64, columns, 128, bits), "w_desc": _tile(dtype, t.block_n, columns, 128, bits),
+        "out": "*bf16", "x_scale": "*fp32", "w_scale": "*fp32", "layout": "*i32",
+        **_integers("M", "N", "steps", "stride_om", "stride_xm", "stride_xk", "stride_wg", "stride_wn"),
+    }  # fmt: skip
+    constants = {"SCALED": scaled, "GROUPED": grouped, "PARTS": t.parts, "BLOCK_N": t.block_n, "BAND": t.band,
+                 "SPLIT": t.split, "DEPTH": t.depth}  # fmt: skip
+    name = "m_grouped_gemm_nt_contiguous" if grouped else "gemm_nt"
+    entry = f"many tokens {'FP8' if scaled else 'bf16'} {'x'.join(map(str, sizes))}"
+    return _hopper(name, entry, gemm_tall_kernel, signature, constants, {}, 0, scaled)
+
+
+def _portable(sizes: tuple[int, ...], mode: int, kind: str, chips: tuple[int, ...]) -> CompileCase:
+    """The kernel for every GPU; e4m3 is widened by hand where Triton has none."""
+    from deepinfer.kernels.triton.gemm_portable import gemm_portable_kernel
+
+    block_m, block_n, warps, stages = sizes
+    strides = ("stride_xg", "stride_xm", "stride_wg", "stride_wn", "stride_og", "stride_om")
+    scales = ("stride_sg", "stride_sm", "stride_sk", "stride_fg", "stride_fn")
+    scaled, packed, small = kind != "bf16", kind == "fp4", kind == "fp8_32"
+    widen = scaled and min(chips) < 89
+    value = "*bf16" if not scaled else "*u8" if widen else "*fp8e4nv"
+    signature = {
+        "x": value, "weight": "*u8" if packed else value, "out": "*bf16", "rows_of": "*i32",
+        "x_scale": "*u8" if small else "*fp32", "w_scale": "*u8" if small or packed else "*fp32",
+        **_integers("M", "N", "K", "num_groups", *strides, *scales),
+    }  # fmt: skip
+    constants = {
+        "MODE": mode, "SCALED": scaled, "X_GROUP": 32 if small else 128,
+        "W_ROWS": {"fp8": 128, "fp8_32": 32}.get(kind, 1), "W_GROUP": 32 if small or packed else 128,
+        "X_E8M0": small, "W_E8M0": small or packed, "PACKED": packed, "WIDEN": widen, "BLOCK_M": block_m,
+        "BLOCK_N": block_n, "BLOCK_K": 64 if not scaled else 32 if small or packed else 128, "NUM_STAGES": stages,
+    }  # fmt: skip
+    name = ("gemm_nt", "m_grouped_gemm_nt_contiguous", "m_grouped_gemm_nt_masked")[mode]
+    return CompileCase(
+        name, f"portable {kind} {block_m}x{block_n}{' widened' if widen else ''}", gemm_portable_kernel, signature,
+        constants, ("x", "weight", "out", "rows_of", "x_scale", "w_scale", "N", "K", *strides), {"num_warps": warps},
+        chips, dict.fromkeys(chips, _TENSOR_CORES), _SMALL_STACK,
+    )  # fmt: skip
