@@ -32,6 +32,11 @@ class WalkSpace:
         splits: The trie, and the splits of its subtrees.
         residue: Which strings of `parent` each of its strings stands for; None for the vocabulary's own trie.
         parent: The space that the residue belongs to.
+        paths: The bytes on its ways where they are known.
+
+    Attributes:
+        is_main: Whether it is the vocabulary's own trie.
+        root: The entry at its root, for a space so large that states take its strings over sets of bytes from there.
     """
 
     def __init__(
@@ -39,15 +44,17 @@ class WalkSpace:
         splits: TrieSplits,
         residue: Residue | None = None,
         parent: WalkSpace | None = None,
+        paths: TriePaths | None = None,
     ) -> None:
         self.splits = splits
         self.trie: TokenTrie = splits.trie
         self._residue = residue
         self._parent = parent
         self.is_main = parent is None
+        self.root: Entry | None = None
         self._inner: dict[int, WalkSpace] = {}
         self._behind: dict[tuple[int, ...], WalkSpace] = {}
-        self._paths: TriePaths | None = None
+        self._paths: TriePaths | None = paths
         self._count = None if residue is None else np.diff(residue.offset)
 
     def inner(self, residue: Residue) -> WalkSpace:

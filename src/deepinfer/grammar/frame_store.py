@@ -55,12 +55,14 @@ class FrameStore:
         weights: Strings that begin with each byte, 0 for white space.
         led_node: The node of a blank, by which half of a vocabulary may begin.
         led: The entry behind it; None when nothing follows.
+        led_ranks: First and one past the last rank of the strings that begin with it.
     """
 
     def __init__(self, vocab: TokenVocab) -> None:
-        self.main = WalkSpace(vocab.splits)
+        self.main = WalkSpace(vocab.splits, paths=vocab.byte_loops.paths)
         self.entries = EntryStore(vocab)
         self.root = self.entries.entry([(self.main, (0,), None)])
+        self.main.root = self.root
         self.sets = TokenSets(vocab, self.entries)
         self.units: dict[tuple[int, Entry], Unit] = {}
         self.wide: dict[tuple[int, bool], bool] = {}
@@ -72,9 +74,11 @@ class FrameStore:
                 self.weights[trie.labels[node]] = trie.rank_highs[node] - trie.rank_lows[node]
         self.led_node = trie.find(b" ")
         self.led: Entry | None = None
+        self.led_ranks = (0, 0)
         if self.led_node > 0 and trie.children[self.led_node] < trie.children[self.led_node + 1]:
             space = self.main.behind((self.led_node,))
-            self.led = self.entries.entry([(space, (0,), None)])
+            self.led_ranks = (trie.rank_lows[self.led_node], trie.rank_highs[self.led_node])
+            self.led = space.root = self.entries.entry([(space, (0,), None)])
         self._numbers: dict[tuple[object, ...], int] = {}
         self._count = itertools.count(1)
 

@@ -135,12 +135,17 @@ class TokenSets:
             ranks = ranks[np.flatnonzero(np.diff(ranks, prepend=-1))]
         return ranks
 
-    def below(self, nodes: list[int], keep: Keep | None) -> Keep:
-        """The vocabulary's strings below some nodes of its trie, those that also are in `keep`."""
-        trie = self._vocab.trie
+    def below(self, space: WalkSpace, nodes: list[int], keep: Keep | None) -> Keep:
+        """The vocabulary's strings below some nodes of a trie, those that also are in `keep`."""
+        trie = space.trie
         at = np.array(nodes, dtype=np.int32)
-        step = np.zeros(len(self._vocab.strings) + 1, dtype=np.int32)
+        step = np.zeros(trie.rank_highs[0] + 1, dtype=np.int32)
         np.add.at(step, trie.rank_low[at], 1)
         np.add.at(step, trie.rank_high[at], -1)
-        below = Keep(self._vocab, np.cumsum(step[:-1]) > 0)
+        ranks = np.cumsum(step[:-1]) > 0
+        if not space.is_main:
+            inner = space.tokens(np.flatnonzero(ranks).astype(np.int32))
+            ranks = np.zeros(len(self._vocab.strings), dtype=bool)
+            ranks[inner] = True
+        below = Keep(self._vocab, ranks)
         return below if keep is None else self._entries.both(below, keep)

@@ -28,6 +28,9 @@ Int32Array = NDArray[np.int32]
 FEW_BYTES = 6
 """Sets of fewer bytes are walked."""
 
+MANY_EXITS = 100
+"""With more places at which a loop may be left, strings that begin with a blank are looked at apart."""
+
 WIDE_TOKENS = 4000
 """A frame that so many tokens may begin in is walked with the next one; see `FrameNodes.unit`."""
 
@@ -80,7 +83,6 @@ class FrameUnits:
             self.nodes,
             self._loop_set,
             self.loop_bytes,
-            vocab.byte_loops,
         )
         self._take_store()
         self._units: dict[tuple[int, Entry], Unit] = {}
@@ -171,9 +173,11 @@ class FrameUnits:
         if self.nodes.left(state):
             for space, nodes, keep in entry.segments:
                 found.exits.at(space, keep).extend(nodes)
-        is_open = entry is self.root and state not in self._walk.open
+        first = entry.segments[0][0]
+        pair = (state, first)
+        is_open = entry is first.root and pair not in self._walk.open
         if is_open:
-            self._walk.open.add(state)
+            self._walk.open.add(pair)
         try:
             loops = self._loop_set(state) is not None or self.loop_bytes(state) != 0
             for space, nodes, keep in entry.segments if not self.nodes.is_unknown(state) else ():
@@ -190,7 +194,7 @@ class FrameUnits:
                 self._follow_loops(found)
         finally:
             if is_open:
-                self._walk.open.discard(state)
+                self._walk.open.discard(pair)
         return Unit(self._sets.tokens(found, found.words), self.entries.of(found.exits))
 
     def strings(self, strings: Branch, entry: Entry) -> tuple[tuple[int, ...], Entry | None]:
@@ -432,6 +436,18 @@ class FrameUnits:
         child, after = [], []
         if exits:
             nodes = self._leaving(space, members, exits, low, high)
+            blank = row[self._states.classes[ord(" ")]]
+            if (
+                space.is_main
+                and base == state
+                and blank
+                and (blank != state or len(nodes) > MANY_EXITS)
+                and self._states.moves_of(blank)[1] is None
+            ):
+                first, last = self._store.led_ranks
+                ranks = trie.rank_low[nodes]
+                nodes = nodes[(ranks < first) | (ranks >= last)]
+                self._behind_blank(blank, keep, found)
             states = np.array(row, dtype=np.int32)[
                 self._states.byte_class[trie.label_bytes[nodes]]
             ]
@@ -489,8 +505,10 @@ class FrameUnits:
 
     def _follow_loops(self, found: Found) -> None:
         """Takes the subtrees in which states lead back to themselves from those states' own tokens."""
-        for state, keep, nodes in found.loops.values():
-            self._take(self.unit(state, self.root), self._sets.below(nodes, keep), found)
+        for space, state, keep, nodes in found.loops.values():
+            if space.root is not None:
+                below = self._sets.below(space, nodes, keep)
+                self._take(self.unit(state, space.root), below, found)
 
     def forget(self) -> None:
         """Drops everything remembered; it is computed again when needed."""

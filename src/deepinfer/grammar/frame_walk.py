@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer.grammar.byte_loops import ByteLoops
 from deepinfer.grammar.frame_entries import Keep, Places, WalkSpace
 from deepinfer.grammar.frame_nodes import FrameNodes
 from deepinfer.grammar.mask_splits import MIN_STRINGS
@@ -33,15 +32,17 @@ class Found:
     Attributes:
         tokens: Strings that fit: (space, part of the vocabulary that counts, ranks in the space).
         exits: Where the frame may be left.
-        loops: By state that many bytes lead back to itself: nodes of the vocabulary's trie, reached by whole characters
-            of them, whose subtrees were not walked.
+        loops: By trie and state that many bytes lead back to itself: nodes reached by whole characters of them, whose
+            subtrees were not walked.
         words: Ready masks of more strings that fit, each shape [words].
         new_splits: Splits made.
     """
 
     tokens: list[tuple[WalkSpace, Keep | None, Int32Array]] = field(default_factory=list)
     exits: Places = field(default_factory=Places)
-    loops: dict[tuple[int, int], tuple[int, Keep | None, list[int]]] = field(default_factory=dict)
+    loops: dict[tuple[int, int, int], tuple[WalkSpace, int, Keep | None, list[int]]] = field(
+        default_factory=dict
+    )
     words: list[Int32Array] = field(default_factory=list)
     new_splits: int = 0
 
@@ -54,10 +55,9 @@ class FrameWalk:
         nodes: Its states taken apart.
         loop_set: Set of characters that leads a state back to itself, or None.
         loop_bytes: Bytes that lead a state back to itself, as `ByteLoops` has them; 0 where they are few.
-        loops: The vocabulary by bytes.
 
     Attributes:
-        open: States whose tokens are being worked out; nothing is left for them.
+        open: States whose strings of a whole trie are being worked out; nothing is left for them.
     """
 
     def __init__(
@@ -66,15 +66,13 @@ class FrameWalk:
         nodes: FrameNodes,
         loop_set: Callable[[int], CharacterSet | None],
         loop_bytes: Callable[[int], int],
-        loops: ByteLoops,
     ) -> None:
         self._states = states
         self._nodes = nodes
         self._loop_set = loop_set
         self._loop_bytes = loop_bytes
-        self._loops = loops
         self.num_dense_nodes = 0
-        self.open: set[int] = set()
+        self.open: set[tuple[int, WalkSpace]] = set()
         self._flags = np.zeros(256, dtype=bool)
 
     def walk(
@@ -212,15 +210,15 @@ class FrameWalk:
         Returns:
             Whether the subtree is settled; otherwise it must be walked.
         """
-        if space.is_main:
+        if space.root is not None:
             members = self._loop_bytes(state)
             if (
                 members
-                and self._loops.paths.is_over(node, members)
-                and state not in self.open
+                and space.paths.is_over(node, members)
+                and (state, space) not in self.open
                 and len(self.open) < MAX_OPEN
             ):
-                self._loop(state, keep, found).append(node)
+                self._loop(space, state, keep, found).append(node)
                 return True
         characters = self._loop_set(state)
         if characters is None:
@@ -240,12 +238,12 @@ class FrameWalk:
         return False
 
     @staticmethod
-    def _loop(state: int, keep: Keep | None, found: Found) -> list[int]:
-        key = (state, id(keep))
+    def _loop(space: WalkSpace, state: int, keep: Keep | None, found: Found) -> list[int]:
+        key = (id(space), state, id(keep))
         entry = found.loops.get(key)
         if entry is None:
-            entry = found.loops[key] = (state, keep, [])
-        return entry[2]
+            entry = found.loops[key] = (space, state, keep, [])
+        return entry[3]
 
     def _step_many(
         self,
@@ -321,11 +319,11 @@ class FrameWalk:
                 if self._nodes.is_unknown(state):
                     after = np.where(here, np.int32(0), after)
                     continue
-            members = self._loop_bytes(state) if space.is_main else 0
-            if members and state not in self.open and len(self.open) < MAX_OPEN:
-                looping = (after == state) & self._loops.paths.over(child, members)
+            members = self._loop_bytes(state) if space.root is not None else 0
+            if members and (state, space) not in self.open and len(self.open) < MAX_OPEN:
+                looping = (after == state) & space.paths.over(child, members)
                 if looping.any():
-                    self._loop(state, keep, found).extend(child[looping].tolist())
+                    self._loop(space, state, keep, found).extend(child[looping].tolist())
                     after = np.where(looping, np.int32(0), after)
         alive = after != 0
         return child[alive], after[alive]
