@@ -1,0 +1,255 @@
+"""Cases of routing: choice of experts, places, rows there and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from harness import Built, Case, assert_repeats, same_bits
+from row_checks import assert_rows_alone, compiled, eager
+
+EXPERTS, TOPK, HIDDEN = 384, 6, 5120
+
+
+def choices(tokens: int, experts: int = EXPERTS, topk: int = TOPK) -> torch.Tensor:
+    """Different random experts for each token."""
+    return torch.rand(tokens, experts, device="cuda").topk(topk, -1).indices
+
+
+def gate_steps(x: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gate in the operations of torch."""
+    scores = torch.nn.functional.softplus(x).sqrt()
+    experts = (scores + bias).topk(TOPK, -1).indices
+    weights = scores.gather(-1, experts)
+    return weights * (1.5 / (weights.sum(-1, keepdim=True) + 1e-20)), experts
+
+
+def gate(tokens: int, warps: int):
+    """Builds the choice of experts of V4.1."""
+
+    def build(small: bool) -> Built:
+        from deepinfer.kernels.reference import moe as reference
+        from deepinfer.kernels.triton import moe_launch as launch
+
+        x = torch.randn(tokens, EXPERTS, device="cuda")
+        bias = torch.randn(EXPERTS, device="cuda") * 0.1
+        if small:
+            x[0], x[1, ::2] = 0.0, float("nan")
+            bias[5:9] = bias[5]
+            x[2] = torch.randint(-1, 2, (EXPERTS,), device="cuda").float()
+        weights = torch.full((tokens, TOPK), 777.0, device="cuda")
+        experts = torch.full((tokens, TOPK), 777, device="cuda", dtype=torch.int64)
+        fixed = (None, None, None, "sqrtsoftplus", True, 1.5, 1, 1)
+        run = lambda: launch.gate(x, bias, *fixed, weights, experts, warps)  # noqa: E731
+
+        def check() -> Mapping[str, float]:
+            w, e = torch.empty_like(weights), torch.empty_like(experts)
+            reference.topk_gate(x, bias, *fixed, w, e)
+            # Scores that differ by rounding may change places.
+            near = (e != experts).any(-1)
+            assert int(near[:3].sum()) == 0
+            assert int(near.sum()) <= tokens * 1e-3, int(near.sum())
+            worst = float((w - weights)[~near].nan_to_num(0.0).abs().max())
+            assert worst < 1e-6, worst
+            assert_repeats(run, weights, experts)
+            return {"worst": worst}
+
+        peers = {"torch": eager(gate_steps, x, bias), "compiled": compiled(gate_steps, x, bias)}
+        return Built(run, check, size_bytes=tokens * (EXPERTS * 4 + TOPK * 12), peers=peers)
+
+    return build
+
+
+def gate_forms():
+    """Builds the check of every form of the gate."""
+
+    def build(small: bool) -> Built:
+        from deepinfer.kernels.moe import topk_gate
+
+        def check() -> Mapping[str, float]:
+            x = torch.randn(200, 256, device="cuda")
+            bias, other = torch.randn(2, 256, device="cuda")
+            is_image = torch.rand(200, device="cuda") < 0.5
+            some = torch.tensor([150], device="cuda")
+            for score in ("sqrtsoftplus", "sigmoid", "softmax"):
+                for keys in (
+                    {},
+                    {"groups": 8, "topk_groups": 4},
+                    {"bias_vl": other, "is_image": is_image, "scale": 2.5},
+                    {"renormalise": False, "num_tokens": some},
+                ):
+                    w, e = topk_gate(x, bias, 8, score=score, backend="torch", **keys)
+                    v, f = topk_gate(x, bias, 8, score=score, backend="triton", **keys)
+                    same = (e == f).all(-1)
+                    assert float(same.float().mean()) > 0.98, (score, keys)
+                    assert float((w - v)[same].abs().max()) < 1e-5
+            bf16 = x.bfloat16()
+            assert torch.equal(
+                topk_gate(bf16, None, 8, backend="triton")[1][:, 0], bf16.float().argmax(-1)
+            )
+            given = (torch.randn(1000, 384, device="cuda"),)
+            assert_rows_alone(lambda x: topk_gate(x, None, 6, backend="triton"), given)
+            assert topk_gate(x[:0], bias, 8)[1].shape == (0, 8)
+            return {}
+
+        return Built(lambda: None, check)
+
+    return build
+
+
+def map_steps(ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Places by a sort, in the operations of torch."""
+    flat = ids.flatten()
+    order = flat.argsort(stable=True)
+    counts = torch.zeros(EXPERTS, device=ids.device, dtype=torch.int64)
+    counts.scatter_add_(0, flat, torch.ones_like(flat))
+    padded = (counts + 127) // 128 * 128
+    start, first = padded.cumsum(0) - padded, counts.cumsum(0) - counts
+    ranks = torch.arange(len(flat), device=ids.device) - first[flat[order]]
+    place = torch.empty_like(flat)
+    place[order] = start[flat[order]] + ranks
+    size = len(flat) + EXPERTS * 127
+    layout = torch.full((size,), -1, device=ids.device, dtype=torch.int32)
+    layout[place] = flat.int()
+    pairs = torch.full((size,), -1, device=ids.device, dtype=torch.int64)
+    pairs[place] = torch.arange(len(flat), device=ids.device)
+    return place, layout, pairs, start
+
+
+def mapping(tokens: int, masked: bool, sizes: tuple[int, int, int] | None, directly: int):
+    """Builds places of pairs."""
+
+    def build(small: bool) -> Built:
+        from deepinfer.kernels.moe import get_fused_mapping
+        from deepinfer.kernels.triton import moe_launch as launch
+
+        ids = choices(tokens)
+        if small:
+            ids[torch.rand(tokens, TOPK, device="cuda") < 0.1] = -1
+            ids[0, 0] = 100_000
+            ids[tokens // 3 : tokens // 2, 0] = 7
+        max_m = tokens if masked else None
+        want = get_fused_mapping(ids, EXPERTS, max_m=max_m, backend="torch")
+        parts = [torch.full_like(p, 777) for p in want[:5]]
+        run = lambda: launch.mapping(ids, EXPERTS, 128, max_m, *parts, sizes, directly)  # noqa: E731
+
+        def check() -> Mapping[str, float]:
+            for own, right, name in zip(parts, want, want._fields, strict=False):
+                assert torch.equal(own, right), name
+            assert_repeats(run, *[p for p in parts if p.numel()])
+            return {"differing": 0.0}
+
+        peers = {"torch": eager(map_steps, ids)}
+        size = ids.numel() * 12 + 8 * parts[1].numel()
+        return Built(run, check, size_bytes=size, peers=peers)
+
+    return build
+
+
+def rows_of(tokens: int, kind: str, sizes: tuple[int, int] | None):
+    """Builds the copy of rows to their places, or the sum of rows."""
+
+    def build(small: bool) -> Built:
+        from deepinfer.kernels.moe import get_fused_mapping
+        from deepinfer.kernels.reference import moe as reference
+        from deepinfer.kernels.triton import moe_launch as launch
+
+        ids = choices(tokens)
+        if small:
+            ids[torch.rand(tokens, TOPK, device="cuda") < 0.1] = -1
+            ids[5] = -1
+        map_ = get_fused_mapping(ids, EXPERTS, backend="torch")
+        places = map_.token_topk_to_pos
+        weights = torch.rand(tokens, TOPK, device="cuda")
+        pairs = int((places >= 0).sum())
+        flat = places[places >= 0].long()
+        token = (places >= 0).nonzero()[:, 0]
+        if kind == "reduce":
+            y = torch.full(
+                (map_.num_places, HIDDEN), float("nan"), device="cuda", dtype=torch.bfloat16
+            )
+            y[flat] = torch.randn(pairs, HIDDEN, device="cuda").bfloat16()
+            out = torch.full((tokens, HIDDEN), 777.0, device="cuda", dtype=torch.bfloat16)
+            run = lambda: launch.reduce(y, weights, places, None, out, sizes)  # noqa: E731
+
+            def check() -> Mapping[str, float]:
+                want = torch.empty_like(out)
+                reference.reduce_fused(y, weights, places, None, want)
+                assert same_bits(out, want)
+                assert_repeats(run, out)
+                return {"differing": 0.0}
+
+            def steps(y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+                rows = y.index_select(0, flat).view(tokens, TOPK, HIDDEN)
+                return (rows * weights.unsqueeze(-1)).sum(1)
+
+            peers = (
+                {}
+                if small
+                else {"torch": eager(steps, y, weights), "compiled": compiled(steps, y, weights)}
+            )
+            return Built(run, check, size_bytes=(pairs + tokens) * HIDDEN * 2, peers=peers)
+        fp8 = kind == "expand fp8"
+        x = torch.randn(tokens, HIDDEN, device="cuda").bfloat16()
+        scale = out_scale = None
+        out = torch.zeros((map_.num_places, HIDDEN), device="cuda", dtype=torch.bfloat16)
+        if fp8:
+            x, out = x.to(torch.float8_e4m3fn), out.to(torch.float8_e4m3fn)
+            scale = torch.rand(tokens, HIDDEN // 128, device="cuda")
+            out_scale = torch.zeros((len(out), HIDDEN // 128), device="cuda")
+        out_weights = torch.zeros((len(out),), device="cuda")
+        given = (x, scale, weights, places)
+        run = lambda: launch.expand(*given, out, out_scale, out_weights, sizes)  # noqa: E731
+
+        def check() -> Mapping[str, float]:
+            want = [
+                torch.zeros_like(t) if t is not None else None
+                for t in (out, out_scale, out_weights)
+            ]
+            reference.expand_to_fused(*given, *want)
+            for own, right in zip((out, out_scale, out_weights), want, strict=True):
+                assert own is None or same_bits(own, right)
+            return {"differing": 0.0}
+
+        size = x.shape[1] * x.itemsize + (160 if fp8 else 0)
+        row = x.view(torch.uint8) if fp8 else x
+        peers = {"torch": lambda: lambda: row.index_select(0, token)}
+        return Built(run, check, size_bytes=(pairs + tokens) * size, peers=peers)
+
+    return build
+
+
+def cases() -> list[Case]:
+    """The cases."""
+    found = [Case("topk_gate", "all forms", "table", gate_forms(), check_only=True)]
+    for tokens in (64, 512, 8192):
+        for warps in (1, 2, 4):
+            found.append(
+                Case("topk_gate", f"{tokens} x 384, top-6", f"w{warps}", gate(tokens, warps))
+            )
+    for tokens in (64, 512, 8192):
+        forms = [
+            ("table", None, 8192),
+            ("own 64", (1024, 64, 4), 8192),
+            ("counted", (2048, 128, 4), 0),
+            ("counted 1024", (1024, 128, 4), 0),
+            ("w8", (2048, 128, 8), 8192),
+        ]
+        for name, sizes, directly in forms:
+            found.append(
+                Case(
+                    "get_fused_mapping",
+                    f"{tokens} x 6",
+                    name,
+                    mapping(tokens, False, sizes, directly),
+                )
+            )
+    found.append(Case("get_fused_mapping", "64 x 6 masked", "table", mapping(64, True, None, 8192)))
+    for tokens in (256, 8192):
+        for sizes in (None, (512, 4), (1024, 8), (256, 2), (2048, 8)):
+            name = "table" if sizes is None else f"{sizes[0]} w{sizes[1]}"
+            for kind in ("expand bf16", "expand fp8", "reduce"):
+                op = "reduce_fused" if kind == "reduce" else "expand_to_fused"
+                shape = f"{tokens} x 6 x {HIDDEN} {kind.split()[-1]}"
+                found.append(Case(op, shape, name, rows_of(tokens, kind, sizes)))
+    return found
