@@ -320,6 +320,32 @@ def window(rows: int, heads: int, keys: int, launch: Callable, more: Any = None)
     return build
 
 
+def no_copies(heads: int, launch: Callable) -> Callable:
+    """The same work with nothing to copy: every index is -1, and its key reads as zero without traffic."""
+
+    def build(small: bool) -> Built:
+        data = Data(300 if small else 4096, heads, 8192, 640)
+        data.indices.fill_(-1)
+        run = launch()
+        return Built(lambda: run(*data.arguments()), dict, data.flops, data.size_bytes, "bf16")
+
+    return build
+
+
+def gather_only(depth: int) -> Callable:
+    """Copies of the keys into shared memory and nothing else: the least time of any kernel that gathers."""
+
+    def build(small: bool) -> Built:
+        from diagnosis.gather_only import gather
+
+        data = Data(300 if small else 4096, 8, 8192, 640)
+        out = torch.zeros(data.rows, device="cuda")
+        copied = data.rows * 640 * 1024.0
+        return Built(lambda: gather(data.kv, data.indices, out, depth), dict, 0.0, copied)
+
+    return build
+
+
 def contract_check(_: bool) -> Built:
     """Public functions on the GPU: no rows, no keys, many rows, parts of the keys, far addresses."""
 
@@ -399,15 +425,36 @@ def cases() -> list[Case]:
                     launch = lambda form=form: portable_launch(form)  # noqa: E731
                     build = sparse(rows, heads, keys, width, launch)
                     found.append(Case(op, name, f"portable {form}", build, peer=peer))
+    for form in ("plain", "ahead"):
+        launch = lambda form=form: wide_launch(WIDE[form])  # noqa: E731
+        found.append(
+            Case("diagnosis", "4096 x 64 heads x 640, no copies", form, no_copies(64, launch))
+        )
+    launch = lambda: few_launch(FEW[2])  # noqa: E731
+    found.append(
+        Case("diagnosis", "4096 x 16 heads x 640, no copies", "few", no_copies(16, launch))
+    )
+    for depth in (2, 3, 6):
+        shape = "4096 x 640 keys of 8192, copies alone"
+        found.append(Case("diagnosis", shape, f"{depth} x 32 keys", gather_only(depth)))
     for form in ("halves", "ahead halves"):
         launch = lambda form=form: wide_launch(WIDE[form])  # noqa: E731
         build = sparse(4096, 64, 8192, 128, launch, more=(8192, 512))
-        found.append(Case(op, "4096 rows x 64 heads, 128 + 512 of 8192 keys", f"wide {form}", build))
+        found.append(
+            Case(op, "4096 rows x 64 heads, 128 + 512 of 8192 keys", f"wide {form}", build)
+        )
         build = window(4096, 64, 8192, launch)
-        found.append(Case("swa_attention", "4096 rows x 64 heads, window 128", f"wide {form}", build))
+        found.append(
+            Case("swa_attention", "4096 rows x 64 heads, window 128", f"wide {form}", build)
+        )
         build = window(4096, 64, 8192, launch, more=(8192, 512))
         found.append(
-            Case("swa_attention", "4096 rows x 64 heads, window 128 + 512 keys", f"wide {form}", build)
+            Case(
+                "swa_attention",
+                "4096 rows x 64 heads, window 128 + 512 keys",
+                f"wide {form}",
+                build,
+            )
         )
     launch = lambda: few_launch((16, 1, 3, 4, 96))  # noqa: E731
     build = window(4096, 16, 8192, launch, more=(8192, 512))

@@ -19,9 +19,7 @@ from deepinfer.kernels.registry import Operation
 
 __all__ = ["flash_mla_sparse_fwd", "owned_indices", "swa_attention", "window_bands"]
 
-_TAIL = (
-    "Tensor? extra_kv, Tensor? extra_indices, Tensor? extra_lengths, Tensor? sink, Tensor? phases, float scale, "
-)
+_TAIL = "Tensor? extra_kv, Tensor? extra_indices, Tensor? extra_lengths, Tensor? sink, Tensor? phases, float scale, "
 _OUTPUTS = "Tensor(x!) out, Tensor(y!) max_logits, Tensor(z!) lse"
 SPARSE = Operation(
     "flash_mla_sparse_fwd",
@@ -275,9 +273,7 @@ def _shared(
     if extra_kv is not None and extra_indices is not None:
         _check_keys("extra_kv", extra_kv, q)
         contract.check_dtype("extra_indices", extra_indices, torch.int32)
-        contract.check_shape(
-            "extra_indices", extra_indices, (s_q, 1, None), "s_q, 1, extra_topk"
-        )
+        contract.check_shape("extra_indices", extra_indices, (s_q, 1, None), "s_q, 1, extra_topk")
         contract.check_last_stride("extra_indices", extra_indices)
         rows = extra_kv[:, 0]
     _check_lengths("extra_topk_length", extra_lengths, s_q)
@@ -416,7 +412,7 @@ def _portable(  # type: ignore[no-untyped-def]
         launch.attend_portable(
             q, kv, indices, _plain(lengths), extra_kv, extra_indices, _plain(extra_lengths), _plain(sink),
             _plain(phases), scale, window, out, max_logits, lse,
-            launch.PortableTuning(*configs.portable(q.shape[1], q.element_size())),
+            launch.PortableTuning(*configs.portable(q.shape[1], q.element_size(), q.shape[2] > out.shape[2])),
         )  # fmt: skip
 
 

@@ -28,16 +28,17 @@ def few(heads: int) -> tuple[int, int, int, int, int]:
     return 32, 2, 2, 4, 96
 
 
-def portable(heads: int, bytes_each: int) -> tuple[int, int, int, int]:
+def portable(heads: int, bytes_each: int, tail: bool = False) -> tuple[int, int, int, int]:
     """Sizes of the portable kernel.
 
     Args:
         heads: Query heads.
         bytes_each: Bytes of a channel.
+        tail: Whether keys have channels that are no values.
 
     Returns:
         Heads, keys, warps and stages: `PortableTuning`.
     """
     if bytes_each == 4:
         return 16, 16, 4, 1
-    return (16, 32, 4, 1) if heads <= 16 else (32, 32, 8, 1)
+    return (16, 32, 4, 1) if heads <= 16 or tail else (32, 32, 8, 1)

@@ -83,7 +83,9 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _gather(kv: Tensor, indices: Tensor, lengths: Tensor | None, q: Tensor) -> tuple[Tensor, Tensor]:
+def _gather(
+    kv: Tensor, indices: Tensor, lengths: Tensor | None, q: Tensor
+) -> tuple[Tensor, Tensor]:
     """Keys, zero where there is none, and which places hold one."""
     valid = (indices >= 0) & (indices < kv.shape[0])
     if lengths is not None:
@@ -109,7 +111,9 @@ def _attend(
     y = torch.bmm(shares, keys[..., :channels])
     whole = total
     if sink is not None:
-        whole = total + torch.exp(sink.to(total.dtype) - highest.masked_fill(highest == -torch.inf, 0))
+        whole = total + torch.exp(
+            sink.to(total.dtype) - highest.masked_fill(highest == -torch.inf, 0)
+        )
     y = y * torch.where(total == 0, 0, 1 / whole)[..., None]
     return y, highest, lse
 

@@ -76,7 +76,9 @@ def _finish(
 
 
 @gluon.jit
-def _write(acc, to, phases, stage, head, heads, stride_oh, filled, ROPE: gl.constexpr, HEADS: gl.constexpr):
+def _write(
+    acc, to, phases, stage, head, heads, stride_oh, filled, ROPE: gl.constexpr, HEADS: gl.constexpr
+):
     """Outputs [channels, heads] of a row, turned around in shared memory."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
     ROWS: gl.constexpr = 8
@@ -168,7 +170,6 @@ def _products(
         base = highest
         sums = _sum_keys(no_logits, HEADS)
         acc = gl.zeros([512, HEADS], gl.float32, layout)
-        stage = ring.index(0)
         if total > 0:
             mbarrier.wait(q_full, turn & 1)
             turn += 1
@@ -180,9 +181,7 @@ def _products(
                 mbarrier.wait(full.index(slot * PARTS + part), phase)
             fence_async_shared()
             keys = ring.index(slot)
-            s = warpgroup_mma(
-                keys, q_tile.permute((1, 0)), no_logits, use_acc=False, is_async=True
-            )
+            s = warpgroup_mma(keys, q_tile.permute((1, 0)), no_logits, use_acc=False, is_async=True)
             s = warpgroup_mma_wait(0, [s])
             if tile == total - 1:
                 block_barrier()
@@ -212,7 +211,11 @@ def _products(
         factor = _finish(highest, base, sums, sink, max_logits, lse, row, head, heads, SINK, HEADS)
         acc = acc * factor[None, :]
         # The last tile's space holds the outputs before it goes back.
-        stage = ring.index(slot)._reinterpret(gl.float32, [32, 512], stage_layout).slice(0, HEADS, dim=0)
+        stage = (
+            ring.index(slot)
+            ._reinterpret(gl.float32, [32, 512], stage_layout)
+            .slice(0, HEADS, dim=0)
+        )
         to = out + row.to(gl.int64) * stride_ot
         turns = phases + row.to(gl.int64) * 64
         _write(acc, to, turns, stage, head, heads, stride_oh, total > 0, ROPE, HEADS)

@@ -169,8 +169,8 @@ def copy_rows(
                         EXTRA,
                         TILE,
                     )
-                    keys = keys + (key,)
-                    valids = valids + (valid,)
+                    keys = keys + (key,)  # type: ignore[assignment]  # noqa: RUF005
+                    valids = valids + (valid,)  # type: ignore[assignment]  # noqa: RUF005
                 mbarrier.wait(empty.index(slot * PARTS + part), phase)
                 into = ring.index(slot)
                 for step in gl.static_range(STEPS):

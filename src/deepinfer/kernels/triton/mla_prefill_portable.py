@@ -21,7 +21,7 @@ def _attend_list(
     c = tl.arange(0, VALUES)
     for first in range(0, length, TILE):
         at = first + tl.arange(0, TILE)
-        if BAND:
+        if BAND:  # noqa: SIM108 - the compiler takes it as a constant
             key = begin + at
         else:
             key = tl.load(index + at, mask=at < length, other=-1)
@@ -64,9 +64,7 @@ def mla_prefill_portable_kernel(
     tail = x
     if TAIL:
         e = d_v + tl.arange(0, TAIL)
-        tail = tl.load(
-            from_q + e[None, :], mask=(h < heads)[:, None] & (e < d)[None, :], other=0.0
-        )
+        tail = tl.load(from_q + e[None, :], mask=(h < heads)[:, None] & (e < d)[None, :], other=0.0)
     highest = tl.full([HEADS], float("-inf"), tl.float32)
     total = tl.zeros([HEADS], tl.float32)
     acc = tl.zeros([HEADS, VALUES], tl.float32)

@@ -56,9 +56,7 @@ def share_tile(s, valid, scale, highest, base, sums, tops, p_tile):
 
 
 @gluon.jit
-def finish_row(
-    highest, base, sums, sink, max_logits, lse, row, head, heads, SINK: gl.constexpr
-):
+def finish_row(highest, base, sums, sink, max_logits, lse, row, head, heads, SINK: gl.constexpr):
     """Writes maximum and log-sum-exp, and returns the factor of the outputs."""
     layout: gl.constexpr = highest.type.layout
     share = gl.convert_layout(gl.sum(gl.sum(sums, 2), 1), layout)

@@ -148,7 +148,11 @@ def _products(
             if total > 0:
                 _wait_tile(full, count, PARTS)
                 s = warpgroup_mma(
-                    q_tile, ring.index(count & 1).permute((1, 0)), no_logits, use_acc=False, is_async=True
+                    q_tile,
+                    ring.index(count & 1).permute((1, 0)),
+                    no_logits,
+                    use_acc=False,
+                    is_async=True,
                 )
                 s = warpgroup_mma_wait(0, [s])
                 for tile in range(total - 1):
@@ -163,7 +167,9 @@ def _products(
                     keys = ring.index(count & 1)
                     if PARTS == 1:
                         acc = warpgroup_mma(p_tile, keys, acc, is_async=True)
-                        s = warpgroup_mma(q_tile, following, no_logits, use_acc=False, is_async=True)
+                        s = warpgroup_mma(
+                            q_tile, following, no_logits, use_acc=False, is_async=True
+                        )
                         acc = warpgroup_mma_wait(1, [acc])
                         release(empty, count & 1)
                     else:
@@ -174,7 +180,9 @@ def _products(
                                 acc,
                                 is_async=True,
                             )
-                        s = warpgroup_mma(q_tile, following, no_logits, use_acc=False, is_async=True)
+                        s = warpgroup_mma(
+                            q_tile, following, no_logits, use_acc=False, is_async=True
+                        )
                         for part in gl.static_range(PARTS):
                             acc = warpgroup_mma_wait(PARTS - part, [acc])
                             release(empty, (count & 1) * PARTS + part)

@@ -1,0 +1,105 @@
+"""Attention of many rows: the kernels for Hopper and the portable one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from deepinfer.kernels.codegen import CHIPS, CompileCase
+from deepinfer.kernels.configs import attention_prefill as configs
+
+__all__ = ["cases"]
+
+_POINTERS = {
+    "q": "*bf16", "kv": "*bf16", "indices": "*i32", "lengths": "*i32", "extra_kv": "*bf16",
+    "extra_indices": "*i32", "extra_lengths": "*i32", "sink": "*fp32", "phases": "*fp32", "out": "*bf16",
+    "max_logits": "*fp32", "lse": "*fp32",
+}  # fmt: skip
+_STRIDES = (
+    "stride_qt", "stride_qh", "stride_kv", "stride_extra", "stride_i", "stride_ei", "stride_ot", "stride_oh",
+)  # fmt: skip
+_ALIGNED = (
+    "q",
+    "kv",
+    "indices",
+    "extra_kv",
+    "extra_indices",
+    "out",
+    "max_logits",
+    "lse",
+    *_STRIDES,
+)
+_SIZES = ("heads", "s_kv", "s_extra", "width", "extra_width")
+_PLAIN = {
+    "BAND": False, "COUNTED": False, "EXTRA": False, "EXTRA_COUNTED": False, "SINK": True, "ROPE": False,
+}  # fmt: skip
+_ALL = dict.fromkeys(_PLAIN, True)
+
+
+def _hopper(operation: str, entry: str, kernel: Any, scopes: Mapping[str, bool], warps: int, **form: Any) -> CompileCase:  # fmt: skip
+    scalars = dict.fromkeys(("s_q", *_SIZES, *_STRIDES), "i32")
+    return CompileCase(
+        operation,
+        entry,
+        kernel,
+        {**_POINTERS, **scalars, "scale": "fp32"},
+        {**scopes, **form},
+        _ALIGNED,
+        {"num_warps": warps},
+        (90,),
+        {90: ("HGMMA",)},
+        # Of addresses, which are kept there over the products.
+        256,
+    )
+
+
+def _portable(operation: str, entry: str, kernel: Any, scopes: Mapping[str, bool], bytes_each: int, heads: int, tail: int) -> CompileCase:  # fmt: skip
+    block, tile, warps, stages = configs.portable(heads, bytes_each, tail > 0)
+    kind = "*fp32" if bytes_each == 4 else "*bf16"
+    pointers = _POINTERS | dict.fromkeys(("q", "kv", "extra_kv", "out"), kind)
+    scalars = dict.fromkeys((*_SIZES, "d", "d_v", "pairs", *_STRIDES), "i32")
+    mma = {80: ("HMMA",), 89: ("HMMA",), 90: ("HMMA", "HGMMA"), 120: ("HMMA",)}
+    return CompileCase(
+        operation,
+        entry,
+        kernel,
+        {**pointers, **scalars, "scale": "fp32"},
+        {**scopes, "HEADS": block, "TILE": tile, "VALUES": 512, "TAIL": tail},
+        (*_ALIGNED, "d", "d_v", "pairs"),
+        {"num_warps": warps, "num_stages": stages},
+        CHIPS,
+        mma if bytes_each == 2 else {},
+    )
+
+
+def cases() -> list[CompileCase]:
+    """Every kernel with every entry of its tables."""
+    from deepinfer.kernels.triton.mla_prefill_few import mla_prefill_few_kernel as few
+    from deepinfer.kernels.triton.mla_prefill_portable import (
+        mla_prefill_portable_kernel as portable,
+    )
+    from deepinfer.kernels.triton.mla_prefill_wide import mla_prefill_wide_kernel as wide
+
+    sparse, window = "flash_mla_sparse_fwd", "swa_attention"
+    parts, ahead, staged, warps, registers = configs.wide()
+    form = {
+        "PARTS": parts,
+        "AHEAD": ahead,
+        "STAGED": staged,
+        "COPY_WARPS": warps,
+        "COPY_REGISTERS": registers,
+    }
+    found = [
+        _hopper(sparse, "wide", wide, _PLAIN, 8, **form),
+        _hopper(window, "wide", wide, _ALL, 8, **form),
+    ]
+    for heads in (8, 16, 32):
+        block, parts, depth, warps, registers = configs.few(heads)
+        form = {"HEADS": block, "PARTS": parts, "DEPTH": depth, "COPY_WARPS": warps, "COPY_REGISTERS": registers}  # fmt: skip
+        found.append(_hopper(sparse, f"few {heads}", few, _PLAIN, 4, **form))
+        found.append(_hopper(window, f"few {heads}", few, _ALL, 4, **form))
+    found.append(_portable(sparse, "portable bf16, 16 heads", portable, _PLAIN, 2, 16, 0))
+    found.append(_portable(sparse, "portable bf16, 64 heads, 576", portable, _PLAIN, 2, 64, 64))
+    found.append(_portable(window, "portable bf16, 64 heads", portable, _ALL, 2, 64, 0))
+    found.append(_portable(sparse, "portable fp32", portable, _PLAIN, 4, 16, 0))
+    return found
