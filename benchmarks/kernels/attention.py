@@ -88,7 +88,7 @@ def decode(
     heads: int = 64,
     more_form: KVCacheFormat = FP8,
     split: int | None = None,
-    backend: str | None = None,
+    portable: bool = False,
     tuning: object = None,
 ) -> Built:
     """Window of 128 neighbours and 512 random rows of a pool."""
@@ -112,7 +112,7 @@ def decode(
         _, found["lse"] = flash_mla_with_kvcache(
             q, cache, indices, page_size=page, attn_sink=sink, extra_k_cache=more,
             extra_indices_in_kvcache=more_indices, extra_format=more_form, phases=phases, sched_meta=meta, out=out,
-            backend=backend,
+            backend="portable" if portable else None,
         )  # fmt: skip
 
     def tuned() -> None:
@@ -381,6 +381,9 @@ def cases() -> list[Case]:
             peer = FLASHMLA[batch, s_q]
             build = partial(decode, batch=batch, s_q=s_q, more_form=form)
             found.append(Case(op, shape, "table", build, peer=peer))
+            if (batch, s_q) == (256, 1):
+                variant = partial(build, portable=True)
+                found.append(Case(op, shape, "portable", variant, peer=peer))
             for registers in (208, 216):
                 variant = partial(build, tuning=WideTuning(registers))
                 found.append(Case(op, shape, f"r{registers}", variant, peer=peer))
@@ -398,6 +401,8 @@ def cases() -> list[Case]:
                 shape = f"{batch}x{s_q} rows, {heads} heads, 128 + 512 keys, {name}"
                 build = partial(decode, batch=batch, s_q=s_q, heads=heads, more_form=form)
                 found.append(Case(op, shape, "table", build))
+                if heads == 16 and batch == 128:
+                    found.append(Case(op, shape, "portable", partial(build, portable=True)))
                 if heads == 16:
                     for tuning in (FewTuning(8, 2, 144), FewTuning(4, 3, 144)):
                         words = f"w{tuning.warps} d{tuning.depth}"
@@ -408,11 +413,12 @@ def cases() -> list[Case]:
         for backend, heads, split in (
             ("hopper", 64, 0), ("hopper", 64, 128), ("hopper", 128, 64), ("hopper", 40, 0), ("hopper", 8, 0),
             ("hopper", 8, 64), ("hopper", 12, 0), ("hopper", 12, 128), ("hopper", 32, 0), ("hopper", 32, 64),
+            ("portable", 64, 0), ("portable", 12, 128),
         ):  # fmt: skip
             build = partial(contract_case, backend=backend, heads=heads, form=form, split=split)
             words = f"{backend} {heads} split {split}"
             found.append(Case(op, f"contract {name}", words, build, check_only=True))
-        for backend, heads in (("hopper", 64), ("hopper", 16)):
+        for backend, heads in (("hopper", 64), ("hopper", 16), ("portable", 16)):
             words = f"{backend} {heads}"
             build = partial(far_case, backend=backend, heads=heads, form=form)
             found.append(Case(op, f"far pages {name}", words, build, check_only=True))

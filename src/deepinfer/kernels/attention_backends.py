@@ -22,6 +22,9 @@ def register(decode: Operation, merge: Operation) -> None:
     """Adds the implementations."""
     decode.register("torch", supports=_always)(_decode_torch)
     decode.register("triton", name="hopper", supports=_hopper_refusal, priority=20)(_decode_hopper)
+    decode.register("triton", name="portable", supports=_portable_refusal, priority=10)(
+        _decode_portable
+    )
     merge.register("torch", supports=_always)(_merge_torch)
     merge.register("triton", supports=_merge_refusal, priority=10)(_merge_triton)
 
@@ -92,6 +95,43 @@ def _decode_hopper(
     ends = launch.Ends(sink, phases, phase_index)
     with _on(q):
         launch.decode(q, first, extra, ends, scale, split_keys, out, lse)
+
+
+def _portable_refusal(
+    q: Tensor, k_cache: Tensor, indices: Tensor, lengths: Tensor | None, format: str, page_size: int,
+    extra_k_cache: Tensor | None, extra_indices: Tensor | None, extra_lengths: Tensor | None, extra_format: str,
+    extra_page_size: int, sink: Tensor | None, phases: Tensor | None, phase_index: Tensor | None, scale: float,
+    split_keys: int, out: Tensor, lse: Tensor,
+) -> str | None:  # fmt: skip
+    reason = contract.triton_refusal(q, k_cache, indices, out, lse)
+    if reason is None and q.dtype not in (torch.bfloat16, torch.float32):
+        return f"it takes bf16 and fp32 queries, not {q.dtype}"
+    for name, cache in ((format, k_cache), (extra_format, extra_k_cache)):
+        if reason is None and cache is not None and name == "V4_FP8":
+            if cache.stride(0) % 2 or cache.shape[1] % 2 or cache.data_ptr() % 2:
+                return "pages with bf16 channels must begin at even bytes"
+    return reason
+
+
+def _decode_portable(
+    q: Tensor, k_cache: Tensor, indices: Tensor, lengths: Tensor | None, format: str, page_size: int,
+    extra_k_cache: Tensor | None, extra_indices: Tensor | None, extra_lengths: Tensor | None, extra_format: str,
+    extra_page_size: int, sink: Tensor | None, phases: Tensor | None, phase_index: Tensor | None, scale: float,
+    split_keys: int, out: Tensor, lse: Tensor,
+) -> None:  # fmt: skip
+    from deepinfer.kernels.triton import mla_decode_portable_launch as launch
+
+    extra = None
+    if extra_k_cache is not None and extra_indices is not None:
+        extra = launch.PortableScope(
+            extra_k_cache, extra_indices, extra_lengths, KVCacheFormat[extra_format], extra_page_size
+        )  # fmt: skip
+    first = launch.PortableScope(k_cache, indices, lengths, KVCacheFormat[format], page_size)
+    sms = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 4
+    with _on(q):
+        launch.decode_portable(
+            q, first, extra, sink, phases, phase_index, scale, split_keys, out, lse, num_sms=sms
+        )  # fmt: skip
 
 
 def _merge_torch(

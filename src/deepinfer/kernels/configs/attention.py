@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["FEW", "INVARIANT_KEYS", "WIDE", "split_keys"]
+__all__ = ["FEW", "INVARIANT_KEYS", "WIDE", "portable", "split_keys"]
 
 INVARIANT_KEYS = 320
 """Keys of a part where a row's bits must not hang on the number of rows."""
@@ -30,3 +30,18 @@ def split_keys(rows: int, heads: int, keys: int, num_sms: int) -> int:
     tiles = -(-keys // 64)
     splits = min(num_sms // max(units, 1), tiles)
     return 64 * -(-tiles // splits) if splits > 1 else 0
+
+
+def portable(is_wide: bool, heads: int) -> tuple[int, int, int]:
+    """Sizes of the portable kernel.
+
+    Args:
+        is_wide: Whether queries are fp32.
+        heads: Heads of a row.
+
+    Returns:
+        Heads of a program, keys of a tile, warps.
+    """
+    if is_wide:
+        return 16, 16, 8
+    return (32, 32, 8) if heads >= 32 else (16, 32, 8)
