@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deepinfer.grammar.nodes import ALT, CONS, EPS, LIT, REP, SET, TRIE, Node, TrieNode
 
-__all__ = ["Branch", "strings_of"]
+__all__ = ["Branch", "Keys", "strings_of"]
 
 MAX_STRINGS = 2000
 """Strings of a set that is still walked as such."""
@@ -50,6 +50,57 @@ class Branch:
                 found[byte] = Branch(strings, first, at, depth + 1)
             self._below = found
         return found
+
+
+class Keys:
+    """Strings with what follows each, such as the keys of an object; walked together.
+
+    Args:
+        pairs: (string, what is left of a bag's member behind it).
+    """
+
+    def __init__(self, pairs: list[tuple[bytes, Node]]) -> None:
+        rests: dict[bytes, list[Node]] = {}
+        for text, rest in pairs:
+            rests.setdefault(text, []).append(rest)
+        self.strings = sorted(rests)
+        self.rests = [rests[text] for text in self.strings]
+        self._tags = [sum_tags(nodes) for nodes in self.rests]
+        self._groups: dict[tuple[int, int, int], list[tuple[int, int, int, int]]] = {}
+
+    def below(self, first: int, last: int, depth: int) -> list[tuple[int, int, int, int]]:
+        """How a range of the strings goes on behind its first bytes.
+
+        Args:
+            first: First string of the range.
+            last: One past the last.
+            depth: Bytes that were read, the same in all of them.
+
+        Returns:
+            For each byte: the byte, the range, and the members of the bag that it belongs to, as bits.
+        """
+        key = (first, last, depth)
+        found = self._groups.get(key)
+        if found is None:
+            found = []
+            strings, tags = self.strings, self._tags
+            at = first + (len(strings[first]) == depth)
+            while at < last:
+                byte, start, members = strings[at][depth], at, 0
+                while at < last and strings[at][depth] == byte:
+                    members |= tags[at]
+                    at += 1
+                found.append((byte, start, at, members))
+            self._groups[key] = found
+        return found
+
+
+def sum_tags(nodes: list[Node]) -> int:
+    """The members of a bag that occur in some nodes, as bits."""
+    tags = 0
+    for node in nodes:
+        tags |= node.tags
+    return tags
 
 
 def strings_of(node: Node) -> Branch | None:

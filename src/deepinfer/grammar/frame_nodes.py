@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from deepinfer.grammar.automaton import Automaton
 from deepinfer.grammar.bag_nodes import bag_after
-from deepinfer.grammar.finite import Branch, strings_of
+from deepinfer.grammar.finite import Branch, Keys, strings_of
 from deepinfer.grammar.nodes import (
     AFTER,
     ALT,
@@ -37,6 +37,9 @@ Task = tuple[int, "int | Branch | Node", Node, Node]
 MAX_STACKS = 64
 """Stacks side by side that are walked one by one; more are walked together, as whole states."""
 
+MANY_KEYS = 4
+"""So many members that begin with a string are walked together."""
+
 MAX_JOINED = 8
 """Frames that are walked as one because the upper ones may be left anywhere."""
 
@@ -54,6 +57,7 @@ class FrameNodes:
         self._ways: dict[int, tuple[int, int | Branch | Node]] = {}
         self._joins: dict[tuple[int, ...], tuple[int, bool, bool]] = {}
         self._branches: dict[int, Branch | None] = {}
+        self._members: dict[int, tuple[Keys | None, list[Node]]] = {}
         self.unknown = self._store.unknown
         self.end = self._store.eps
 
@@ -242,6 +246,30 @@ class FrameNodes:
         frame, rest = self.split(stack)
         return self._store.cons(_divided(frame)[0][0], rest), self.split(rest)[0].text[0]
 
+    def members(self, pick: Node) -> tuple[Keys | None, list[Node]]:
+        """What is left of the members of a bag: those that begin with a string, when they are many; and the others."""
+        found = self._members.get(pick.uid)
+        if found is None:
+            parts = pick.parts if pick.kind == ALT else (pick,)
+            pairs: list[tuple[bytes, Node]] = []
+            others: list[Node] = []
+            for part in parts:
+                if not self.is_live(part):
+                    continue
+                frame, rest = (part.a, part.b) if part.kind == CONS else (part, self._store.eps)
+                if frame.kind == CONS:
+                    frame, rest = self.split(part)
+                if frame.kind == LIT and rest.tags:
+                    pairs.append((frame.text, rest))
+                else:
+                    others.append(part)
+            if len(pairs) < MANY_KEYS:
+                found = (None, [part for part in parts if self.is_live(part)])
+            else:
+                found = (Keys(pairs), others)
+            self._members[pick.uid] = found
+        return found
+
     def is_live(self, node: Node) -> bool:
         """Whether a node's language is not empty."""
         return node.live is True or self._automaton.is_live(node)
@@ -291,6 +319,7 @@ class FrameNodes:
         self._ways.clear()
         self._joins.clear()
         self._branches.clear()
+        self._members.clear()
 
 
 def _divided(frame: Node) -> tuple[list[Node], list[Node]]:

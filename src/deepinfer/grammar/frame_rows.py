@@ -262,10 +262,21 @@ class FrameRows:
         """What the allowed members of a bag do, each up to its end."""
         run = _Run()
         ends: list[tuple[int, Entry]] = []
-        for part in pick.parts if pick.kind == ALT else (pick,):
+        keys, others = self._nodes.members(pick)
+        left = [(part, entry) for part in others]
+        if keys is not None:
+            for members, ids in self._units.keys(keys, entry)[0]:
+                if members & allowed:
+                    run.ids += ids
+            left += [
+                (rest, exits)
+                for number, exits in self._units.keys(keys, entry)[1]
+                for rest in keys.rests[number]
+            ]
+        for part, start in left:
             members = part.tags & allowed
-            if members and self._nodes.is_live(part):
-                piece = self._piece(part.uid, [part], entry, members)
+            if members:
+                piece = self._piece(part.uid, [part], start, members)
                 run.take(piece)
                 ends += piece.ends
         return Piece(tuple(run.tokens.values()), tuple(run.ids), tuple(ends))

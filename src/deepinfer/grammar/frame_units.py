@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from deepinfer.grammar.automaton import Automaton
 from deepinfer.grammar.byte_loops import LEADS
-from deepinfer.grammar.finite import Branch
+from deepinfer.grammar.finite import Branch, Keys
 from deepinfer.grammar.frame_entries import Entry, Keep, Places, WalkSpace
 from deepinfer.grammar.frame_nodes import FrameNodes
 from deepinfer.grammar.frame_store import FrameStore, Shapes, Unit, unit_bytes
@@ -24,6 +24,8 @@ __all__ = ["Banned", "FrameUnits"]
 
 Int32Array = NDArray[np.int32]
 
+
+KeyTokens = tuple[list[tuple[int, tuple[int, ...]]], list[tuple[int, Entry]]]
 
 FEW_BYTES = 6
 """Sets of fewer bytes are walked."""
@@ -87,6 +89,7 @@ class FrameUnits:
         self._take_store()
         self._units: dict[tuple[int, Entry], Unit] = {}
         self._strings: dict[tuple[Branch, Entry], tuple[tuple[int, ...], Entry | None]] = {}
+        self._keys: dict[tuple[Keys, Entry], KeyTokens] = {}
         self._banned: dict[tuple[Branch, int, Entry], Banned | None] = {}
         self._own_bytes = 0
 
@@ -244,6 +247,52 @@ class FrameUnits:
             ids += self._sets.ids(space, keep, ranks)
         found = self._strings[key] = (tuple(ids), self.entries.of(places))
         self._own_bytes += 200 + 8 * len(ids)
+        return found
+
+    def keys(self, keys: Keys, entry: Entry) -> KeyTokens:
+        """What strings that are walked together do.
+
+        Args:
+            keys: The strings.
+            entry: Where they are entered.
+
+        Returns:
+            Ids by the members of the bag that they belong to, as bits; and by the number of each string that is over
+            somewhere: where that is.
+        """
+        found = self._keys.get((keys, entry))
+        if found is not None:
+            return found
+        ids: dict[int, list[int]] = {}
+        over: dict[int, Places] = {}
+        strings, groups = keys.strings, keys.below
+        for space, nodes, keep in entry.segments:
+            trie = space.trie
+            children, labels, trie_ranks = trie.children, trie.labels, trie.ranks
+            ranks: dict[int, list[int]] = {}
+            stack = [(node, 0, len(strings), 0) for node in nodes]
+            while stack:
+                node, first, last, depth = stack.pop()
+                low, high = children[node], children[node + 1]
+                for byte, start, end, members in groups(first, last, depth):
+                    child = labels.find(byte, low, high)
+                    if child < 0:
+                        continue
+                    if trie_ranks[child] >= 0:
+                        ranks.setdefault(members, []).append(trie_ranks[child])
+                    if children[child] == children[child + 1]:
+                        continue
+                    if len(strings[start]) == depth + 1:
+                        over.setdefault(start, Places()).at(space, keep).append(child)
+                    stack.append((child, start, end, depth + 1))
+            for members, some in ranks.items():
+                ids.setdefault(members, []).extend(self._sets.ids(space, keep, some))
+        ends = [(number, self.entries.of(places)) for number, places in over.items()]
+        found = self._keys[keys, entry] = (
+            [(members, tuple(some)) for members, some in ids.items()],
+            [(number, where) for number, where in ends if where is not None],
+        )
+        self._own_bytes += 500 + 100 * len(ids)
         return found
 
     def behind_strings(self, strings: Branch, closing: int, entry: Entry) -> Banned | None:
@@ -512,7 +561,7 @@ class FrameUnits:
 
     def forget(self) -> None:
         """Drops everything remembered; it is computed again when needed."""
-        for kept in (self._units, self._strings, self._banned):
+        for kept in (self._units, self._strings, self._keys, self._banned):
             kept.clear()
         self._loops.clear()
         self._loop_bytes.clear()
