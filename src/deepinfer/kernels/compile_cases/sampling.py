@@ -116,6 +116,7 @@ def cases() -> list[CompileCase]:
                 row,
                 flags | last | {"BINS": bins, "SAMPLE": is_sample},
                 options={"num_warps": 8},
+                stack_bytes=160,  # around the calls of fp64 divisions
                 chips=(80, 90, 120),
             )
         )

@@ -111,7 +111,7 @@ def pair_places_kernel(
             expert = tl.minimum(place // max_m, EXPERTS)
             is_free = place % max_m >= tl.gather(end, expert, 0)
         else:
-            expert = tl.sum((start + padded)[None, :] <= place[:, None], 1)
+            expert = tl.sum(((start + padded)[None, :] <= place[:, None]).to(tl.int32), 1)
             # Behind the last expert the sum counts the bins without one too.
             expert = tl.minimum(expert, BINS - 1)
             is_free = place >= tl.gather(end, expert, 0)
