@@ -23,7 +23,13 @@ from deepinfer.models.deepseek_v41.decode_selection import DecodeSelection
 from deepinfer.models.deepseek_v41.indexer import Indexer
 from deepinfer.models.deepseek_v41.packed_rows import PackedRows
 
-__all__ = ["PackedDecodePass", "why_no_packed_steps"]
+__all__ = [
+    "PackedDecodePass",
+    "attend_packed",
+    "takes_kernels",
+    "why_no_packed_steps",
+    "write_packed_windows",
+]
 
 _WINDOW, _POOL, _KEY = (
     KVCacheFormat.V41_MXFP8,
@@ -51,6 +57,60 @@ def why_no_packed_steps(model: nn.Module, cache: SlotCache) -> str:
     return ""
 
 
+def takes_kernels(rows: PackedRows) -> bool:
+    """Whether the kernels read and write these rows."""
+    window, pool = rows.window_data.shape[-1], rows.pool_data.shape[-1]
+    return (window, pool) == (_WINDOW.bytes_per_token, _POOL.bytes_per_token)
+
+
+def write_packed_windows(
+    window: Tensor, kv: Tensor, weight: Tensor, eps: float, phases: Tensor, index: Tensor
+) -> None:
+    """Norms, rotates, packs and writes window rows.
+
+    Args:
+        window: Rows of a layer, shape [rows, row_bytes], uint8, written.
+        kv: Projections, shape [tokens, 1, head_dim].
+        weight: Gains of the norm, shape [head_dim].
+        eps: Added to the mean square.
+        phases: Cosines and sines, shape [tokens, rope_dim / 2, 2], fp32.
+        index: Rows to write, -1 for none, shape [tokens].
+    """
+    rope_quant_insert(
+        kv.squeeze(1), phases, window, index, _WINDOW, 1, weight=weight, eps=eps
+    )  # fmt: skip
+
+
+def attend_packed(
+    attention: Attention, rows: PackedRows, queries: Tensor, windows: Tensor, pool: Tensor | None
+) -> Tensor:
+    """Attention to packed window and pool rows.
+
+    Args:
+        attention: The layer's attention.
+        rows: The rows.
+        queries: Rotated queries, shape [tokens, heads, head_dim].
+        windows: Window rows of the layer, -1 for none, shape [tokens, window].
+        pool: Pool rows, -1 for none, shape [tokens, selected], or None.
+
+    Returns:
+        Shape [tokens, heads, head_dim].
+    """
+    extra: dict[str, Any] = {}
+    if pool is not None:
+        extra = {
+            "extra_k_cache": rows.pool_data,
+            "extra_indices_in_kvcache": pool.to(torch.int32).unsqueeze(1),
+            "extra_format": _POOL,
+        }
+    out, _ = flash_mla_with_kvcache(
+        queries.unsqueeze(1), rows.window_data[attention.layer_id], windows.to(torch.int32).unsqueeze(1),
+        page_size=1, format=_WINDOW, softmax_scale=attention.softmax_scale, attn_sink=attention.attn_sink,
+        **extra,
+    )  # fmt: skip
+    return out.squeeze(1)
+
+
 class PackedSelection(DecodeSelection):
     """`DecodeSelection` over packed index keys."""
 
@@ -71,7 +131,6 @@ class PackedDecodePass(DecodePass):
         if not isinstance(cache.rows, PackedRows):
             raise InvariantBroken("This pass reads packed rows; the cache holds others.")
         self._rows = cache.rows
-        self._lists: dict[int, Tensor] = {}
 
     def extend_pool(
         self, attention: Attention, compressor: Compressor, indexer: Indexer, y: Tensor
@@ -111,27 +170,10 @@ class PackedDecodePass(DecodePass):
         rounding: str,
     ) -> None:
         """Norms, rotates, packs and writes window rows from the projection `kv`, shape [tokens, 1, head_dim]."""
-        rope_quant_insert(
-            kv.squeeze(1), phases, self._rows.window_data[attention.layer_id], self.ring_index, _WINDOW, 1,
-            weight=weight, eps=eps,
-        )  # fmt: skip
+        window = self._rows.window_data[attention.layer_id]
+        write_packed_windows(window, kv, weight, eps, phases, self.ring_index)
 
     def attend_cached(self, attention: Attention, queries: Tensor) -> Tensor:
         """Attends to rows that are all written; shape [tokens, heads, head_dim]."""
-        layer, extra = attention.layer_id, self._selection.index if attention.ratio else None
-        windows = self.window_rows(layer)
-        key = id(windows)
-        if key not in self._lists:
-            self._lists[key] = windows.to(torch.int32).unsqueeze(1)
-        pool: dict[str, Any] = {}
-        if extra is not None:
-            pool = {
-                "extra_k_cache": self._rows.pool_data,
-                "extra_indices_in_kvcache": extra.to(torch.int32).unsqueeze(1),
-                "extra_format": _POOL,
-            }
-        out, _ = flash_mla_with_kvcache(
-            queries.unsqueeze(1), self._rows.window_data[layer], self._lists[key], page_size=1, format=_WINDOW,
-            softmax_scale=attention.softmax_scale, attn_sink=attention.attn_sink, **pool,
-        )  # fmt: skip
-        return out.squeeze(1)
+        layer, pool = attention.layer_id, self._selection.index if attention.ratio else None
+        return attend_packed(attention, self._rows, queries, self.window_rows(layer), pool)

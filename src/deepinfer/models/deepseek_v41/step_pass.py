@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from types import ModuleType
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -27,6 +28,12 @@ from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.compressor import Compressor
 from deepinfer.models.deepseek_v41.few_rows import FewRows
 from deepinfer.models.deepseek_v41.indexer import Indexer
+from deepinfer.models.deepseek_v41.packed_pass import (
+    attend_packed,
+    takes_kernels,
+    write_packed_windows,
+)
+from deepinfer.models.deepseek_v41.packed_rows import PackedRows
 from deepinfer.models.deepseek_v41.pool_writer import PoolWriter
 from deepinfer.models.deepseek_v41.rope import Rotation
 from deepinfer.models.deepseek_v41.row_selection import RowSelection, bias_of
@@ -192,7 +199,11 @@ class StepPass:
         rounding: str,
     ) -> None:
         """Norms, rotates, rounds and writes window rows from the projection `kv`, shape [tokens, 1, head_dim]."""
-        kernels = self._needed_kernels()
+        kernels, table = self._needed_kernels(), self._cache.rows
+        if self._packed_kernels(table):
+            window = table.window_data[attention.layer_id]
+            write_packed_windows(window, kv, weight, eps, phases, self._rows.ring_index)
+            return
         rows = kernels.norm_rope_round(kv, weight, eps, phases, rounding=rounding).squeeze(1)
         self._cache.rows.write_windows(attention.layer_id, self._rows.ring_index, rows)
 
@@ -200,7 +211,8 @@ class StepPass:
         """Attends to rows that are all written; shape [tokens, heads, head_dim]."""
         rows, table = self._rows, self._cache.rows
         has_pool = attention.ratio and self._selection.index is not None
-        if not isinstance(table, PlainRows):
+        packed = self._packed_kernels(table)
+        if not packed and not isinstance(table, PlainRows):
             pool, bias = None, rows.window_bias
             if has_pool:
                 pool, bias = self._selection.index, self._joint_bias
@@ -211,10 +223,16 @@ class StepPass:
             if rows.window_bias is not None:
                 windows = windows.masked_fill(rows.window_bias.squeeze(1) < 0, -1)
         pool = self._selection.real_index if has_pool else None
+        if isinstance(table, PackedRows):
+            return attend_packed(attention, table, queries, windows, pool)
         return self._needed_kernels().sparse_attention(
             queries, table.kv, windows, pool, attention.attn_sink, attention.softmax_scale,
             offset=attention.layer_id * len(table.rings[attention.layer_id]),
         )  # fmt: skip
+
+    def _packed_kernels(self, table: PlainRows | PackedRows) -> TypeGuard[PackedRows]:
+        """Whether kernels read and write the rows as bytes; they are not batch-invariant."""
+        return isinstance(table, PackedRows) and not self._deterministic and takes_kernels(table)
 
     def _needed_kernels(self) -> ModuleType:
         if self.kernels is None:
