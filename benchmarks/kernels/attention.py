@@ -384,9 +384,16 @@ def cases() -> list[Case]:
             if (batch, s_q) == (256, 1):
                 variant = partial(build, portable=True)
                 found.append(Case(op, shape, "portable", variant, peer=peer))
-            for registers in (208, 216):
-                variant = partial(build, tuning=WideTuning(registers))
-                found.append(Case(op, shape, f"r{registers}", variant, peer=peer))
+            for registers, followers in (
+                (200, 0),
+                (208, 0),
+                (216, 0),
+                (216, 168),
+                (208, 168),
+                (216, 176),
+            ):
+                variant = partial(build, tuning=WideTuning(registers, followers))
+                found.append(Case(op, shape, f"r{registers} f{followers}", variant, peer=peer))
             if batch * s_q == 64:
                 for split in (0, 192, 128):
                     variant = partial(build, split=split)

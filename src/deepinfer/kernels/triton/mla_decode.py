@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from deepinfer.kernels.triton.gluon_names import block_barrier
 from deepinfer.kernels.triton.mla_records import read_records, tile_range
 
-__all__ = ["mla_decode_kernel"]
+__all__ = ["mla_decode_kernel", "store_half"]
 
 
 @gluon.jit
@@ -60,6 +60,23 @@ def _quarters(x):
     a0, a1 = gl.split(a.reshape([64, 2, 64]).permute((0, 2, 1)))
     b0, b1 = gl.split(b.reshape([64, 2, 64]).permute((0, 2, 1)))
     return a0, a1, b0, b1
+
+
+@gluon.jit
+def store_half(
+    acc, to, phases, phase_index, row, head, heads, stride_h, ROTATE: gl.constexpr, INDEXED: gl.constexpr
+):  # fmt: skip
+    """Writes 256 channels of 64 heads, the last 64 rotated back."""
+    x0, x1, x2, x3 = _quarters(acc)
+    if ROTATE:
+        entry = row
+        if INDEXED:
+            entry = gl.load(phase_index + row)
+        x3 = _rotate(x3, phases + entry.to(gl.int64) * 64)
+    _store(x0, to, head, heads, stride_h)
+    _store(x1, to + 64, head, heads, stride_h)
+    _store(x2, to + 128, head, heads, stride_h)
+    _store(x3, to + 192, head, heads, stride_h)
 
 
 @gluon.jit
@@ -125,16 +142,9 @@ def _attend(
             gl.store(to, y, mask=head + h < heads)
         acc = acc * gl.convert_layout(factor, row_layout)[:, None]
         to = out + row.to(gl.int64) * stride_ot + split * stride_os + head * stride_oh + 256 * PART
-        x0, x1, x2, x3 = _quarters(acc)
-        if ROTATE and PART == 1:
-            entry = row
-            if INDEXED:
-                entry = gl.load(phase_index + row)
-            x3 = _rotate(x3, phases + entry.to(gl.int64) * 64)
-        _store(x0, to, head, heads, stride_oh)
-        _store(x1, to + 64, head, heads, stride_oh)
-        _store(x2, to + 128, head, heads, stride_oh)
-        _store(x3, to + 192, head, heads, stride_oh)
+        store_half(
+            acc, to, phases, phase_index, row, head, heads, stride_oh, ROTATE and PART == 1, INDEXED
+        )  # fmt: skip
 
 
 @gluon.jit(

@@ -14,6 +14,7 @@ from deepinfer.kernels.configs import attention as configs
 from deepinfer.kernels.triton.gemm_launch import num_sms
 from deepinfer.kernels.triton.mla_decode import mla_decode_kernel
 from deepinfer.kernels.triton.mla_decode_few import mla_decode_few_kernel
+from deepinfer.kernels.triton.mla_decode_pair import mla_decode_pair_kernel
 from deepinfer.kernels.triton.mla_merge import merge_states
 
 __all__ = ["Ends", "FewTuning", "Scope", "WideTuning", "decode"]
@@ -69,11 +70,13 @@ class WideTuning:
     """How rows of many heads run.
 
     Attributes:
-        registers: Registers a thread of the warpgroups that multiply; the rest of 504 for twice this many is for those
-            that decode.
+        registers: Registers a thread of the warpgroups that multiply; the rest of 504 is for those that decode.
+        followers: Registers of the second warpgroup, where logits are made once and shares passed on; 0 where both make
+            them.
     """
 
     registers: int
+    followers: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,10 @@ def _launch(
         kernel = mla_decode_kernel
         wide = tuning if isinstance(tuning, WideTuning) else WideTuning(*configs.WIDE)
         sizes = {"DEPTH": 2, "REGISTERS": wide.registers}
+        if wide.followers:
+            kernel = mla_decode_pair_kernel
+            rest = 504 - wide.registers - wide.followers
+            sizes = {"DEPTH": 2, "FOLLOWERS": wide.followers, "REGISTERS": rest}
     else:
         kernel = mla_decode_few_kernel
         few = tuning if isinstance(tuning, FewTuning) else FewTuning(*configs.FEW[block])
