@@ -154,7 +154,8 @@ def _refusal(q, keys, scale, weights, starts, ends, out):  # type: ignore[no-unt
 def _fp8_hopper(q, keys, scale, weights, starts, ends, out):  # type: ignore[no-untyped-def]
     from deepinfer.kernels.triton import indexer_launch as launch
 
-    tuning = launch.IndexTuning(queries=(128 if q.shape[1] >= 32 else 64) // q.shape[1])
+    wide = 128 if q.shape[1] >= 32 else 64
+    tuning = launch.IndexTuning(queries=wide // q.shape[1], relu=-1)
     rows = weights if weights.stride(1) == 1 else weights.contiguous()
     with torch.cuda.device(q.device):
         launch.index_scores(

@@ -10,9 +10,10 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from deepinfer.kernels.triton import indexer_wide
 from deepinfer.kernels.triton.gemm_launch import num_sms
 from deepinfer.kernels.triton.indexer_keys import recast_keys_kernel
-from deepinfer.kernels.triton.indexer_wide import index_scores_kernel
+from deepinfer.kernels.triton.indexer_scores import index_scores_kernel
 
 __all__ = ["IndexTuning", "index_scores", "recast_keys"]
 
@@ -25,11 +26,15 @@ class IndexTuning:
         queries: Queries of a tile; queries times heads is 64, 128 or 256.
         depth: Tiles of 64 keys in the ring of shared memory.
         chunk: Keys a unit of work, a multiple of 64.
+        parts: Warpgroups that multiply, 2 or 3.
+        relu: How the positive part is taken, see `head_sums`; -1 for sums that four lanes share.
     """
 
     queries: int
     depth: int = 12
     chunk: int = 8192
+    parts: int = 3
+    relu: int = 1
 
 
 def index_scores(
@@ -61,7 +66,11 @@ def index_scores(
     q_desc = TensorDescriptor(q.view(t * heads, d), [t * heads, d], [d, 1], [wide, d], layout)
     k_desc = TensorDescriptor(keys, [s, d], [d, 1], [64, d], layout)
     units = -(-t // tuning.queries) * -(-s // tuning.chunk)
-    index_scores_kernel[(min(units, num_sms(q.device.index)),)](
+    more = {"PARTS": tuning.parts, "RELU": tuning.relu}
+    kernel = index_scores_kernel
+    if tuning.relu < 0:
+        kernel, more = indexer_wide.index_scores_kernel, {}
+    kernel[(min(units, num_sms(q.device.index)),)](
         q_desc,
         k_desc,
         out,
@@ -77,6 +86,7 @@ def index_scores(
         HEADS=heads,
         CHUNK=tuning.chunk,
         DEPTH=tuning.depth,
+        **more,
         num_warps=4,
     )
 
