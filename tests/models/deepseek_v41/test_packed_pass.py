@@ -97,15 +97,14 @@ def test_ragged_steps_through_the_kernels_too(model, monkeypatch) -> None:
     prefill(model, one, lengths, ids)
     monkeypatch.setattr(model, "row_kernels", lambda: fused_kernels("cpu"))
     prefill(model, other, lengths, ids)
-    segments = (Segment(0, 45, 3), Segment(2, 64, 9), Segment(3, 0, 20))
-    batch = ForwardBatch(torch.from_numpy(ids[0, :32].copy()), segments)
+    segments = (Segment(0, 45, 3), Segment(2, 64, 9), Segment(3, 0, 9))
+    batch = ForwardBatch(torch.from_numpy(ids[0, :21].copy()), segments)
     found = model.compute_logits(model(batch, other).hidden)
     monkeypatch.undo()
     wanted = model.compute_logits(model(batch, one).hidden)
-    off = (found - wanted).abs().amax(-1) / wanted.abs().max()
-    # A value on a rounding edge moves a few rows.
-    assert float(off.median()) < 1e-3
-    assert float(off.max()) < 5e-2
+    # Without rounded inputs of products a sum in another order moves values over rounding edges soon.
+    rows = slice(None) if model.rounding == "full" else slice(12, 21)
+    assert torch.allclose(found[rows], wanted[rows], atol=1e-4 * float(wanted.abs().max()))
 
 
 def test_other_widths_are_refused_with_the_reason(small_config, random_model) -> None:
