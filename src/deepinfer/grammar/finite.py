@@ -9,6 +9,8 @@ __all__ = ["Branch", "Keys", "strings_of"]
 MAX_STRINGS = 2000
 """Strings of a set that is still walked as such."""
 
+MANY_STRINGS = 64
+
 MAX_SET = 8
 """Bytes of a set that counts as so many strings of one byte."""
 
@@ -25,10 +27,12 @@ class Branch:
         depth: Bytes that were read.
     """
 
-    __slots__ = ("_below", "_depth", "_first", "_last", "_strings", "ends")
+    __slots__ = ("_below", "_depth", "_first", "_last", "_strings", "ends", "name")
 
     def __init__(self, strings: list[bytes], first: int, last: int, depth: int) -> None:
         self.ends = len(strings[first]) == depth
+        # Equal names are equal strings; large sets have none.
+        self.name = tuple(strings) if not depth and len(strings) <= MANY_STRINGS else None
         self._strings = strings
         self._first = first + self.ends
         self._last = last

@@ -26,10 +26,10 @@ from deepinfer.grammar.nodes import (
 )
 from deepinfer.grammar.truncation import saturate
 
-__all__ = ["BAG", "END", "EXCEPT", "FrameNodes", "PARTS", "STRINGS", "Task", "UNIT"]
+__all__ = ["BAG", "END", "EXCEPT", "FrameNodes", "PARTS", "REPEAT", "STRINGS", "Task", "UNIT"]
 
-END, UNIT, STRINGS, PARTS, EXCEPT, BAG = range(6)
-_JOINED = 6
+END, UNIT, STRINGS, PARTS, REPEAT, EXCEPT, BAG = range(7)
+_JOINED = 7
 
 Task = tuple[int, "int | Branch | Node", Node, Node]
 """How to walk the top of a stack, with what, the rest below it, and the stack."""
@@ -49,10 +49,19 @@ class FrameNodes:
 
     Args:
         automaton: The automaton.
+        wide: Whether many tokens begin in a state's frame; it is also told whether that is a set or a repeat.
+        is_shared: Whether a node is an expression that other grammars may hold too.
     """
 
-    def __init__(self, automaton: Automaton) -> None:
+    def __init__(
+        self,
+        automaton: Automaton,
+        wide: Callable[[int, bool], bool],
+        is_shared: Callable[[Node], bool],
+    ) -> None:
         self._automaton = automaton
+        self._wide = wide
+        self._is_shared = is_shared
         self._store = automaton.store
         self._ways: dict[int, tuple[int, int | Branch | Node]] = {}
         self._joins: dict[tuple[int, ...], tuple[int, bool, bool]] = {}
@@ -77,12 +86,11 @@ class FrameNodes:
             return []
         return [part for part in node.parts if self._automaton.is_live(part)]
 
-    def tasks(self, stack: Node, wide: Callable[[int, bool], bool]) -> Task:
+    def task(self, stack: Node) -> Task:
         """How the top of a stack is walked.
 
         Args:
             stack: A stack, no union.
-            wide: Whether many tokens begin in a state's frame; it is also told whether that is a set or a repeat.
 
         Returns:
             One of
@@ -90,6 +98,7 @@ class FrameNodes:
             - `END`: nothing is left; the frames end in a bag's member, or in a rest that is not known.
             - `STRINGS` and their tree.
             - `PARTS` and a node: alternatives that are walked one by one, see `parts`.
+            - `REPEAT` and a repeat, one copy of which is walked at a time, see `copy`.
             - `EXCEPT` and the tree of strings that must not come, in the place of which the stack `without` is walked.
             - `BAG` and the bag.
             - `UNIT` and the state of the frames over an unknown rest, their counters saturated.
@@ -99,16 +108,14 @@ class FrameNodes:
         frame, rest = self.split(stack)
         way = self._ways.get(frame.uid)
         if way is None:
-            way = self._ways[frame.uid] = self._way(frame, wide)
+            way = self._ways[frame.uid] = self._way(frame)
         if way[0] == EXCEPT and not self._ends_plainly(frame, rest):
-            return (*self._joined(stack, wide), stack)
+            return (*self._joined(stack), stack)
         if way[0] == _JOINED:
-            return (*self._joined(stack, wide), stack)
+            return (*self._joined(stack), stack)
         return (*way, rest, stack)
 
-    def _way(
-        self, frame: Node, wide: Callable[[int, bool], bool]
-    ) -> tuple[int, int | Branch | Node]:
+    def _way(self, frame: Node) -> tuple[int, int | Branch | Node]:
         kind = frame.kind
         if isinstance(frame, BagNode):
             return BAG, frame
@@ -121,13 +128,22 @@ class FrameNodes:
                 return EXCEPT, strings
         if kind == REF:
             return PARTS, frame
+        if kind == REP and not self._is_shared(frame):
+            return REPEAT, frame
         saturated = saturate(self._store, frame)
         state = self.state(self._store.cons(saturated, self._store.unknown))
-        if wide(state, kind in (SET, REP)):
+        if self._wide(state, kind in (SET, REP)):
             return _JOINED, 0
         if kind == ALT and len(frame.parts) <= MAX_STACKS:
             return PARTS, frame
         return UNIT, state
+
+    def copy(self, frame: Node, rest: Node) -> Node:
+        """One copy of a repeat, and what is left of it, and the rest below it."""
+        store = self._store
+        high = frame.high - 1 if frame.high > 0 else -1
+        left = store.rep(frame.a, max(frame.low - 1, 0), high)
+        return store.push(frame.a, store.cons(left, rest))
 
     def parts(self, frame: Node) -> list[Node]:
         """The alternatives of a frame, each over an unknown rest; finite sets of strings are one."""
@@ -155,7 +171,7 @@ class FrameNodes:
             head, rest = head.a, self._store.cons(head.b, rest)
         return head, rest
 
-    def _joined(self, stack: Node, wide: Callable[[int, bool], bool]) -> tuple[int, int, Node]:
+    def _joined(self, stack: Node) -> tuple[int, int, Node]:
         """The top frames of a stack that are walked as one, as a state over an unknown rest; and the rest.
 
         A frame that may be left behind each of many bytes, like the inside of a string, is walked with the next one, so
@@ -172,7 +188,7 @@ class FrameNodes:
             if known is None:
                 saturated = saturate(store, frame)
                 alone = self.state(store.cons(saturated, store.unknown))
-                is_wide = wide(alone, frame.kind in (SET, REP))
+                is_wide = self._wide(alone, frame.kind in (SET, REP))
                 state = 0
                 if not is_wide and not frame.nullable:
                     result = store.unknown
@@ -190,9 +206,9 @@ class FrameNodes:
                     result = store.cons(saturate(store, part), result)
                 return UNIT, self.state(result), node
 
-    def whole(self, stack: Node, wide: Callable[[int, bool], bool]) -> tuple[int, Node]:
+    def whole(self, stack: Node) -> tuple[int, Node]:
         """The top frames of any stack as a state over an unknown rest, and the rest."""
-        _, state, rest = self._joined(stack, wide)
+        _, state, rest = self._joined(stack)
         return state, rest
 
     def uncounted(self, state: int) -> tuple[int, int, int]:

@@ -17,7 +17,7 @@ from deepinfer.grammar.automaton import Automaton
 from deepinfer.grammar.bitmask import MaskRow
 from deepinfer.grammar.finite import Branch
 from deepinfer.grammar.frame_entries import Entry
-from deepinfer.grammar.frame_nodes import BAG, END, EXCEPT, PARTS, STRINGS, UNIT, Task
+from deepinfer.grammar.frame_nodes import BAG, EXCEPT, PARTS, REPEAT, STRINGS, UNIT, Task
 from deepinfer.grammar.frame_tokens import Tokens
 from deepinfer.grammar.frame_units import FrameUnits
 from deepinfer.grammar.nodes import ALT, BagNode, Node
@@ -188,6 +188,11 @@ class FrameRows:
                     run.ids += ids
                 elif way == PARTS:
                     exits = self._through(what, entry, run)  # type: ignore[arg-type]
+                elif way == REPEAT:
+                    if what.nullable and not self._nodes.is_end(rest):  # type: ignore[union-attr]
+                        run.push(rest, entry)
+                    run.push(self._nodes.copy(what, rest), entry)  # type: ignore[arg-type]
+                    continue
                 elif way == BAG:
                     self._through_bag(what, rest, entry, run)  # type: ignore[arg-type]
                     continue
@@ -203,11 +208,11 @@ class FrameRows:
         return Piece(tuple(run.tokens.values()), tuple(run.ids), tuple(ends))
 
     def _cut(self, node: Node) -> list[Task]:
-        nodes, wide = self._nodes, self._units.is_wide
+        nodes = self._nodes
         stacks = nodes.stacks(node)
         if not stacks:
             raise TooManyFrames
-        return [nodes.tasks(stack, wide) for stack in stacks if not nodes.is_end(stack)]
+        return [nodes.task(stack) for stack in stacks if not nodes.is_end(stack)]
 
     def _piece(self, name: int, nodes: list[Node], entry: Entry, members: int) -> Piece:
         """What some nodes with a known end do, remembered under the name of a node."""
@@ -297,7 +302,7 @@ class FrameRows:
                 left = self._units.entries.restricted(exits, banned.others)
                 run.ends.setdefault(member, []).append(left)
         else:
-            state, rest = self._nodes.whole(stack, self._units.is_wide)
+            state, rest = self._nodes.whole(stack)
             unit = self._units.unit(state, entry)
             if not unit.tokens.is_empty:
                 run.tokens[id(unit.tokens)] = unit.tokens

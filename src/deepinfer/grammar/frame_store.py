@@ -12,10 +12,13 @@ from deepinfer.grammar.frame_tokens import Tokens, TokenSets
 from deepinfer.grammar.nodes import ALT, AND, CONS, EMPTY, EPS, LIT, NOT, REP, SET, UNKNOWN, Node
 from deepinfer.grammar.vocab import TokenVocab
 
-__all__ = ["FrameStore", "Shapes", "Unit"]
+__all__ = ["FrameStore", "Shapes", "StringTokens", "Unit"]
 
 MAX_SHARED_BYTES = 128 << 20
 """Memory of what the grammars over one vocabulary share; past it, later ones begin anew."""
+
+StringTokens = dict[tuple[object, Entry], tuple[tuple[int, ...], Entry | None]]
+"""Ids and exits of finite sets of strings."""
 
 MAX_SHAPE = 4000
 """Nodes of an expression that is shared."""
@@ -50,6 +53,7 @@ class FrameStore:
         root: The entry at the beginning of all tokens.
         sets: Makes sets of tokens.
         units: By the number of a frame's expression and its entry.
+        strings: What finite sets of strings do, by the set and the entry.
         wide: Whether many tokens begin in a frame, by its expression's number and whether it is a set or repeat.
         size_bytes: Estimated memory.
         weights: Strings that begin with each byte, 0 for white space.
@@ -65,6 +69,7 @@ class FrameStore:
         self.main.root = self.root
         self.sets = TokenSets(vocab, self.entries)
         self.units: dict[tuple[int, Entry], Unit] = {}
+        self.strings: StringTokens = {}
         self.wide: dict[tuple[int, bool], bool] = {}
         self.size_bytes = 0
         trie = vocab.trie

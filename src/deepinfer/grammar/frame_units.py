@@ -12,11 +12,12 @@ from deepinfer.grammar.byte_loops import LEADS
 from deepinfer.grammar.finite import Branch, Keys
 from deepinfer.grammar.frame_entries import Entry, Keep, Places, WalkSpace
 from deepinfer.grammar.frame_nodes import FrameNodes
-from deepinfer.grammar.frame_store import FrameStore, Shapes, Unit, unit_bytes
+from deepinfer.grammar.frame_store import FrameStore, Shapes, StringTokens, Unit, unit_bytes
 from deepinfer.grammar.frame_tokens import Tokens
 from deepinfer.grammar.frame_walk import Found, FrameWalk
 from deepinfer.grammar.mask_slices import SliceTests
 from deepinfer.grammar.mask_states import StateRows
+from deepinfer.grammar.nodes import Node
 from deepinfer.grammar.slices import CharacterSet, other_characters
 from deepinfer.grammar.vocab import TokenVocab
 
@@ -69,7 +70,7 @@ class FrameUnits:
 
     def __init__(self, automaton: Automaton, vocab: TokenVocab) -> None:
         self._vocab = vocab
-        self.nodes = FrameNodes(automaton)
+        self.nodes = FrameNodes(automaton, self.is_wide, self.is_shared)
         self._states = StateRows(automaton)
         self._tests = [
             (part, SliceTests(self._states, part.characters, cut_off=True)) for part in vocab.slices
@@ -88,7 +89,7 @@ class FrameUnits:
         )
         self._take_store()
         self._units: dict[tuple[int, Entry], Unit] = {}
-        self._strings: dict[tuple[Branch, Entry], tuple[tuple[int, ...], Entry | None]] = {}
+        self._strings: StringTokens = {}
         self._keys: dict[tuple[Keys, Entry], KeyTokens] = {}
         self._banned: dict[tuple[Branch, int, Entry], Banned | None] = {}
         self._own_bytes = 0
@@ -109,6 +110,10 @@ class FrameUnits:
     def size_bytes(self) -> int:
         """Memory of what is remembered, estimated."""
         return self._own_bytes
+
+    def is_shared(self, node: Node) -> bool:
+        """Whether a node is an expression that other grammars over the vocabulary may hold too."""
+        return self._shapes.of(node) != 0
 
     def is_wide(self, state: int, repeats: bool) -> bool:
         """Whether so many tokens may begin in a frame that it would be left in many places.
@@ -210,8 +215,9 @@ class FrameUnits:
         Returns:
             Ids of the tokens that end in them or at their end, and where they are over.
         """
-        key = (strings, entry)
-        found = self._strings.get(key)
+        key = (strings.name or strings, entry)
+        shared = self._store.strings if strings.name else self._strings
+        found = shared.get(key)
         if found is not None:
             return found
         ids: list[int] = []
@@ -245,8 +251,11 @@ class FrameUnits:
             if over:
                 places.at(space, keep).extend(over)
             ids += self._sets.ids(space, keep, ranks)
-        found = self._strings[key] = (tuple(ids), self.entries.of(places))
-        self._own_bytes += 200 + 8 * len(ids)
+        found = shared[key] = (tuple(ids), self.entries.of(places))
+        if strings.name:
+            self._store.size_bytes += 400 + 8 * len(ids)
+        else:
+            self._own_bytes += 200 + 8 * len(ids)
         return found
 
     def keys(self, keys: Keys, entry: Entry) -> KeyTokens:
