@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from harness import Built, Case, assert_repeats, same_bits
+from harness import Built, Case, assert_repeats, calc_diff, same_bits
 from row_checks import assert_rows_alone, compiled, eager
 
 EXPERTS, TOPK, HIDDEN = 384, 6, 5120
@@ -219,6 +219,90 @@ def rows_of(tokens: int, kind: str, sizes: tuple[int, int] | None):
     return build
 
 
+def swiglu(tokens: int, sizes: tuple[int, int, int] | None):
+    """Builds SwiGLU of the rows of pairs and its cast."""
+
+    def build(small: bool) -> Built:
+        from deepinfer.kernels.moe import get_fused_mapping
+        from deepinfer.kernels.reference import moe as reference
+        from deepinfer.kernels.triton import moe_launch as launch
+
+        ids = choices(tokens)
+        if small:
+            ids[torch.rand(tokens, TOPK, device="cuda") < 0.1] = -1
+        map_ = get_fused_mapping(ids, EXPERTS, backend="torch")
+        places, weights = map_.token_topk_to_pos, torch.rand(tokens, TOPK, device="cuda")
+        x = torch.full((map_.num_places, 4608), float("nan"), device="cuda", dtype=torch.bfloat16)
+        flat = places[places >= 0].long()
+        x[flat] = (torch.randn(len(flat), 4608, device="cuda") * 5).bfloat16()
+        q = torch.zeros((len(x), 2304), device="cuda").to(torch.float8_e4m3fn)
+        scale = torch.zeros((len(x), 18), device="cuda")
+        given = (x, weights, places, 10.0, 128)
+        run = lambda: launch.swiglu(*given, q, scale, sizes)  # noqa: E731
+
+        def check() -> Mapping[str, float]:
+            codes, factors = torch.zeros_like(q), torch.zeros_like(scale)
+            reference.silu_and_mul_quant_fused(*given, codes, factors)
+            own, right = (
+                (q.float() * scale.repeat_interleave(128, -1)),
+                codes.float() * factors.repeat_interleave(128, -1),
+            )
+            differs = float((own != right).float().mean())
+            diff = calc_diff(own, right)
+            assert diff < 1e-5, (diff, differs)
+            assert_repeats(run, q.view(torch.uint8)[flat], scale[flat])
+            return {"diff": diff, "differing": differs}
+
+        size = len(flat) * (4608 * 2 + 2304 + 72)
+        return Built(run, check, size_bytes=size)
+
+    return build
+
+
+def experts(tokens: int, kind: str, layout: str):
+    """Builds all routed experts of a layer of V4.1 with MXFP4 weights."""
+
+    def build(small: bool) -> Built:
+        from deepinfer.kernels.experts import fused_experts
+        from deepinfer.kernels.reference.folded import prepare_mxfp4_weights
+
+        count, hidden, inter = (24, 1024, 512) if small else (EXPERTS, HIDDEN, 2304)
+        n = 50 if small else tokens
+        pairs = []
+        for rows, k in ((2 * inter, hidden), (hidden, inter)):
+            q = torch.randint(0, 256, (count, rows, k // 2), device="cuda", dtype=torch.uint8)
+            s = torch.randint(116, 121, (count, rows, k // 32), device="cuda", dtype=torch.uint8)
+            pairs.append((q, s))
+        plain = pairs
+        if kind == "prepared":
+            pairs = [prepare_mxfp4_weights(*p) for p in pairs]
+        x = torch.randn(n, hidden, device="cuda").bfloat16()
+        ids = choices(n, count)
+        if small:
+            ids[3], ids[4, 2] = -1, count + 3
+        weights = torch.rand(n, TOPK, device="cuda")
+        out = torch.full((n, hidden), 777.0, device="cuda", dtype=torch.bfloat16)
+
+        def run(backend: str | None = None, weights_of=pairs, to=out) -> torch.Tensor:
+            return fused_experts(
+                x, *weights_of, weights, ids, limit=10.0, layout=layout, out=to, backend=backend
+            )
+
+        def check() -> Mapping[str, float]:
+            want = run("torch", plain, torch.empty_like(out))
+            diff = calc_diff(out, want)
+            assert diff < 1e-3, diff
+            assert bool((out[3] == 0).all())
+            assert_repeats(run, out)
+            return {"diff": diff}
+
+        used = len(ids.unique())
+        size = used * (3 * hidden * inter // 2 * 33 // 32) + 2 * x.numel() * 2
+        return Built(run, check, 2 * n * TOPK * 3 * hidden * inter, size, "fp8")
+
+    return build
+
+
 def cases() -> list[Case]:
     """The cases."""
     found = [Case("topk_gate", "all forms", "table", gate_forms(), check_only=True)]
@@ -252,4 +336,21 @@ def cases() -> list[Case]:
                 op = "reduce_fused" if kind == "reduce" else "expand_to_fused"
                 shape = f"{tokens} x 6 x {HIDDEN} {kind.split()[-1]}"
                 found.append(Case(op, shape, name, rows_of(tokens, kind, sizes)))
+    for tokens in (64, 8192):
+        for sizes in (None, (4, 4, 1), (16, 8, 1)):
+            name = "table" if sizes is None else f"{sizes[0]} w{sizes[1]}"
+            found.append(
+                Case(
+                    "silu_and_mul_quant_fused", f"{tokens} x 6 x 2304", name, swiglu(tokens, sizes)
+                )
+            )
+    for tokens in (16, 64, 256, 8192):
+        shape = f"{tokens} x 6 of 384 MXFP4"
+        for kind in ("plain", "prepared"):
+            for layout in ("masked", "contiguous"):
+                if (tokens > 256 and layout == "masked") or (tokens > 256 and kind == "plain"):
+                    continue
+                found.append(
+                    Case("fused_experts", shape, f"{kind} {layout}", experts(tokens, kind, layout))
+                )
     return found

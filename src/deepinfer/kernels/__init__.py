@@ -19,6 +19,7 @@ from deepinfer.kernels.cache import rope_quant_insert as rope_quant_insert
 from deepinfer.kernels.engram import engram_gate as engram_gate
 from deepinfer.kernels.engram import engram_hash as engram_hash
 from deepinfer.kernels.engram import engram_lookup as engram_lookup
+from deepinfer.kernels.experts import fused_experts as fused_experts
 from deepinfer.kernels.formats import KVCacheFormat as KVCacheFormat
 from deepinfer.kernels.gemm import CONTIGUOUS_ALIGNMENT as CONTIGUOUS_ALIGNMENT
 from deepinfer.kernels.gemm import bf16_gemm_nt as bf16_gemm_nt
@@ -103,6 +104,7 @@ __all__ = [
     "fp8_gemm_nt",
     "fp8_mqa_logits",
     "fused_add_rms_norm",
+    "fused_experts",
     "gather_and_dequantize_k_cache",
     "get_mla_metadata",
     "m_grouped_bf16_gemm_nt_contiguous",

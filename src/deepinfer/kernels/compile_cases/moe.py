@@ -28,7 +28,7 @@ def _case(
 
 def cases() -> list[CompileCase]:
     """The cases; needs Triton 3.6 or newer."""
-    from deepinfer.kernels.triton import moe_gate, moe_map, moe_rows
+    from deepinfer.kernels.triton import moe_gate, moe_map, moe_rows, moe_swiglu
 
     gate = {"logits": "*fp32", "bias": "*fp32", "bias_vl": "*fp32", "is_image": "*u8", "count": "*i64",
             "weights": "*fp32", "experts": "*i64", "scale": "fp32"}  # fmt: skip
@@ -105,6 +105,34 @@ def cases() -> list[CompileCase]:
             sums,
             flags,
             options=four | {"enable_fp_fusion": False},
+        )
+    )
+    swiglu = {
+        "x": "*bf16",
+        "topk_weights": "*fp32",
+        "places": "*i32",
+        "q": "*u8",
+        "scale": "*fp32",
+        "limit": "fp32",
+    }
+    flags = {
+        "CHANNELS": 2304,
+        "HAS_LIMIT": True,
+        "MODE": 1,
+        "CAST": True,
+        "HARDWARE": True,
+        "GROUPS": 8,
+        "GROUP": 128,
+    }
+    found.append(
+        _case(
+            "silu_and_mul_quant_fused",
+            "fp8",
+            moe_swiglu.swiglu_pairs_kernel,
+            swiglu,
+            flags,
+            options=four | {"enable_fp_fusion": False},
+            chips=(90, 120),
         )
     )
     return found

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["COUNT_DIRECTLY", "MASKED_TOKENS", "expand_block", "map_sizes", "reduce_block"]
+__all__ = [
+    "COUNT_DIRECTLY",
+    "MASKED_TOKENS",
+    "expand_block",
+    "map_sizes",
+    "reduce_block",
+    "swiglu_sizes",
+]
 
 COUNT_DIRECTLY = 8192
 """Up to so many pairs every program counts all of them; more are counted by blocks in a launch of their own."""
@@ -39,6 +46,15 @@ def reduce_block(channels: int) -> tuple[int, int]:
         channels: Channels of a row.
     """
     return _divisor(channels, 1024), 4
+
+
+def swiglu_sizes(group: int) -> tuple[int, int, int]:
+    """Groups of a program, warps, and how exact the exponential is.
+
+    Args:
+        group: Channels of a group.
+    """
+    return max(1, 1024 // group), 4, 1
 
 
 def _divisor(count: int, most: int) -> int:

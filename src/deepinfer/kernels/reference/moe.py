@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from deepinfer.kernels.reference.cast import decode_ue8m0, per_token_cast_to_fp8
 from deepinfer.kernels.reference.topk import order_keys
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "get_fused_mapping",
     "reduce_fused",
     "scores_of",
+    "silu_and_mul_quant_fused",
     "swiglu_rows",
     "topk_gate",
 ]
@@ -222,3 +224,33 @@ def swiglu_rows(gate_up: Tensor, limit: float, weights: Tensor | None) -> Tensor
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     out = F.silu(gate) * up
     return out if weights is None else out * weights.unsqueeze(-1)
+
+
+def silu_and_mul_quant_fused(
+    x: Tensor,
+    topk_weights: Tensor,
+    places: Tensor,
+    limit: float,
+    group: int,
+    q: Tensor,
+    scale: Tensor | None,
+) -> None:
+    """Writes the weighted SwiGLU of the rows of all pairs, rounded to the dtype of `x`, and cast to e4m3 if asked.
+
+    Args:
+        x: Shape [places, 2 * channels], gate first.
+        topk_weights: Shape [tokens, topk], fp32.
+        places: Shape [tokens, topk], int32, -1 for none.
+        limit: Clamp; infinity for none.
+        group: Channels that share a scale.
+        q: Shape [places, channels], float8_e4m3fn, or the dtype of `x` without a cast.
+        scale: Shape [places, channels / group], fp32, or None.
+    """
+    at = places[places >= 0].long()
+    rows = swiglu_rows(x[at], limit, topk_weights[places >= 0]).to(x.dtype)
+    if scale is None:
+        q[at] = rows
+    else:
+        codes, factors = per_token_cast_to_fp8(rows, group)
+        _bytes(q)[at] = _bytes(codes)
+        scale[at] = decode_ue8m0(factors)

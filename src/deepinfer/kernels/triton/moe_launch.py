@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 from torch import Tensor
@@ -11,8 +13,10 @@ from deepinfer.kernels.triton.launches import on_device, warps
 from deepinfer.kernels.triton.moe_gate import topk_gate_kernel
 from deepinfer.kernels.triton.moe_map import pair_counts_kernel, pair_places_kernel
 from deepinfer.kernels.triton.moe_rows import expand_kernel, reduce_kernel
+from deepinfer.kernels.triton.moe_swiglu import swiglu_pairs_kernel
+from deepinfer.kernels.triton.quant_launch import has_hardware_fp8
 
-__all__ = ["expand", "gate", "mapping", "on_device", "reduce"]
+__all__ = ["expand", "gate", "mapping", "on_device", "reduce", "swiglu"]
 
 _SCORES = {"sqrtsoftplus": 0, "sigmoid": 1, "softmax": 2}
 
@@ -196,6 +200,41 @@ def reduce(
         CHANNELS=channels,
         TOPK=places.shape[1],
         BLOCK=block,
+        num_warps=warps(num_warps),
+        enable_fp_fusion=False,
+    )
+
+
+def swiglu(
+    x: Tensor,
+    topk_weights: Tensor,
+    places: Tensor,
+    limit: float,
+    group: int,
+    q: Tensor,
+    scale: Tensor | None,
+    sizes: tuple[int, int, int] | None = None,
+) -> None:
+    """Writes SwiGLU of the rows of all pairs; arguments as in the reference."""
+    channels = x.shape[1] // 2
+    groups, num_warps, mode = sizes or configs.swiglu_sizes(group)
+    total = places.numel() * (channels // group)
+    swiglu_pairs_kernel[(triton.cdiv(total, groups),)](
+        x,
+        topk_weights,
+        places,
+        q.view(torch.uint8) if scale is not None else q,
+        scale if scale is not None else topk_weights,
+        total,
+        x.stride(0),
+        limit,
+        CHANNELS=channels,
+        HAS_LIMIT=math.isfinite(limit),
+        MODE=0 if warps(num_warps) == 1 else mode,
+        CAST=scale is not None,
+        HARDWARE=has_hardware_fp8(x),
+        GROUPS=groups,
+        GROUP=group,
         num_warps=warps(num_warps),
         enable_fp_fusion=False,
     )

@@ -1,0 +1,170 @@
+"""The routed experts of a layer, from tokens to their sums."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from deepinfer.core.errors import ShapeError
+from deepinfer.kernels import contract, gemm
+from deepinfer.kernels.configs import moe as configs
+from deepinfer.kernels.moe import (
+    FusedMapping,
+    expand_to_fused,
+    expand_to_fused_with_sf,
+    get_fused_mapping,
+    reduce_fused,
+)
+from deepinfer.kernels.moe_backends import SWIGLU
+from deepinfer.kernels.quant import per_token_cast_to_fp8
+
+__all__ = ["fused_experts"]
+
+Weights: TypeAlias = Tensor | tuple[Tensor, Tensor]
+_GROUP = 128
+_LAYOUTS = ("auto", "masked", "contiguous")
+
+
+def fused_experts(
+    x: Tensor,
+    w13: Weights,
+    w2: Weights,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    *,
+    limit: float | None = None,
+    added: Tensor | None = None,
+    layout: str = "auto",
+    out: Tensor | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """Sum over the chosen experts e of a token of `w2_e (weight * silu(min(g, limit)) * clamp(u, -limit, limit))`.
+
+    Gate g and value u are the halves of `w13_e x`. With weights that have scales, tokens and hidden values are cast to
+    e4m3 with one power-of-two scale for 128 channels; the routing weight is part of what is cast. Nothing waits for the
+    host, so graphs can hold it.
+
+    Args:
+        x: Shape [tokens, hidden], bf16; rows may lie apart.
+        w13: Gates above values, shape [experts, 2 * inter, hidden]: bf16, or values and scales as the grouped products
+            of `deepinfer.kernels.gemm` take them (FP8, MXFP4, prepared MXFP4).
+        w2: Shape [experts, hidden, inter], of the same kind.
+        topk_weights: Shape [tokens, topk], fp32, contiguous.
+        topk_ids: Shape [tokens, topk], int64 or int32, contiguous; one that is no expert here is skipped, so a rank gives
+            the ids of its own experts and -1 for others.
+        limit: Of the clamp; None for none.
+        added: Added last, as the output of shared experts, shape [tokens, hidden], bf16 or fp32.
+        layout: "masked" gives each expert room for all tokens, "contiguous" packs them; "auto" takes the first for few
+            tokens. The result does not hang on it beyond what the products say.
+        out: Shape [tokens, hidden], bf16 or fp32, written and returned; a new bf16 tensor when None.
+        backend: "torch" or "triton" for all parts; None for the best that serves each.
+
+    Returns:
+        Shape [tokens, hidden]; a token without an expert gets `added`, or zeros.
+
+    Raises:
+        ShapeError: A shape, dtype or stride is not as above.
+        UnsupportedHardware: The backend asked for cannot serve a part.
+    """
+    tokens = x.shape[0]
+    contract.check_dtype("x", x, torch.bfloat16, torch.float32)
+    contract.check_shape("x", x, (None, None), "tokens, hidden")
+    contract.check_shape("topk_ids", topk_ids, (tokens, None), "tokens, topk")
+    if layout not in _LAYOUTS:
+        raise ShapeError(
+            f"layout is {layout!r}; it must be one of {', '.join(_LAYOUTS)}.",
+            argument="layout", expected=_LAYOUTS, found=layout,
+        )  # fmt: skip
+    num_experts, width = _values(w13).shape[:2]
+    inter = width // 2
+    cast = isinstance(w13, tuple)
+    if inter % _GROUP and cast:
+        raise ShapeError(
+            f"w13 has {inter} gates; weights with scales need a multiple of {_GROUP}.",
+            argument="w13", expected=f"multiple of {_GROUP}", found=inter,
+        )  # fmt: skip
+    masked = layout == "masked" or (layout == "auto" and tokens <= configs.MASKED_TOKENS)
+    if not tokens:
+        shape = (0, _values(w2).shape[1])
+        return out if out is not None else x.new_empty(shape)
+    mapping = get_fused_mapping(
+        topk_ids,
+        num_experts,
+        alignment=gemm.CONTIGUOUS_ALIGNMENT,
+        max_m=tokens if masked else None,
+        backend=backend,
+    )
+    expected = -(-topk_ids.numel() // num_experts)
+    rows: Weights
+    if cast:
+        codes = per_token_cast_to_fp8(x, _GROUP, scale_dtype=torch.float32, backend=backend)
+        rows, _ = expand_to_fused_with_sf(codes, mapping, backend=backend)
+    else:
+        rows, _ = expand_to_fused(x, mapping, backend=backend)
+    gate_up = x.new_empty((mapping.num_places, width))
+    _product(rows, w13, gate_up, mapping, num_experts, expected, backend)
+    hidden = x.new_empty(
+        (mapping.num_places, inter), dtype=torch.float8_e4m3fn if cast else x.dtype
+    )
+    scale = None
+    if cast:
+        scale = x.new_empty((mapping.num_places, inter // _GROUP), dtype=torch.float32)
+    most = math.inf if limit is None else limit
+    group = _GROUP if inter % _GROUP == 0 else inter & -inter
+    SWIGLU(
+        backend, gate_up, topk_weights, mapping.token_topk_to_pos, most, group, hidden, scale
+    )  # fmt: skip
+    down = x.new_empty((mapping.num_places, _values(w2).shape[1]))
+    product = hidden if scale is None else (hidden, scale)
+    _product(product, w2, down, mapping, num_experts, expected, backend)
+    return reduce_fused(down, mapping, added=added, out=out, backend=backend)
+
+
+def _values(weights: Weights) -> Tensor:
+    return weights[0] if isinstance(weights, tuple) else weights
+
+
+def _product(
+    rows: Weights,
+    weights: Weights,
+    out: Tensor,
+    mapping: FusedMapping,
+    num_experts: int,
+    expected: int,
+    backend: str | None,
+) -> None:
+    """The grouped product for a kind of weights and a layout."""
+    if mapping.max_m is None:
+        layout = mapping.pos_to_expert
+        if isinstance(rows, Tensor) and isinstance(weights, Tensor):
+            gemm.m_grouped_bf16_gemm_nt_contiguous(rows, weights, out, layout, backend=backend)
+        elif isinstance(rows, Tensor) or isinstance(weights, Tensor):
+            raise _mixed()
+        elif weights[0].dtype == torch.float8_e4m3fn:
+            gemm.m_grouped_fp8_gemm_nt_contiguous(rows, weights, out, layout, backend=backend)
+        else:
+            gemm.m_grouped_fp8_fp4_gemm_nt_contiguous(rows, weights, out, layout, backend=backend)
+        return
+    split = (num_experts, mapping.max_m)
+    d, counts = out.unflatten(0, split), mapping.expert_end
+    if isinstance(rows, Tensor) and isinstance(weights, Tensor):
+        x = rows.unflatten(0, split)
+        gemm.m_grouped_bf16_gemm_nt_masked(x, weights, d, counts, expected, backend=backend)
+        return
+    if isinstance(rows, Tensor) or isinstance(weights, Tensor):
+        raise _mixed()
+    pair = (rows[0].unflatten(0, split), rows[1].unflatten(0, split))
+    if weights[0].dtype == torch.float8_e4m3fn:
+        gemm.m_grouped_fp8_gemm_nt_masked(pair, weights, d, counts, expected, backend=backend)
+    else:
+        gemm.m_grouped_fp8_fp4_gemm_nt_masked(pair, weights, d, counts, expected, backend=backend)
+
+
+def _mixed() -> ShapeError:
+    return ShapeError(
+        "one of w13 and w2 has scales and the other has none; give both in the same form.",
+        argument="w2", expected="the form of w13", found="another",
+    )  # fmt: skip
