@@ -24,7 +24,6 @@ from deepinfer.kernels.quant import per_token_cast_to_fp8
 __all__ = ["fused_experts"]
 
 Weights: TypeAlias = Tensor | tuple[Tensor, Tensor]
-_GROUP = 128
 _LAYOUTS = ("auto", "masked", "contiguous")
 
 
@@ -36,6 +35,7 @@ def fused_experts(
     topk_ids: Tensor,
     *,
     limit: float | None = None,
+    scale_group: int = 128,
     added: Tensor | None = None,
     layout: str = "auto",
     out: Tensor | None = None,
@@ -44,8 +44,8 @@ def fused_experts(
     """Sum over the chosen experts e of a token of `w2_e (weight * silu(min(g, limit)) * clamp(u, -limit, limit))`.
 
     Gate g and value u are the halves of `w13_e x`. With weights that have scales, tokens and hidden values are cast to
-    e4m3 with one power-of-two scale for 128 channels; the routing weight is part of what is cast. Nothing waits for the
-    host, so graphs can hold it.
+    e4m3 with one power-of-two scale for `scale_group` channels; the routing weight is part of what is cast. Nothing waits
+    for the host, so graphs can hold it.
 
     Args:
         x: Shape [tokens, hidden], bf16; rows may lie apart.
@@ -56,6 +56,7 @@ def fused_experts(
         topk_ids: Shape [tokens, topk], int64 or int32, contiguous; one that is no expert here is skipped, so a rank gives
             the ids of its own experts and -1 for others.
         limit: Of the clamp; None for none.
+        scale_group: 128 (fp32 scales) or 32 (e8m0 scales, as V4.1 casts); both are exact powers of two.
         added: Added last, as the output of shared experts, shape [tokens, hidden], bf16 or fp32.
         layout: "masked" gives each expert room for all tokens, "contiguous" packs them; "auto" takes the first for few
             tokens. The result does not hang on it beyond what the products say.
@@ -78,13 +79,18 @@ def fused_experts(
             f"layout is {layout!r}; it must be one of {', '.join(_LAYOUTS)}.",
             argument="layout", expected=_LAYOUTS, found=layout,
         )  # fmt: skip
+    if scale_group not in (32, 128):
+        raise ShapeError(
+            f"scale_group is {scale_group}; it must be 32 or 128.",
+            argument="scale_group", expected=(32, 128), found=scale_group,
+        )  # fmt: skip
     num_experts, width = _values(w13).shape[:2]
     inter = width // 2
     cast = isinstance(w13, tuple)
-    if inter % _GROUP and cast:
+    if cast and inter % scale_group:
         raise ShapeError(
-            f"w13 has {inter} gates; weights with scales need a multiple of {_GROUP}.",
-            argument="w13", expected=f"multiple of {_GROUP}", found=inter,
+            f"w13 has {inter} gates; weights with scales need a multiple of {scale_group}.",
+            argument="w13", expected=f"multiple of {scale_group}", found=inter,
         )  # fmt: skip
     masked = layout == "masked" or (layout == "auto" and tokens <= configs.MASKED_TOKENS)
     if not tokens:
@@ -98,9 +104,10 @@ def fused_experts(
         backend=backend,
     )
     expected = -(-topk_ids.numel() // num_experts)
+    scale_dtype = torch.float32 if scale_group == 128 else torch.float8_e8m0fnu
     rows: Weights
     if cast:
-        codes = per_token_cast_to_fp8(x, _GROUP, scale_dtype=torch.float32, backend=backend)
+        codes = per_token_cast_to_fp8(x, scale_group, scale_dtype=scale_dtype, backend=backend)
         rows, _ = expand_to_fused_with_sf(codes, mapping, backend=backend)
     else:
         rows, _ = expand_to_fused(x, mapping, backend=backend)
@@ -111,9 +118,9 @@ def fused_experts(
     )
     scale = None
     if cast:
-        scale = x.new_empty((mapping.num_places, inter // _GROUP), dtype=torch.float32)
+        scale = x.new_empty((mapping.num_places, inter // scale_group), dtype=scale_dtype)
     most = math.inf if limit is None else limit
-    group = _GROUP if inter % _GROUP == 0 else inter & -inter
+    group = scale_group if cast else min(128, inter & -inter)
     SWIGLU(
         backend, gate_up, topk_weights, mapping.token_topk_to_pos, most, group, hidden, scale
     )  # fmt: skip

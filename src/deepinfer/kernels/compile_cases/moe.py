@@ -120,6 +120,7 @@ def cases() -> list[CompileCase]:
         "HAS_LIMIT": True,
         "MODE": 1,
         "CAST": True,
+        "SCALE_FP32": True,
         "HARDWARE": True,
         "GROUPS": 8,
         "GROUP": 128,

@@ -244,7 +244,7 @@ def silu_and_mul_quant_fused(
         limit: Clamp; infinity for none.
         group: Channels that share a scale.
         q: Shape [places, channels], float8_e4m3fn, or the dtype of `x` without a cast.
-        scale: Shape [places, channels / group], fp32, or None.
+        scale: Shape [places, channels / group], fp32 or float8_e8m0fnu, or None.
     """
     at = places[places >= 0].long()
     rows = swiglu_rows(x[at], limit, topk_weights[places >= 0]).to(x.dtype)
@@ -253,4 +253,7 @@ def silu_and_mul_quant_fused(
     else:
         codes, factors = per_token_cast_to_fp8(rows, group)
         _bytes(q)[at] = _bytes(codes)
-        scale[at] = decode_ue8m0(factors)
+        if scale.dtype == torch.float32:
+            scale[at] = decode_ue8m0(factors)
+        else:
+            _bytes(scale)[at] = _bytes(factors)

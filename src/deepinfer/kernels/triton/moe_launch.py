@@ -219,12 +219,13 @@ def swiglu(
     channels = x.shape[1] // 2
     groups, num_warps, mode = sizes or configs.swiglu_sizes(group)
     total = places.numel() * (channels // group)
+    fp32 = scale is not None and scale.dtype == torch.float32
     swiglu_pairs_kernel[(triton.cdiv(total, groups),)](
         x,
         topk_weights,
         places,
         q.view(torch.uint8) if scale is not None else q,
-        scale if scale is not None else topk_weights,
+        topk_weights if scale is None else scale if fp32 else scale.view(torch.uint8),
         total,
         x.stride(0),
         limit,
@@ -232,6 +233,7 @@ def swiglu(
         HAS_LIMIT=math.isfinite(limit),
         MODE=0 if warps(num_warps) == 1 else mode,
         CAST=scale is not None,
+        SCALE_FP32=fp32,
         HARDWARE=has_hardware_fp8(x),
         GROUPS=groups,
         GROUP=group,

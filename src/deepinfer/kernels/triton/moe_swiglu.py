@@ -25,6 +25,7 @@ def swiglu_pairs_kernel(
     HAS_LIMIT: tl.constexpr,
     MODE: tl.constexpr,
     CAST: tl.constexpr,
+    SCALE_FP32: tl.constexpr,
     HARDWARE: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -49,7 +50,17 @@ def swiglu_pairs_kernel(
         v = through(v, x.dtype.element_ty, HARDWARE)
         narrow: tl.constexpr = x.dtype.element_ty != tl.float32
         write_groups(
-            v, to, scale + row * EACH + at, there, inside, 1, True, HARDWARE, narrow, GROUPS, GROUP
+            v,
+            to,
+            scale + row * EACH + at,
+            there,
+            inside,
+            1,
+            SCALE_FP32,
+            HARDWARE,
+            narrow,
+            GROUPS,
+            GROUP,
         )
     else:
         tl.store(to[:, None] + c, v.to(q.dtype.element_ty), mask=inside)
