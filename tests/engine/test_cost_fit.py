@@ -8,7 +8,7 @@ from deepinfer.engine.cost_fit import fit_costs
 from deepinfer.engine.graph_buckets import recorded_rows
 
 
-def samples(rounded=lambda n: n, noise: float = 0.0) -> list[tuple[int, int, float, float]]:
+def samples(rounded=lambda n: n) -> list[tuple[int, int, float, float]]:
     found = []
     for count in (1, 2, 4, 8, 16):
         found += [(count, count, 1e-3 + 1e-5 * count, 0.0)] * 2
@@ -16,7 +16,8 @@ def samples(rounded=lambda n: n, noise: float = 0.0) -> list[tuple[int, int, flo
             rows = count * (length + 1)
             seconds = 2e-3 + 3e-5 * rounded(rows) + 1e-4 * count
             found.append((count, rows, seconds, 5e-4))
-            found.append((count, rows, 3 * seconds + noise, 5e-4))  # something disturbed it
+            found.append((count, rows, 1.02 * seconds, 5e-4))
+            found.append((count, rows, 3 * seconds, 5e-4))  # something disturbed it
     return found
 
 
@@ -29,7 +30,7 @@ def test_rows_and_requests_are_told_apart(rounded) -> None:
         assert cost.plain_seconds(count) == pytest.approx(1e-3 + 1e-5 * count)
         for rows in range(2 * count, 6 * count + 1):
             expected = 2e-3 + 3e-5 * size(rows) + 1e-4 * count
-            assert float(cost.seconds(count, rows)) == pytest.approx(expected, rel=0.02), (
+            assert float(cost.seconds(count, rows)) == pytest.approx(expected, rel=0.03), (
                 count,
                 rows,
             )
@@ -38,7 +39,7 @@ def test_rows_and_requests_are_told_apart(rounded) -> None:
 
 
 def test_steps_that_never_draft() -> None:
-    cost = fit_costs([(1, 1, 2.0, 0.0), (4, 4, 3.0, 0.0), (4, 4, 2.5, 0.0)])
+    cost = fit_costs([(1, 1, 2.0, 0.0), (4, 4, 3.0, 0.0), (4, 4, 2.5, 0.0), (4, 4, 2.4, 0.0)])
     assert cost.tokens == (1, 4)
     assert cost.plain_seconds(4) == 2.5
     assert not cost.draft

@@ -41,9 +41,9 @@ def test_rows_without_confidences_are_verified_whole() -> None:
 
 
 def test_a_broken_head_costs_speed_and_nothing_else() -> None:
-    made = live(CHEAP)
+    made = live()
     rows = [[math.nan, 0.9], [0.9, math.nan, 0.9], [-1.0, 2.0], [math.inf, 0.5]]
-    assert made.trim(rows, [2, 3, 2, 2]) == [0, 1, 0, 2]
+    assert made.trim(rows, [2, 3, 2, 2]) == [0, 1, 0, 1]
     assert made.drafts(4) in (True, False)
     assert all(map(math.isfinite, made.to_dict()["switch"]["mean_survival"]))
 
@@ -58,9 +58,31 @@ def test_other_rows_cost_time() -> None:
 def test_whole_blocks_or_none_for_schedulers_that_ask_row_by_row() -> None:
     made = live()
     assert made.choose([[0.9, 0.9], []], 2) == [2, 0]
-    made.trim([[0.01, 0.01]] * 2, [2, 2])
+    made.trim([[0.01, 0.01]] * 48, [2] * 48)
     assert made.choose([[0.9, 0.9], []], 2) == [0, 0]
     assert not made.is_on
+
+
+def test_a_plan_that_wins_nothing_is_not_made_every_step(monkeypatch) -> None:
+    made, looks = live(StepCostModel.additive(1.0, 1e-9)), []
+    plan = made.scheduler.plan
+    monkeypatch.setattr(made.scheduler, "plan", lambda *a, **k: looks.append(1) or plan(*a, **k))
+    assert all(made.trim([[0.5, 0.1]] * 4, [2] * 4) == [2] * 4 for _ in range(80))
+    assert len(looks) == 10
+    dear = live()
+    monkeypatch.setattr(dear.scheduler, "plan", lambda *a, **k: looks.append(1) or plan(*a, **k))
+    assert all(dear.trim([[0.5, 0.1]] * 4, [2] * 4) != [2] * 4 for _ in range(10))
+    assert len(looks) == 20
+
+
+def test_outcomes_are_wanted_now_and_then() -> None:
+    made = live(calibration=OnlineTemperatureScaling(2))
+    wanted = []
+    for _ in range(16):
+        made.trim([[0.5, 0.1]] * 4, [2] * 4)
+        wanted.append(made.wants_outcomes)
+    assert sum(wanted) == 4
+    assert not live().wants_outcomes
 
 
 def test_fitted_temperatures_change_lengths() -> None:

@@ -27,7 +27,7 @@ def fit_costs(
     that requests add counts as 0.
 
     Args:
-        samples: Requests, rows, seconds, and seconds of them spent drafting, of each step; of equal steps the fastest
+        samples: Requests, rows, seconds, and seconds of them spent drafting, of each step; of equal steps the median
             counts. Steps with as many rows as requests verified nothing.
         rounded: Rows that a step is padded to; None for as many as it has.
         fingerprint: What the samples hold for.
@@ -35,12 +35,12 @@ def fit_costs(
     Returns:
         The model.
     """
-    best: dict[tuple[int, int], tuple[float, float]] = {}
+    groups: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for count, rows, value, drafting in samples:
-        key = (count, rows)
-        best[key] = min(best.get(key, (np.inf, 0.0)), (max(_LEAST, value), drafting))
-    plain = {count: value for (count, rows), (value, _) in best.items() if rows <= count}
-    drafted = {key: value for key, value in best.items() if key[1] > key[0]}
+        groups.setdefault((count, rows), []).append((max(_LEAST, value), drafting))
+    steps = {key: tuple(np.median(values, axis=0).tolist()) for key, values in groups.items()}
+    plain = {count: value for (count, rows), (value, _) in steps.items() if rows <= count}
+    drafted = {key: value for key, value in steps.items() if key[1] > key[0]}
     size_of = rounded or int
     if not drafted:
         counts = sorted(plain)

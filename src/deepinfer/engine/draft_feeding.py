@@ -51,12 +51,14 @@ def teach_lengths(step: RunningStep, lengths: Any) -> None:
         lengths: Has `learn(confidences, verified, accepted)`, or cannot learn.
     """
     learn = getattr(lengths, "learn", None)
+    if learn is None or not getattr(lengths, "wants_outcomes", True):
+        return
     known = [
         (running.confidences, len(running.draft), len(tokens) - 1)
         for running, tokens in zip(step.rows, step.tokens, strict=True)
         if running.draft and running.confidences and tokens
     ]
-    if learn is not None and known:
+    if known:
         learn(*zip(*known, strict=True))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.core.errors import InvariantBroken, RequestError
+from deepinfer.core.errors import InvariantBroken, RequestError, ShapeError
 from deepinfer.core.plan import RowResults, RowRole
 from deepinfer.core.protocols import DraftView
 from deepinfer.core.types import TokenLogprob
@@ -149,8 +149,13 @@ def propose_drafts(
         seeds=tuple(p.seed or 0 for p in params) if drawn else (),
     )
     proposed = drafter.propose(view, drafter.draft_length)
+    blocks = getattr(proposed, "token_ids", None)
+    if blocks is None or len(blocks) != len(wanted):
+        raise _wrong_count(drafter, "propose", "blocks", blocks, len(wanted))
     confidences = proposed.confidences if len(proposed.confidences) else ((),) * len(wanted)
-    for running, tokens, known in zip(wanted, proposed.token_ids, confidences, strict=True):
+    if len(confidences) != len(wanted):
+        raise _wrong_count(drafter, "propose", "rows of confidences", confidences, len(wanted))
+    for running, tokens, known in zip(wanted, blocks, confidences, strict=True):
         bad = (k for k, t in enumerate(tokens) if not 0 <= t < vocab_size or t in never)
         end = next(bad, len(tokens))
         draft = tuple(map(int, tokens[: min(end, running.row.num_drafts)]))
@@ -164,10 +169,21 @@ def propose_drafts(
         decoding = sum(r.row.role in (RowRole.DECODE, RowRole.VERIFY) for r in step.rows)
         given = [r.confidences for r in wanted]
         chosen = lengths.trim(given, [len(r.draft) for r in wanted], decoding - len(wanted))
+        if chosen is None or len(chosen) != len(wanted):
+            raise _wrong_count(lengths, "trim", "lengths", chosen, len(wanted))
         for running, length in zip(wanted, chosen, strict=True):
-            running.draft = running.draft[: max(0, length)]
+            running.draft = running.draft[: max(0, int(length))]
     for running in wanted:
         running.num_tokens += len(running.draft)
+
+
+def _wrong_count(part: Any, method: str, what: str, found: Any, rows: int) -> ShapeError:
+    count = "none" if found is None else str(len(found))
+    return ShapeError(
+        f"{method} of {type(part).__name__} gave {count} {what} for {rows} rows; it must give one a row.",
+        argument=what,
+        expected=(rows,),
+    )
 
 
 def put_future(step: RunningStep, future: FutureTokens, token_ids: Tensor) -> None:

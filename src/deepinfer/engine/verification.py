@@ -44,7 +44,8 @@ __all__ = [
 
 _DECODE = ROLES.index(RowRole.DECODE)
 _SHORT = 8  # steps without all requests and without a prompt after which the rest is given up
-_WARM = 2  # steps behind a change of lengths that are not counted: recordings, and a step in flight
+_PLAIN = 4
+_WARM = 3  # steps behind a change of lengths that are not counted: recordings, and a step in flight
 
 
 class _Fixed:
@@ -191,6 +192,7 @@ def profile_parts(
     )
     checks.check_int("context_tokens", context_tokens, 1, 2**31, ConfigError)
     steps = (limits.draft_length + 1) * (limits.draft_length + 2) * (_WARM + repeats)
+    steps += _WARM + _PLAIN * repeats
     prompt_len = max(1, min(context_tokens, limits.max_model_len - steps))
     left_out = {*parts.info.eos_token_ids, *parts.ungenerated_ids}
     ids = [token for token in range(parts.info.vocab_size) if token not in left_out] or [0]
@@ -237,7 +239,7 @@ def profile_steps(
     """Times steps that decode and verify, for 1, 2, 4, ... requests and every number of drafts.
 
     The steps are those of the engine itself, with everything that a step costs on the host. Of the steps of one size the
-    fastest counts. Steps that draft are taken apart into what rows cost and what requests add, see `fit_costs`; those
+    median counts. Steps that draft are taken apart into what rows cost and what requests add, see `fit_costs`; those
     that do not are kept as they are. Nothing of it enters the engine's statistics.
 
     Args:
@@ -322,14 +324,20 @@ def _profile(
                 return found  # they do not fit together
         for length in range(draft_length, -1, -1):
             policy.length = length
-            for step in range(_WARM + repeats):
+            # Steps that verify nothing may run ahead of their results: only several of them tell what one takes.
+            steps = repeats if length else _PLAIN * repeats
+            total = 0.0
+            for step in range(_WARM + steps):
                 began = time.perf_counter()
                 loop.run_step()
                 elapsed = time.perf_counter() - began
                 if probe.requests != count or not probe.is_decoding:
                     return found  # the cache is full, or they came to their end
-                if step >= _WARM:
+                total += elapsed if step >= _WARM else 0.0
+                if length and step >= _WARM:
                     found.append((probe.rows, elapsed, probe.draft_s))
+            if not length:
+                found.append((probe.rows, total / steps, 0.0))
     finally:
         for rid in names:
             loop.abort(rid)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer.core.errors import ConfigError
 from deepinfer.core.protocols import VerifyLengthPolicy
 from deepinfer.scheduling.books import DECODE, VERIFY, Books
 from deepinfer.scheduling.ledger import Sequence
@@ -147,7 +148,9 @@ class DecodePlanner:
         if places:
             given = [known[int(slots[at])][: int(want[at])] for at in places]
             want = want.copy()
-            want[places] = self.verify_lengths.choose(given, len(active.rids))
+            want[places] = _checked(
+                self.verify_lengths, self.verify_lengths.choose(given, len(active.rids)), len(given)
+            )
         return np.maximum(want, 0)
 
     def _grant(
@@ -198,3 +201,19 @@ class DecodePlanner:
         stay = np.array([active.rids[place] not in lost for place in places], np.bool_)
         chosen = np.flatnonzero(stay) if chosen is None else chosen[stay]
         return chosen, None if num_drafts is None else num_drafts[stay]
+
+
+def _checked(policy: VerifyLengthPolicy, chosen: Any, rows: int) -> Ints:
+    """What a policy chose, or an error that names it."""
+    try:
+        lengths = np.asarray(chosen, float)
+    except (TypeError, ValueError):
+        lengths = np.full(0, np.nan)
+    if lengths.shape != (rows,) or np.isnan(lengths).any():
+        raise ConfigError(
+            f"choose of {type(policy).__name__} gave {chosen!r} for {rows} rows; it must give one whole number a row.",
+            field="verify_lengths",
+            value=chosen,
+            limit=f"{rows} whole numbers",
+        )
+    return np.clip(lengths, 0, 2**31).astype(np.int64)

@@ -14,22 +14,28 @@ from deepinfer.speculative.cost import StepCostModel
 
 __all__ = ["DraftSwitch"]
 
-_ROWS = 256
-_PROBE_STEPS = 5  # the first may only feed the draft, and the next have little behind them
+_MOST_BLOCKS = 256  # that an opinion rests on
+_LEAST_BLOCKS = 48
+_POOR_STEPS = (
+    4  # of a probe: the first may only feed the draft, and the next have little behind them
+)
+_PROBE_STEPS = 24  # at most
+_HOPELESS = -0.25  # a probe that finds this little ends at once
 
 
 class DraftSwitch:
     """Turns drafting off where a whole round of it promises fewer tokens a second than plain decoding, and on again.
 
     What drafts are worth is read off the survivals of the blocks seen last, whoever they were for: so a change of load
-    is judged at once, and also while nothing is drafted. Text that became easier shows in probes only: a few steps with
-    drafts, as seldom as keeps their cost below `probe_share` of the time.
+    is judged at once, and also while nothing is drafted. Text that became easier shows in probes only: some steps with
+    drafts. What a probe loses is known, and probes are as seldom as keeps that below `probe_share` of the time: soon
+    where drafting nearly pays, rare where it is far from it.
 
     Args:
         cost: Seconds of a step.
         off_gain: Share of tokens a second that drafting must be expected to add more than.
         hysteresis: Share more that is needed to begin again, so that noise does not toggle it.
-        probe_share: Share of the time that probes may take; 0 never probes.
+        probe_share: Share of the time that probes may lose; 0 never probes.
 
     Attributes:
         is_on: Whether drafts are made, probes not counted.
@@ -54,10 +60,10 @@ class DraftSwitch:
         self.is_on = True
         self.promise = 0.0
         self._seen: npt.NDArray[np.float32] = np.zeros((0, 0), np.float32)
-        self._falling: npt.NDArray[np.float64] = np.zeros(0)
-        self._promises: dict[int, float] = {}
+        self._fresh: npt.NDArray[np.float32] = np.zeros((0, 0), np.float32)  # of the probe
+        self._promises: dict[int, tuple[float, float]] = {}
         self._idle = 0  # steps since drafting stopped or was last probed
-        self._probe = 0  # steps of a probe that are left
+        self._probe = 0  # steps of the probe so far
 
     def note(self, survival: npt.NDArray[np.float32]) -> None:
         """Takes the survivals of a step's blocks.
@@ -65,14 +71,13 @@ class DraftSwitch:
         Args:
             survival: Shape [requests, drafts].
         """
-        if self._probe > 1 or not survival.size:
+        if not survival.size:
             return
-        rows = survival[-_ROWS:]
-        if rows.shape[0] < _ROWS and rows.shape[1] == self._seen.shape[1]:
-            rows = np.concatenate([self._seen[rows.shape[0] - _ROWS :], rows])
-        self._seen = rows.copy()
-        self._falling = np.sort(self._seen.ravel())[::-1].cumsum(dtype=np.float64)
-        self._promises.clear()
+        if not self._probe:
+            self._seen = _newest(self._seen, survival, _MOST_BLOCKS)
+            self._promises.clear()
+        elif self._probe > _POOR_STEPS:
+            self._fresh = _newest(self._fresh, survival, _LEAST_BLOCKS)
 
     def draws(self, num_requests: int) -> bool:
         """Whether the next step drafts.
@@ -82,47 +87,87 @@ class DraftSwitch:
         """
         if num_requests < 1:
             return False
-        if not self._seen.size:
-            return True  # nothing is known yet
-        self.promise = self._promise(num_requests)
-        needed = self.off_gain if self.is_on else self.off_gain + self.hysteresis
-        was_on, self.is_on = self.is_on, self.promise > needed
-        if self.is_on:
-            self._idle = self._probe = 0
-            return True
-        if was_on:
-            self._idle = 0
+        if self.is_on and self._seen.shape[0] < _LEAST_BLOCKS:
+            return True  # too little is known
         if self._probe:
-            self._probe -= 1
-        else:
-            self._idle += 1
-            if self._idle >= self._gap(num_requests):
-                self._idle, self._probe = 0, _PROBE_STEPS
-        return self._probe > 0
+            return self._go_on(num_requests)
+        self.promise, _ = self._look_up(num_requests)
+        needed = self.off_gain if self.is_on else self.off_gain + self.hysteresis
+        self.is_on = self.promise > needed
+        if self.is_on:
+            self._idle = 0
+            return True
+        self._idle += 1
+        if self._idle < self._gap(num_requests):
+            return False
+        self._idle, self._probe, self._fresh = 0, 1, self._fresh[:0]
+        return True
 
     def state(self) -> dict[str, Any]:
         """What is known, for people who look."""
         return {
             "is_on": self.is_on,
             "promise": self.promise,
+            "blocks": self._seen.shape[0],
             "mean_survival": self._seen.mean(0).tolist() if self._seen.size else [],
         }
 
-    def _promise(self, requests: int) -> float:
+    def _go_on(self, requests: int) -> bool:
+        """One more step of a probe, or its end."""
+        known, steps = self._fresh.shape[0], self._probe
+        if known >= min(_LEAST_BLOCKS, _PROBE_STEPS * requests) or (
+            known and steps >= _PROBE_STEPS
+        ):
+            promise, _ = _promise(self._fresh, self.cost, requests)
+            is_good = promise > self.off_gain + self.hysteresis
+            if is_good or promise < _HOPELESS or steps >= _PROBE_STEPS:
+                self._seen, self._probe = self._fresh, 0
+                self._promises.clear()
+                self.promise, self.is_on = promise, is_good
+                return is_good
+        if steps >= 2 * _PROBE_STEPS:  # nothing was drafted
+            self._probe = 0
+            return False
+        self._probe += 1
+        return True
+
+    def _look_up(self, requests: int) -> tuple[float, float]:
         if requests not in self._promises:
-            seen = self._seen.shape[0]
-            slots = np.arange(self._falling.size + 1) * (requests / seen)
-            tokens = requests + np.concatenate([[0.0], self._falling]) * (requests / seen)
-            rows = requests + np.ceil(slots).astype(np.int64)
-            theta = (tokens / self.cost.seconds(requests, rows)).max()
-            plain = requests / self.cost.plain_seconds(requests)
-            self._promises[requests] = float(theta / plain) - 1.0
+            self._promises[requests] = _promise(self._seen, self.cost, requests)
         return self._promises[requests]
 
     def _gap(self, requests: int) -> float:
+        """Steps from one probe to the next."""
         if not self.probe_share:
             return math.inf
+        promise, seconds = self._look_up(requests)
         plain = self.cost.plain_seconds(requests)
-        rows = requests * (1 + self._seen.shape[1])
-        extra = float(self.cost.seconds(requests, rows)) - plain
-        return max(8.0, _PROBE_STEPS * extra / (self.probe_share * plain))
+        steps = _POOR_STEPS + max(1, min(_PROBE_STEPS, _LEAST_BLOCKS // requests))
+        lost = steps * max(seconds * max(-promise, 0.02), 0.01 * plain)
+        return max(8.0, lost / (self.probe_share * plain))
+
+
+def _newest(
+    seen: npt.NDArray[np.float32], survival: npt.NDArray[np.float32], most: int
+) -> npt.NDArray[np.float32]:
+    rows = survival[-most:]
+    if rows.shape[0] < most and rows.shape[1] == seen.shape[1]:
+        rows = np.concatenate([seen[max(0, seen.shape[0] + rows.shape[0] - most) :], rows])
+    return np.array(rows, np.float32)
+
+
+def _promise(
+    survival: npt.NDArray[np.float32], cost: StepCostModel, requests: int
+) -> tuple[float, float]:
+    """Share of tokens a second that the best budget adds for requests like those seen, and the seconds of its step."""
+    scale = requests / survival.shape[0]
+    falling = np.sort(survival.ravel())[::-1].cumsum(dtype=np.float64)
+    tokens = np.empty(falling.size + 1)
+    tokens[0] = requests
+    tokens[1:] = requests + scale * falling
+    rows = requests + np.ceil(np.arange(tokens.size) * scale).astype(np.int64)
+    seconds = cost.seconds(requests, rows)
+    theta = tokens / seconds
+    best = int(theta.argmax())
+    plain = requests / cost.plain_seconds(requests)
+    return float(theta[best] / plain) - 1.0, float(seconds[best])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +11,14 @@ import numpy.typing as npt
 
 from deepinfer.speculative.calibration.confidences import ConfidenceCalibration
 from deepinfer.speculative.draft_switch import DraftSwitch
-from deepinfer.speculative.scheduler import VerificationScheduler
+from deepinfer.speculative.scheduler import VerificationScheduler, VerifyPlan
 from deepinfer.speculative.survival import prefix_survival
 
 __all__ = ["LiveLengths"]
+
+_NOTE_EVERY = 4  # steps; what text is like changes slowly
+_SKIP = 7
+_LEAST_GAIN = 0.01
 
 
 class LiveLengths:
@@ -23,6 +28,9 @@ class LiveLengths:
     whole blocks. Once they are made, `trim` says how much of each block is verified. For engines whose tokens do not
     depend on how many drafts are verified, greedy or coupled ones; the engine of this library is one. For others that
     would let drafts decide about themselves; only `search="early_stop"` of the scheduler never does.
+
+    Planning takes time on the host too. Where it would win less than that, or less than 1 %, everything is verified, and
+    the next look is some steps away.
 
     Args:
         scheduler: Chooses budget and lengths.
@@ -63,6 +71,9 @@ class LiveLengths:
         self.switch = DraftSwitch(
             scheduler.cost, off_gain=off_gain, hysteresis=hysteresis, probe_share=probe_share
         )
+        self._skipped = 0  # steps that are still verified whole without a look
+        self._steps = 0
+        self._planning_s = 0.0
 
     @property
     def calibration(self) -> Any:
@@ -109,8 +120,13 @@ class LiveLengths:
         Returns:
             One number a row, from 0 to its count.
         """
+        self._steps += 1
+        if self._skipped:
+            self._skipped -= 1
+            return list(counts)
         if not len(counts):
             return []
+        began = time.perf_counter()
         known = [at for at, row in enumerate(confidences) if len(row) and counts[at]]
         lengths = list(counts)
         if not known:
@@ -120,7 +136,8 @@ class LiveLengths:
         for place, at in enumerate(known):
             values[place, : len(confidences[at])] = confidences[at]
         survival = prefix_survival(self._calibrated(values))
-        self.switch.note(survival)
+        if self._steps % _NOTE_EVERY == 1 or not self.switch.is_on:
+            self.switch.note(survival)
         room = np.array([counts[at] for at in known])
         survival = np.where(np.arange(width) < room[:, None], survival, np.float32(0))
         whole = sum(counts) - int(room.sum())  # of rows without confidences
@@ -131,7 +148,26 @@ class LiveLengths:
         chosen: npt.NDArray[np.int64] = np.minimum(plan.lengths[: len(known)], room)
         for at, length in zip(known, chosen.tolist(), strict=True):
             lengths[at] = length
-        return lengths
+        pays = self._pays(plan, survival, int(room.sum()))
+        elapsed = time.perf_counter() - began
+        # The least of late: what disturbs the host now and then is no reason to plan less.
+        self._planning_s = min(elapsed, 1.1 * self._planning_s or elapsed)
+        self._skipped = 0 if pays else _SKIP
+        return lengths if pays else list(counts)
+
+    def _pays(self, plan: VerifyPlan, survival: npt.NDArray[np.float32], drafts: int) -> bool:
+        """Whether a plan is worth the time that it takes to make it."""
+        requests, cost = len(survival), self.scheduler.cost
+        tokens = requests + float(survival.sum(dtype=np.float64))
+        rows = requests + drafts
+        whole = tokens / (float(cost.table(rows + 1)[rows]) + cost.draft_seconds(requests))
+        gain = plan.theta / whole - 1.0
+        return gain > max(_LEAST_GAIN, self._planning_s / plan.seconds)
+
+    @property
+    def wants_outcomes(self) -> bool:
+        """Whether `learn` has a use for the blocks of this step."""
+        return self._calibrated.learns and self._steps % _NOTE_EVERY == 1
 
     def learn(
         self,

@@ -16,7 +16,7 @@ from deepinfer.speculative.calibration.sequential import SequentialTemperatureSc
 __all__ = ["ConfidenceCalibration"]
 
 _Floats = npt.NDArray[np.float64]
-_REFIT_EVERY = 64
+_REFIT_EVERY = 32
 _EDGE = 1e-7
 
 
@@ -45,6 +45,11 @@ class ConfidenceCalibration:
         self.scaling = scaling
         self._temperatures: _Floats | None = None
         self._updates = 0
+
+    @property
+    def learns(self) -> bool:
+        """Whether `learn` does anything."""
+        return isinstance(self.scaling, OnlineTemperatureScaling)
 
     def __call__(self, confidences: npt.NDArray[np.float32]) -> npt.NDArray[np.floating[Any]]:
         """Calibrated confidences.
