@@ -6,15 +6,11 @@ from the beginning of its list, so that a row's bits depend on its own query and
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 from torch import Tensor
 
 from deepinfer.core.errors import ShapeError
-from deepinfer.kernels import contract
-from deepinfer.kernels.configs import attention_prefill as configs
-from deepinfer.kernels.reference import attention_prefill as reference
+from deepinfer.kernels import attention_prefill_backends, contract
 from deepinfer.kernels.registry import Operation
 
 __all__ = ["flash_mla_sparse_fwd", "owned_indices", "swa_attention", "window_bands"]
@@ -304,118 +300,4 @@ def _results(q: Tensor, d_v: int, out: Tensor | None) -> tuple[Tensor, Tensor, T
     return out, max_logits, torch.empty_like(max_logits)
 
 
-def _always(*args: object) -> None:
-    """The references serve every call."""
-
-
-SPARSE.register("torch", supports=_always)(reference.sparse_attention)
-WINDOW.register("torch", supports=_always)(reference.band_attention)
-
-
-def _tensors(*args: object) -> list[Tensor]:
-    return [a for a in args if isinstance(a, Tensor)]
-
-
-def _hopper_refusal(*args: object) -> str | None:
-    tensors = _tensors(*args)
-    reason = contract.gluon_refusal(*tensors)
-    if reason is not None:
-        return reason
-    q, out, phases = tensors[0], tensors[-3], args[8]
-    if q.dtype != torch.bfloat16 or q.shape[2] != 512 or out.shape[2] != 512:
-        kind = str(q.dtype).removeprefix("torch.")
-        return f"it takes bf16 queries of 512 channels and values of 512, not {kind} of {q.shape[2]} and {out.shape[2]}"
-    if isinstance(phases, Tensor) and phases.shape[1] != 32:
-        return f"it rotates 64 channels, not {2 * phases.shape[1]}"
-    return None
-
-
-@SPARSE.register("triton", name="hopper", supports=_hopper_refusal, priority=20)
-def _sparse_hopper(  # type: ignore[no-untyped-def]
-    q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths, sink, phases, scale, out, max_logits, lse
-):  # fmt: skip
-    _hopper(
-        q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths, sink, phases, scale, None, out, max_logits, lse
-    )  # fmt: skip
-
-
-@WINDOW.register("triton", name="hopper", supports=_hopper_refusal, priority=20)
-def _window_hopper(  # type: ignore[no-untyped-def]
-    q, kv, starts, lengths, extra_kv, extra_indices, extra_lengths, sink, phases, scale, window, out, max_logits, lse
-):  # fmt: skip
-    _hopper(
-        q, kv, starts.contiguous(), lengths, extra_kv, extra_indices, extra_lengths, sink, phases, scale, window, out,
-        max_logits, lse,
-    )  # fmt: skip
-
-
-def _plain(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.contiguous()
-
-
-def _hopper(  # type: ignore[no-untyped-def]
-    q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths, sink, phases, scale, window, out, max_logits, lse
-):  # fmt: skip
-    from deepinfer.kernels.triton import mla_prefill_launch as launch
-
-    to = launch.aligned(out)
-    arguments = (
-        launch.aligned(q), launch.aligned(kv), indices, _plain(lengths),
-        None if extra_kv is None else launch.aligned(extra_kv), extra_indices, _plain(extra_lengths), _plain(sink),
-        _plain(phases), scale, window, to, max_logits, lse,
-    )  # fmt: skip
-    heads = q.shape[1]
-    with torch.cuda.device(q.device):
-        if heads <= 32:
-            launch.attend_few(*arguments, launch.FewTuning(*configs.few(heads)))
-        else:
-            launch.attend_wide(*arguments, launch.WideTuning(*configs.wide()))
-    if to is not out:
-        out.copy_(to)
-
-
-def _portable_refusal(*args: object) -> str | None:
-    tensors = _tensors(*args)
-    reason = contract.triton_refusal(*tensors)
-    if reason is None and tensors[0].dtype == torch.float64:
-        return "it computes in fp32"
-    if reason is None and tensors[-3].shape[2] % 2 and args[8] is not None:
-        return "it rotates pairs of an even number of channels"
-    return reason
-
-
-@SPARSE.register("triton", name="portable", supports=_portable_refusal, priority=10)
-def _sparse_portable(  # type: ignore[no-untyped-def]
-    q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths, sink, phases, scale, out, max_logits, lse
-):  # fmt: skip
-    _portable(
-        q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths, sink, phases, scale, None, out, max_logits, lse
-    )  # fmt: skip
-
-
-@WINDOW.register("triton", name="portable", supports=_portable_refusal, priority=10)
-def _window_portable(  # type: ignore[no-untyped-def]
-    q, kv, starts, lengths, extra_kv, extra_indices, extra_lengths, sink, phases, scale, window, out, max_logits, lse
-):  # fmt: skip
-    _portable(
-        q, kv, starts.contiguous(), lengths, extra_kv, extra_indices, extra_lengths, sink, phases, scale, window, out,
-        max_logits, lse,
-    )  # fmt: skip
-
-
-def _portable(  # type: ignore[no-untyped-def]
-    q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths, sink, phases, scale, window, out, max_logits, lse
-):  # fmt: skip
-    from deepinfer.kernels.triton import mla_prefill_portable_launch as launch
-
-    with _on(q):
-        launch.attend_portable(
-            q, kv, indices, _plain(lengths), extra_kv, extra_indices, _plain(extra_lengths), _plain(sink),
-            _plain(phases), scale, window, out, max_logits, lse,
-            launch.PortableTuning(*configs.portable(q.shape[1], q.element_size(), q.shape[2] > out.shape[2])),
-        )  # fmt: skip
-
-
-def _on(x: Tensor) -> AbstractContextManager[object]:
-    """The tensor's device as the current one; nothing under the interpreter."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+attention_prefill_backends.register(SPARSE, WINDOW)

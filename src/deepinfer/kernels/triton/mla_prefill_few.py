@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from deepinfer.kernels.triton.gluon_names import block_barrier
-from deepinfer.kernels.triton.mla_prefill_lists import copy_rows, scope_lengths, tile_keys
+from deepinfer.kernels.triton.mla_prefill_lists import copy_rows, scope_lengths
 from deepinfer.kernels.triton.mla_prefill_softmax import release, release_tile
 
 __all__ = ["mla_prefill_few_kernel"]
@@ -29,11 +29,11 @@ def _sum_keys(p, HEADS: gl.constexpr):
 
 
 @gluon.jit
-def _share(s, valid, scale, highest, base, sums, tops, p_tile, HEADS: gl.constexpr):
+def _share(s, mask, scale, highest, base, sums, tops, p_tile, HEADS: gl.constexpr):
     """Shares of a tile's keys to shared memory; new maximum, base and sums, and the factor of what was summed before."""
     layout: gl.constexpr = gl.SliceLayout(0, s.type.layout)
     sums_layout: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, sums.type.layout))
-    s = gl.where(valid[:, None], s * scale, float("-inf"))
+    s = s * scale + mask[:, None]
     tops.store(gl.max(s.reshape([4, 16, HEADS]), axis=1).reshape([4 * HEADS]))
     top = tops.slice(0, HEADS).load(layout)
     for warp in gl.static_range(1, 4):
@@ -104,9 +104,7 @@ def _write(
 
 @gluon.jit
 def _products(
-    indices,
     lengths,
-    extra_indices,
     extra_lengths,
     sink,
     phases,
@@ -115,6 +113,7 @@ def _products(
     lse,
     q_tile,
     ring,
+    masks,
     p_tile,
     tops,
     q_full,
@@ -123,16 +122,11 @@ def _products(
     empty,
     s_q,
     heads,
-    s_kv,
-    s_extra,
     width,
     extra_width,
     scale,
-    stride_i,
-    stride_ei,
     stride_ot,
     stride_oh,
-    BAND: gl.constexpr,
     COUNTED: gl.constexpr,
     EXTRA: gl.constexpr,
     EXTRA_COUNTED: gl.constexpr,
@@ -147,7 +141,7 @@ def _products(
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEADS, 16])
     head_layout: gl.constexpr = gl.SliceLayout(0, layout)
     stage_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32)
-    column = gl.arange(0, TILE, layout=gl.SliceLayout(1, layout))
+    mask_layout: gl.constexpr = gl.SliceLayout(1, layout)
     blocks = gl.cdiv(heads, HEADS)
     no_logits = gl.zeros([TILE, HEADS], gl.float32, layout)
     slot = 0
@@ -158,14 +152,7 @@ def _products(
         first, more = scope_lengths(
             lengths, extra_lengths, row, width, extra_width, COUNTED, EXTRA, EXTRA_COUNTED
         )
-        tiles = gl.cdiv(first, TILE)
-        total = tiles + gl.cdiv(more, TILE)
-        begin = 0
-        index = indices + row.to(gl.int64) * stride_i
-        if BAND:
-            begin = gl.load(indices + row)
-            index = indices
-        extra_index = extra_indices + row.to(gl.int64) * stride_ei
+        total = gl.cdiv(first, TILE) + gl.cdiv(more, TILE)
         highest = gl.full([HEADS], float("-inf"), gl.float32, head_layout)
         base = highest
         sums = _sum_keys(no_logits, HEADS)
@@ -174,12 +161,10 @@ def _products(
             mbarrier.wait(q_full, turn & 1)
             turn += 1
         for tile in range(total):
-            _, valid = tile_keys(
-                index, extra_index, begin, tile, tiles, first, more, s_kv, s_extra, column, BAND, EXTRA, TILE
-            )  # fmt: skip
             for part in gl.static_range(PARTS):
                 mbarrier.wait(full.index(slot * PARTS + part), phase)
             fence_async_shared()
+            mask = masks.index(slot).load(mask_layout)
             keys = ring.index(slot)
             s = warpgroup_mma(keys, q_tile.permute((1, 0)), no_logits, use_acc=False, is_async=True)
             s = warpgroup_mma_wait(0, [s])
@@ -187,7 +172,7 @@ def _products(
                 block_barrier()
                 mbarrier.arrive(q_empty, count=1)
             highest, base, sums, fade = _share(
-                s, valid, scale, highest, base, sums, tops, p_tile, HEADS
+                s, mask, scale, highest, base, sums, tops, p_tile, HEADS
             )
             acc = acc * fade[None, :]
             block_barrier()
@@ -274,26 +259,24 @@ def mla_prefill_few_kernel(
     ring = gl.allocate_shared_memory(gl.bfloat16, [DEPTH, 64, 512], tile_layout)
     p_tile = gl.allocate_shared_memory(gl.bfloat16, [HEADS, 64], tile_layout)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    masks = gl.allocate_shared_memory(gl.float32, [DEPTH, 64], plain)
     tops = gl.allocate_shared_memory(gl.float32, [4 * HEADS], plain)
     bar: gl.constexpr = mbarrier.MBarrierLayout()
     q_full = gl.allocate_shared_memory(gl.int64, [1], bar)
     q_empty = gl.allocate_shared_memory(gl.int64, [1], bar)
     full = gl.allocate_shared_memory(gl.int64, [DEPTH * PARTS, 1], bar)
     empty = gl.allocate_shared_memory(gl.int64, [DEPTH * PARTS, 1], bar)
-    # Every copying thread arrives by itself once its copies have landed.
     mbarrier.init(q_full, count=32 * COPY_WARPS)
     mbarrier.init(q_empty, count=1)
     for i in gl.static_range(DEPTH * PARTS):
-        mbarrier.init(full.index(i), count=32 * COPY_WARPS)
+        mbarrier.init(full.index(i), count=32 * COPY_WARPS + 1)
         mbarrier.init(empty.index(i), count=1)
     gl.warp_specialize(
         [
             (
                 _products,
                 (
-                    indices,
                     lengths,
-                    extra_indices,
                     extra_lengths,
                     sink,
                     phases,
@@ -302,6 +285,7 @@ def mla_prefill_few_kernel(
                     lse,
                     q_tile,
                     ring,
+                    masks,
                     p_tile,
                     tops,
                     q_full,
@@ -310,16 +294,11 @@ def mla_prefill_few_kernel(
                     empty,
                     s_q,
                     heads,
-                    s_kv,
-                    s_extra,
                     width,
                     extra_width,
                     scale,
-                    stride_i,
-                    stride_ei,
                     stride_ot,
                     stride_oh,
-                    BAND,
                     COUNTED,
                     EXTRA,
                     EXTRA_COUNTED,
@@ -342,6 +321,7 @@ def mla_prefill_few_kernel(
                     extra_lengths,
                     q_tile,
                     ring,
+                    masks,
                     q_full,
                     q_empty,
                     full,

@@ -22,6 +22,7 @@ class WideTuning:
     Attributes:
         parts: In how many pieces a tile of 64 keys is copied and handed over: 1, 2 or 4.
         ahead: Multiply the queries with the next tile behind the values of this one.
+        lazy: Skip the rescaling of the outputs while no base moves.
         staged: Pass the outputs through shared memory, so that stores are 16 bytes wide.
         copy_warps: Warps that copy.
         copy_registers: Registers of each of their threads.
@@ -29,6 +30,7 @@ class WideTuning:
 
     parts: int = 1
     ahead: bool = False
+    lazy: bool = False
     staged: bool = True
     copy_warps: int = 4
     copy_registers: int = 64
@@ -99,6 +101,7 @@ def attend_wide(
         **constants,
         PARTS=tuning.parts,
         AHEAD=tuning.ahead,
+        LAZY=tuning.lazy,
         STAGED=tuning.staged,
         COPY_WARPS=tuning.copy_warps,
         COPY_REGISTERS=tuning.copy_registers,

@@ -1,4 +1,8 @@
-"""Which keys a row of sparse attention sees, and their copies into shared memory."""
+"""Which keys a row of sparse attention sees, and their copies into shared memory.
+
+Every copying thread arrives by itself at a barrier once its copies have landed; what is no key becomes a row of zeros
+and a mask of -inf.
+"""
 
 from __future__ import annotations
 
@@ -92,6 +96,7 @@ def copy_rows(
     extra_lengths,
     q_tile,
     ring,
+    masks,
     q_full,
     q_empty,
     full,
@@ -171,16 +176,21 @@ def copy_rows(
                     )
                     keys = keys + (key,)  # type: ignore[assignment]  # noqa: RUF005
                     valids = valids + (valid,)  # type: ignore[assignment]  # noqa: RUF005
-                mbarrier.wait(empty.index(slot * PARTS + part), phase)
+                place = slot * PARTS + part
+                mbarrier.wait(empty.index(place), phase)
                 into = ring.index(slot)
                 for step in gl.static_range(STEPS):
+                    mask = gl.where(valids[step], 0.0, float("-inf"))
+                    masks.index(slot).slice(part * SPAN + step * ROWS, ROWS).store(mask)
                     at = keys[step].to(gl.int64) * stride
                     _load(
                         into.slice(part * SPAN + step * ROWS, ROWS, dim=0),
                         base + at[:, None] + d[None, :],
                         mask=valids[step][:, None] & (d < 512)[None, :],
                     )
-                async_copy.mbarrier_arrive(full.index(slot * PARTS + part), increment_count=False)
+                async_copy.mbarrier_arrive(full.index(place), increment_count=False)
+                # One more arrival, for the masks.
+                mbarrier.arrive(full.index(place), count=1)
             if tile == 0:
                 # Behind the first keys, which do not wait for the last product with the queries before.
                 mbarrier.wait(q_empty, (turn & 1) ^ 1)

@@ -8,7 +8,15 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from deepinfer.kernels.triton.gluon_names import block_barrier
 
-__all__ = ["finish_row", "release", "release_tile", "share_tile", "sum_columns", "turn_back"]
+__all__ = [
+    "finish_row",
+    "release",
+    "release_tile",
+    "rescale",
+    "share_tile",
+    "sum_columns",
+    "turn_back",
+]
 
 
 @gluon.jit
@@ -33,15 +41,21 @@ def sum_columns(p):
 
 
 @gluon.jit
-def share_tile(s, valid, scale, highest, base, sums, tops, p_tile):
-    """Shares of a tile's keys to shared memory; new maximum, base and sums, and the factor of what was summed before."""
+def share_tile(s, mask, scale, highest, base, sums, tops, p_tile, LAZY: gl.constexpr):
+    """Shares of a tile's keys to shared memory.
+
+    New maximum, base and sums, the factor of what was summed before, and whether it differs from one for any head.
+    """
     s_layout: gl.constexpr = s.type.layout
     head_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     sums_head_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, sums.type.layout))
-    s = gl.where(valid[None, :], s * scale, float("-inf"))
+    s = s * scale + mask[None, :]
     # Each warpgroup has the highest logits of its half of the keys.
     halves = gl.max(s.reshape([64, 2, 32]), axis=2)
-    tops.store(gl.permute(halves, (1, 0)).reshape([128]))
+    tops.slice(0, 128).store(gl.permute(halves, (1, 0)).reshape([128]))
+    if LAZY:
+        rise = halves - gl.convert_layout(base, gl.SliceLayout(1, halves.type.layout))[:, None]
+        tops.slice(128, 8).store(gl.max(rise.reshape([4, 16, 2]), axis=1).reshape([8]))
     top = gl.maximum(tops.slice(0, 64).load(head_layout), tops.slice(64, 64).load(head_layout))
     highest = gl.maximum(highest, top)
     # The base follows the highest logit only when the shares would get large.
@@ -52,7 +66,22 @@ def share_tile(s, valid, scale, highest, base, sums, tops, p_tile):
     p_tile.store(p.to(gl.bfloat16))
     fence_async_shared()
     sums = sums * gl.convert_layout(fade, sums_head_layout)[:, None, None] + sum_columns(p)
-    return highest, raised, sums, fade
+    moved = 8.5
+    if LAZY:
+        moved = gl.max(tops.slice(128, 8).load(gl.BlockedLayout([8], [32], [8], [0])), 0)
+    return highest, raised, sums, fade, moved
+
+
+@gluon.jit
+def rescale(acc, fade, moved, LAZY: gl.constexpr):
+    """Outputs times the factor of each head."""
+    factor = gl.convert_layout(fade, gl.SliceLayout(1, acc.type.layout))[:, None]
+    if LAZY:
+        if moved > 8.0:
+            acc = acc * factor
+    else:
+        acc = acc * factor
+    return acc
 
 
 @gluon.jit

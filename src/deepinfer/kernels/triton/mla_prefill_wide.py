@@ -17,11 +17,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from deepinfer.kernels.triton.gluon_names import block_barrier
-from deepinfer.kernels.triton.mla_prefill_lists import copy_rows, scope_lengths, tile_keys
+from deepinfer.kernels.triton.mla_prefill_lists import copy_rows, scope_lengths
 from deepinfer.kernels.triton.mla_prefill_softmax import (
     finish_row,
     release,
     release_tile,
+    rescale,
     share_tile,
     sum_columns,
     turn_back,
@@ -63,20 +64,8 @@ def _write_row(acc, to, stage, head, heads, stride_oh, filled, STAGED: gl.conste
 
 
 @gluon.jit
-def _seen(lists, tile, column, BAND: gl.constexpr, EXTRA: gl.constexpr):
-    """Which columns of a tile are keys."""
-    index, extra_index, begin, tiles, first, more, s_kv, s_extra = lists
-    _, valid = tile_keys(
-        index, extra_index, begin, tile, tiles, first, more, s_kv, s_extra, column, BAND, EXTRA, 64
-    )
-    return valid
-
-
-@gluon.jit
 def _products(
-    indices,
     lengths,
-    extra_indices,
     extra_lengths,
     sink,
     phases,
@@ -85,6 +74,7 @@ def _products(
     lse,
     q_tile,
     ring,
+    masks,
     p_tile,
     tops,
     q_full,
@@ -93,16 +83,11 @@ def _products(
     empty,
     s_q,
     heads,
-    s_kv,
-    s_extra,
     width,
     extra_width,
     scale,
-    stride_i,
-    stride_ei,
     stride_ot,
     stride_oh,
-    BAND: gl.constexpr,
     COUNTED: gl.constexpr,
     EXTRA: gl.constexpr,
     EXTRA_COUNTED: gl.constexpr,
@@ -110,6 +95,7 @@ def _products(
     ROPE: gl.constexpr,
     PARTS: gl.constexpr,
     AHEAD: gl.constexpr,
+    LAZY: gl.constexpr,
     STAGED: gl.constexpr,
 ):
     TILE: gl.constexpr = 64
@@ -117,7 +103,7 @@ def _products(
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 32, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 256, 16])
     o_head_layout: gl.constexpr = gl.SliceLayout(1, o_layout)
-    column = gl.arange(0, TILE, layout=gl.SliceLayout(0, s_layout))
+    mask_layout: gl.constexpr = gl.SliceLayout(0, s_layout)
     blocks = gl.cdiv(heads, 64)
     no_logits = gl.zeros([64, TILE], gl.float32, s_layout)
     count = 0
@@ -127,19 +113,11 @@ def _products(
         first, more = scope_lengths(
             lengths, extra_lengths, row, width, extra_width, COUNTED, EXTRA, EXTRA_COUNTED
         )
-        tiles = gl.cdiv(first, TILE)
-        total = tiles + gl.cdiv(more, TILE)
-        begin = 0
-        index = indices + row.to(gl.int64) * stride_i
-        if BAND:
-            begin = gl.load(indices + row)
-            index = indices
-        extra_index = extra_indices + row.to(gl.int64) * stride_ei
+        total = gl.cdiv(first, TILE) + gl.cdiv(more, TILE)
         highest = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, s_layout))
         base = highest
         sums = sum_columns(no_logits)
         acc = gl.zeros([64, 512], gl.float32, o_layout)
-        lists = (index, extra_index, begin, tiles, first, more, s_kv, s_extra)
         if total > 0:
             mbarrier.wait(q_full, turn & 1)
             turn += 1
@@ -155,12 +133,12 @@ def _products(
                     is_async=True,
                 )
                 s = warpgroup_mma_wait(0, [s])
-                for tile in range(total - 1):
-                    valid = _seen(lists, tile, column, BAND, EXTRA)
-                    highest, base, sums, fade = share_tile(
-                        s, valid, scale, highest, base, sums, tops, p_tile
+                for _ in range(total - 1):
+                    mask = masks.index(count & 1).load(mask_layout)
+                    highest, base, sums, fade, moved = share_tile(
+                        s, mask, scale, highest, base, sums, tops, p_tile, LAZY
                     )
-                    acc = acc * gl.convert_layout(fade, o_head_layout)[:, None]
+                    acc = rescale(acc, fade, moved, LAZY)
                     _wait_tile(full, count + 1, PARTS)
                     block_barrier()
                     following = ring.index((count + 1) & 1).permute((1, 0))
@@ -190,19 +168,19 @@ def _products(
                     count += 1
                 block_barrier()
                 mbarrier.arrive(q_empty, count=1)
-                valid = _seen(lists, total - 1, column, BAND, EXTRA)
-                highest, base, sums, fade = share_tile(
-                    s, valid, scale, highest, base, sums, tops, p_tile
+                mask = masks.index(count & 1).load(mask_layout)
+                highest, base, sums, fade, moved = share_tile(
+                    s, mask, scale, highest, base, sums, tops, p_tile, LAZY
                 )
-                acc = acc * gl.convert_layout(fade, o_head_layout)[:, None]
+                acc = rescale(acc, fade, moved, LAZY)
                 block_barrier()
                 acc = warpgroup_mma(p_tile, ring.index(count & 1), acc, is_async=True)
                 acc = warpgroup_mma_wait(0, [acc])
                 count += 1
         else:
             for tile in range(total):
-                valid = _seen(lists, tile, column, BAND, EXTRA)
                 _wait_tile(full, count, PARTS)
+                mask = masks.index(count & 1).load(mask_layout)
                 keys = ring.index(count & 1)
                 s = warpgroup_mma(
                     q_tile, keys.permute((1, 0)), no_logits, use_acc=False, is_async=True
@@ -211,10 +189,10 @@ def _products(
                 if tile == total - 1:
                     block_barrier()
                     mbarrier.arrive(q_empty, count=1)
-                highest, base, sums, fade = share_tile(
-                    s, valid, scale, highest, base, sums, tops, p_tile
+                highest, base, sums, fade, moved = share_tile(
+                    s, mask, scale, highest, base, sums, tops, p_tile, LAZY
                 )
-                acc = acc * gl.convert_layout(fade, o_head_layout)[:, None]
+                acc = rescale(acc, fade, moved, LAZY)
                 block_barrier()
                 for part in gl.static_range(PARTS):
                     acc = warpgroup_mma(
@@ -279,6 +257,7 @@ def mla_prefill_wide_kernel(
     ROPE: gl.constexpr,
     PARTS: gl.constexpr,
     AHEAD: gl.constexpr,
+    LAZY: gl.constexpr,
     STAGED: gl.constexpr,
     COPY_WARPS: gl.constexpr,
     COPY_REGISTERS: gl.constexpr,
@@ -289,26 +268,24 @@ def mla_prefill_wide_kernel(
     ring = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 512], tile_layout)
     p_tile = gl.allocate_shared_memory(gl.bfloat16, [64, 64], tile_layout)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    tops = gl.allocate_shared_memory(gl.float32, [128], plain)
+    masks = gl.allocate_shared_memory(gl.float32, [2, 64], plain)
+    tops = gl.allocate_shared_memory(gl.float32, [256], plain)
     bar: gl.constexpr = mbarrier.MBarrierLayout()
     q_full = gl.allocate_shared_memory(gl.int64, [1], bar)
     q_empty = gl.allocate_shared_memory(gl.int64, [1], bar)
     full = gl.allocate_shared_memory(gl.int64, [2 * PARTS, 1], bar)
     empty = gl.allocate_shared_memory(gl.int64, [2 * PARTS, 1], bar)
-    # Every copying thread arrives by itself once its copies have landed.
     mbarrier.init(q_full, count=32 * COPY_WARPS)
     mbarrier.init(q_empty, count=1)
     for i in gl.static_range(2 * PARTS):
-        mbarrier.init(full.index(i), count=32 * COPY_WARPS)
+        mbarrier.init(full.index(i), count=32 * COPY_WARPS + 1)
         mbarrier.init(empty.index(i), count=1)
     gl.warp_specialize(
         [
             (
                 _products,
                 (
-                    indices,
                     lengths,
-                    extra_indices,
                     extra_lengths,
                     sink,
                     phases,
@@ -317,6 +294,7 @@ def mla_prefill_wide_kernel(
                     lse,
                     q_tile,
                     ring,
+                    masks,
                     p_tile,
                     tops,
                     q_full,
@@ -325,16 +303,11 @@ def mla_prefill_wide_kernel(
                     empty,
                     s_q,
                     heads,
-                    s_kv,
-                    s_extra,
                     width,
                     extra_width,
                     scale,
-                    stride_i,
-                    stride_ei,
                     stride_ot,
                     stride_oh,
-                    BAND,
                     COUNTED,
                     EXTRA,
                     EXTRA_COUNTED,
@@ -342,6 +315,7 @@ def mla_prefill_wide_kernel(
                     ROPE,
                     PARTS,
                     AHEAD,
+                    LAZY,
                     STAGED,
                 ),
             ),
@@ -357,6 +331,7 @@ def mla_prefill_wide_kernel(
                     extra_lengths,
                     q_tile,
                     ring,
+                    masks,
                     q_full,
                     q_empty,
                     full,
