@@ -216,4 +216,5 @@ def _checked(policy: VerifyLengthPolicy, chosen: Any, rows: int) -> Ints:
             value=chosen,
             limit=f"{rows} whole numbers",
         )
-    return np.clip(lengths, 0, 2**31).astype(np.int64)
+    found: Ints = np.clip(lengths, 0, 2**31).astype(np.int64)
+    return found
