@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import numpy as np
@@ -13,6 +14,7 @@ from deepinfer.kernels.fused import fused_kernels
 from deepinfer.models.deepseek_v41 import DeepseekV41, ForwardBatch, Segment, SlotCache
 from deepinfer.models.deepseek_v41.decode_inputs import DecodeInputs, row_values
 from deepinfer.models.deepseek_v41.decode_step import DecodeStep, why_no_fixed_shape
+from deepinfer.models.packed import PackedWeight
 
 SLOTS, MAX_TOKENS, BLOCK = 4, 96, 16
 
@@ -111,3 +113,36 @@ def test_other_widths_are_refused_with_the_reason(small_config, random_model) ->
     made = random_model(small_config(), "full")
     cache = made.new_cache(SLOTS, MAX_TOKENS, 40, storage="packed")
     assert "take 512" in why_no_fixed_shape(made, cache)
+
+
+def test_packed_weights_multiply_as_their_values(small_config, random_model) -> None:
+    plain = random_model(small_config(head_dim=512, index_head_dim=128), "full")
+    plain.set_engram_token_map(range(160))
+    made = copy.deepcopy(plain)
+    generator = torch.Generator().manual_seed(5)
+    count = 0
+    for name, p in list(made.named_parameters()):
+        *path, last = name.split(".")
+        kind = "mxfp4" if last in ("w13", "w2") else "fp8_block"
+        fp8 = path[-1] in ("wq_a", "wq_b", "wkv", "wo_b", "w1", "w2", "w3") and "mtp" not in path
+        if not (kind == "mxfp4" or fp8) or p.shape[-1] % 32:
+            continue
+        weight = PackedWeight.empty(tuple(p.shape), kind, device="cpu", dtype=p.dtype)
+        weight.codes.random_(0, 120, generator=generator)
+        weight.scale.random_(117, 120, generator=generator)
+        for model, value in ((made, weight), (plain, weight.unpack())):
+            owner = model.get_submodule(".".join(path))
+            setattr(owner, last, torch.nn.Parameter(value, requires_grad=False))
+        count += 1
+    assert count > 30
+    ids = np.random.default_rng(2).integers(5, 150, (SLOTS, MAX_TOKENS))
+    one, other = shuffled_cache(plain, 1), shuffled_cache(made, 1)
+    prefill(plain, one, {0: 20, 2: 33}, ids)
+    prefill(made, other, {0: 20, 2: 33}, ids)
+    rows = [(Segment(0, 20, 1), [9]), (Segment(2, 33, 2), [10, 11])]
+    found = []
+    for model, cache in ((plain, one), (made, other)):
+        inputs = DecodeInputs.empty(2, 2)
+        inputs.fill([r for _, r in rows], [row_values(s, 0) for s, _ in rows])
+        found.append(DecodeStep(model, cache)(inputs, MAX_TOKENS).logits[[0, 2, 3]])
+    assert torch.allclose(*found, atol=1e-3 * float(found[0].abs().max()))

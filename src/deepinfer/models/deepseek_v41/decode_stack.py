@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from deepinfer.core.errors import InvariantBroken
 from deepinfer.kernels import batch_invariant
+from deepinfer.models.deepseek_v41 import packed_products
 from deepinfer.models.deepseek_v41.attention import Attention
 from deepinfer.models.deepseek_v41.engram import Engram
 from deepinfer.models.deepseek_v41.layer import Layer
 from deepinfer.models.deepseek_v41.moe import MoE
 from deepinfer.models.deepseek_v41.packed_products import linear
+from deepinfer.models.packed import PackedWeight
 
 __all__ = ["run_layers", "why_not_fused"]
 
@@ -31,9 +33,14 @@ def why_not_fused(model: nn.Module) -> str:
     Args:
         model: The model.
     """
+    fixed = getattr(model, "deterministic", False)
+    packed_inputs = getattr(model, "rounding", "none") == "full"
     for name, parameter in model.named_parameters():
-        if type(parameter) is not nn.Parameter:
-            return f"{name} is packed"
+        if isinstance(parameter, PackedWeight):
+            # A table is read by rows; products with codes need inputs that are rounded as codes are.
+            if parameter.kind != "fp8_group" and not (packed_inputs and not fixed):
+                return f"{name} is packed"
+            continue
         if parameter.dtype not in (torch.float32, torch.bfloat16):
             return f"{name} is {parameter.dtype}"
     return ""
@@ -147,8 +154,11 @@ def _attention(attention: Attention, y: Tensor, x: Tensor, run: Any) -> Tensor:
     return linear(attention.wo_b, narrow.reshape(len(y), -1), rounded=rounded)
 
 
-def _experts(moe: MoE, y: Tensor, x: Tensor, run: Any) -> tuple[Tensor, Tensor]:
-    """Output of the shared expert, shape [tokens, hidden], and of the chosen ones, [tokens, topk, hidden]."""
+def _experts(moe: MoE, y: Tensor, x: Tensor, run: Any) -> tuple[Tensor, Tensor | None]:
+    """Output of the shared expert, shape [tokens, hidden], and of the chosen ones, [tokens, topk, hidden].
+
+    The second is None where the first holds both.
+    """
     kernels, gate, shared = run.kernels, moe.gate, moe.shared_experts
     inputs = "fp8" if moe.rounding.level == "full" else "none"
     fixed = moe.deterministic
@@ -159,13 +169,16 @@ def _experts(moe: MoE, y: Tensor, x: Tensor, run: Any) -> tuple[Tensor, Tensor]:
         is_image = run.is_image.unsqueeze(-1)
         weights = torch.where(is_image, others[0], weights)
         experts = torch.where(is_image, others[1], experts)
+    rounded = inputs == "fp8"
+    left, right = linear(shared.w1, x, rounded=rounded), linear(shared.w3, x, rounded=rounded)
+    hidden = kernels.swiglu_round(left, right, None, moe.limit, rounding=inputs)
+    common = linear(shared.w2, hidden, rounded=rounded)
+    if packed_products.takes_codes(moe):
+        return packed_products.experts(moe, x, weights, experts, common), None
     grouped_linear = batch_invariant.pair_linear if fixed else kernels.grouped_linear
     order = kernels.expert_order(experts, moe.experts.w2.shape[0])
     gate_up = grouped_linear(x, moe.experts.w13, order, gate.topk)
     left, right = gate_up.chunk(2, -1)
     hidden = kernels.swiglu_round(left, right, weights.view(-1), moe.limit, rounding=inputs)
     routed = grouped_linear(hidden, moe.experts.w2, order, 1)
-    rounded = inputs == "fp8"
-    left, right = linear(shared.w1, x, rounded=rounded), linear(shared.w3, x, rounded=rounded)
-    hidden = kernels.swiglu_round(left, right, None, moe.limit, rounding=inputs)
-    return linear(shared.w2, hidden, rounded=rounded), routed.view(len(y), gate.topk, -1)
+    return common, routed.view(len(y), gate.topk, -1)

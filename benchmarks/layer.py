@@ -1,0 +1,299 @@
+"""One layer of DeepSeek-V4.1-Flash at its real widths, from packed weights and packed caches, through the kernels.
+
+Hidden 5120, 64 heads of 512, 384 experts in MXFP4 of which 6 serve a token, dense weights in FP8 with 32x32 blocks,
+528-byte window rows, 288-byte pool rows, 68-byte index keys; random values. Decode steps of 64 and 256 requests are
+recorded; a prompt of 8,192 tokens is run in one step. Models of one layer (which owns a pool and selects rows) and of
+two (the second reuses the selection) are timed, so a difference gives the second kind. Beside each time stand the sum
+of the least times of its parts, from bytes and operations at the limits that this card reaches, and the same step
+through the references in torch. JSON lines go to $OUT; a table comes last.
+Run: PYTHONPATH=src python benchmarks/layer.py [--small] [--seconds 150]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import itertools
+import json
+import math
+import os
+import platform
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from deepinfer.kernels import KVCacheFormat, quantize_and_insert_k_cache, use_backend
+from deepinfer.kernels.reference import fused as reference
+from deepinfer.models.deepseek_v41 import (
+    DeepseekV41,
+    DeepseekV41Config,
+    ForwardBatch,
+    Segment,
+    SlotCache,
+)
+from deepinfer.models.deepseek_v41.decode_inputs import DecodeInputs, row_values
+from deepinfer.models.deepseek_v41.decode_step import DecodeStep
+from deepinfer.models.deepseek_v41.packed_products import prepare_experts
+from deepinfer.models.packed import PackedWeight
+
+ROOT = Path(__file__).resolve().parent.parent
+COPY_TB_S, BF16_TFLOP_S, FP8_TFLOP_S = 4.26, 700.0, 1150.0
+FP8_NAMES = (
+    "wq_a",
+    "wq_b",
+    "wkv",
+    "wo_b",
+    "shared_experts.w1",
+    "shared_experts.w2",
+    "shared_experts.w3",
+)
+SMALL = {
+    "hidden_size": 256, "moe_intermediate_size": 128, "num_attention_heads": 8, "q_lora_rank": 128,
+    "o_groups": 2, "o_lora_rank": 128, "n_routed_experts": 8, "index_n_heads": 4, "index_topk": 64,
+}  # fmt: skip
+
+
+def layer_config(layers: int, small: bool) -> DeepseekV41Config:
+    """The published widths with few layers, all over the pool of the first, and a small vocabulary."""
+    flash = DeepseekV41Config.from_pretrained(ROOT / "tests/data/deepseek_v41_flash")
+    return dataclasses.replace(
+        flash,
+        num_hidden_layers=layers, compress_ratios=(2,) * layers, kv_source_layer_ids=(0,), index_source_layer_ids=(0,),
+        candidate_source_layer_id=None, engram_layer_ids=(), engram_num_embeddings=(), num_nextn_predict_layers=0,
+        dspark_target_layer_ids=(), vocab_size=1024, engram_compressed_vocab_size=1024, dspark_noise_token_id=3,
+        bos_token_id=0, eos_token_id=1, image_token_id=None, vision=None, **(SMALL if small else {}),
+    )  # fmt: skip
+
+
+def random_model(config: DeepseekV41Config, device: str) -> DeepseekV41:
+    """A model with random weights, packed as in the published checkpoint."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    model = DeepseekV41(config, rounding="full", device="meta", dtype=dtype)
+    for name, p in list(model.named_parameters()):
+        *path, last = name.split(".")
+        module = model.get_submodule(".".join(path))
+        if last in ("w13", "w2") or ".".join(path).endswith((*FP8_NAMES, "indexer.wq_b")):
+            value: torch.Tensor = packed(tuple(p.shape), last in ("w13", "w2"), device, dtype)
+        else:
+            value = torch.randn(p.shape, device=device) * (
+                p.shape[-1] ** -0.5 if p.dim() > 1 else 0.1
+            )
+            is_offset = name.endswith(("base", "bias", "bias_vl", "sink"))
+            value = (value if p.dim() > 1 or is_offset else 1 + value).to(p.dtype)
+        setattr(module, last, nn.Parameter(value, requires_grad=False))
+    return model
+
+
+def packed(shape: tuple[int, ...], fp4: bool, device: str, dtype: torch.dtype) -> PackedWeight:
+    """Random codes and scales of about the size that keeps activations at one."""
+    weight = PackedWeight.empty(shape, "mxfp4" if fp4 else "fp8_block", device=device, dtype=dtype)
+    typical = 127 - round(math.log2((2.5 if fp4 else 60) * shape[-1] ** 0.5))
+    weight.scale.random_(typical - 1, typical + 2)
+    if fp4:
+        weight.codes.random_(0, 256)
+    else:
+        for part in weight.codes.split(1024):
+            part.copy_(
+                (torch.randn(part.shape, device=device) * 60)
+                .to(torch.float8_e4m3fn)
+                .view(torch.uint8)
+            )
+    return weight
+
+
+def filled_cache(model: DeepseekV41, rows: int, context: int, step: int) -> SlotCache:
+    """A packed cache whose slots hold `context` random tokens."""
+    cache = model.new_cache(rows, context + max(step, 16), max(step, 16), storage="packed")
+    table = cache.rows
+    targets = [(t, KVCacheFormat.V41_MXFP8) for t in table.window_data]
+    targets.append((table.pool_data, KVCacheFormat.V41_NVFP4))
+    targets += [(k.flatten(0, 1), KVCacheFormat.INDEXER_MXFP4) for k in table.index_keys.values()]
+    for data, form in targets:
+        for start in range(0, len(data), 65536):
+            part = data[start : start + 65536]
+            values = torch.randn(len(part), form.channels, device=data.device)
+            quantize_and_insert_k_cache(
+                values, part, torch.arange(len(part), device=data.device), form, 1
+            )
+    cache.tokens.random_(3, 1000)
+    cache.lengths[:] = [context] * rows
+    return cache
+
+
+def least_ms(config: DeepseekV41Config, rows: int, context: int, source: bool) -> dict[str, float]:
+    """The least time of each part of a layer in ms, from bytes and operations."""
+    c, hidden, heads, dim = config, config.hidden_size, config.num_attention_heads, config.head_dim
+
+    def floor(size_bytes: float, flops: float = 0.0, rate: float = BF16_TFLOP_S) -> float:
+        return max(size_bytes / COPY_TB_S / 1e9, flops / rate / 1e9)
+
+    def product(n: int, k: int, element: float, rate: float) -> float:
+        return floor(n * k * element + rows * (k + 2 * n), 2 * rows * n * k, rate)
+
+    fp8 = 1 + 1 / 1024
+    pairs = rows * c.num_experts_per_tok
+    active = c.n_routed_experts * (1 - (1 - c.num_experts_per_tok / c.n_routed_experts) ** rows)
+    expert = 3 * hidden * c.moe_intermediate_size
+    keys = min(context // 2, c.index_topk)
+    parts = {
+        "streams": floor(4 * rows * hidden * 2 * 4 + 2 * 24 * 4 * hidden * 4),
+        "query and window": product(c.q_lora_rank + dim, hidden, fp8, FP8_TFLOP_S)
+        + product(heads * dim, c.q_lora_rank, fp8, FP8_TFLOP_S),
+        "attention": floor(
+            rows * (c.sliding_window * 528 + keys * 288 + 4 * heads * dim),
+            4 * rows * heads * (c.sliding_window + keys) * dim,
+        ),
+        "output": floor(heads * dim * c.o_lora_rank * 2 + rows * heads * dim * 2, 2 * rows * heads * dim * c.o_lora_rank)
+        + product(hidden, c.o_groups * c.o_lora_rank, fp8, FP8_TFLOP_S),
+        "router": product(c.n_routed_experts, hidden, 4, BF16_TFLOP_S),
+        "shared expert": product(3 * c.moe_intermediate_size, hidden, fp8, FP8_TFLOP_S),
+        "experts": floor(
+            active * expert * (0.5 + 1 / 32) + pairs * (2 * hidden + 6 * c.moe_intermediate_size),
+            2 * pairs * expert, FP8_TFLOP_S,
+        ),
+    }  # fmt: skip
+    if source:
+        scored = context / 2 if rows > 1 else context / 4
+        tokens = rows if rows > 1 else context
+        parts["index"] = floor(
+            rows * scored * 68 + 4 * tokens * scored * 2,
+            2 * tokens * scored * c.index_n_heads * c.index_head_dim, FP8_TFLOP_S,
+        )  # fmt: skip
+    return parts
+
+
+class Bench:
+    """Times cases and writes them."""
+
+    def __init__(self, path: Path, device: str, small: bool, seconds: float) -> None:
+        self.file, self.device, self.small = path.open("a"), device, small
+        self.end = time.perf_counter() + seconds
+
+    def write(self, case: str, ms: float, **more: Any) -> None:
+        """Writes a line and shows it."""
+        line = {
+            "part": "layer", "case": case, "value": round(ms, 4), "unit": "ms", **more,
+            "device": torch.cuda.get_device_name() if self.device == "cuda" else platform.machine(),
+            "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
+            "date": datetime.date.today().isoformat(),
+        }  # fmt: skip
+        self.file.write(json.dumps(line) + "\n")
+        self.file.flush()
+        print(case, round(ms, 4), {k: v for k, v in more.items() if k != "parts"}, flush=True)
+
+    def time(self, call: Any, record: bool, repeats: int = 10) -> float:
+        """Median milliseconds of a call, recorded as a graph if asked for."""
+        call()
+        if self.device != "cuda":
+            began = time.perf_counter()
+            call()
+            return 1e3 * (time.perf_counter() - began)
+        torch.cuda.synchronize()
+        run = call
+        if record:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                call()
+            run = graph.replay
+        found = []
+        for _ in range(repeats):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            run()
+            end.record()
+            torch.cuda.synchronize()
+            found.append(begin.elapsed_time(end))
+        return sorted(found)[len(found) // 2]
+
+    def decode(self, model: DeepseekV41, rows: int, context: int, torch_too: bool) -> float:
+        """A recorded step of one token a request."""
+        cache = filled_cache(model, rows, context, 16)
+        inputs = DecodeInputs.empty(rows, 1, self.device)
+        segments = [Segment(s, context, 1) for s in range(rows)]
+        inputs.fill([[5 + s] for s in range(rows)], [row_values(s, 0) for s in segments])
+        step = DecodeStep(model, cache)
+        ms = self.time(lambda: step(inputs, context + 16), record=True)
+        layers = model.config.num_hidden_layers
+        more: dict[str, Any] = {"layers": layers, "context": context}
+        if torch_too:
+            plain = DecodeStep(model, cache, reference)  # type: ignore[arg-type]
+            with use_backend("torch"):
+                more["torch_ms"] = round(
+                    self.time(lambda: plain(inputs, context + 16), False, 3), 2
+                )
+        self.write(f"decode, {rows} requests, {layers} layers", ms, **more)
+        return ms
+
+    def prefill(self, model: DeepseekV41, tokens: int) -> float:
+        """A prompt in one step, launched kernel by kernel."""
+        cache = model.new_cache(1, tokens + 16, tokens, storage="packed")
+        ids = torch.randint(3, 1000, (tokens,), device=self.device)
+
+        def call() -> None:
+            cache.reset(0)
+            model(ForwardBatch(ids, (Segment(0, 0, tokens),)), cache)
+
+        ms = self.time(call, record=False, repeats=3)
+        layers = model.config.num_hidden_layers
+        self.write(f"prefill, {tokens} tokens, {layers} layers", ms, layers=layers)
+        return ms
+
+    def run(self) -> None:
+        """All cases; a failure is told of and the next one run."""
+        contexts = (256, 64) if self.small else (8192, 8192)
+        batches = (4,) if self.small else (64, 256)
+        times: dict[tuple[str, int], list[float]] = {}
+        for layers in (1, 2):
+            model = random_model(layer_config(layers, self.small), self.device)
+            prepare_experts(model)
+            jobs = [("decode", b) for b in batches] + [("prefill", contexts[1])]
+            for kind, size in jobs:
+                if time.perf_counter() > self.end:
+                    print("no time left for", kind, size, layers, flush=True)
+                    continue
+                try:
+                    if kind == "decode":
+                        ms = self.decode(model, size, contexts[0], torch_too=layers == 1)
+                    else:
+                        ms = self.prefill(model, size)
+                    times.setdefault((kind, size), []).append(ms)
+                except Exception:
+                    print("FAILED", kind, size, layers, traceback.format_exc()[-1500:], flush=True)
+                if self.device == "cuda":
+                    torch.cuda.empty_cache()
+            config = model.config
+            del model
+        for (kind, size), found in times.items():
+            for name, ms in zip(
+                ("pool source", "reuse"),
+                (found[0], *(b - a for a, b in itertools.pairwise(found))),
+                strict=False,
+            ):
+                parts = least_ms(config, size, contexts[0], name == "pool source")
+                total = sum(parts.values())
+                self.write(
+                    f"{kind} {size}: a layer, {name}", ms, least_ms=round(total, 4), share=round(total / ms, 3),
+                    parts={k: round(v, 4) for k, v in parts.items()},
+                )  # fmt: skip
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seconds", type=float, default=150.0)
+    parser.add_argument("--out", default=str(Path(os.environ.get("OUT", ".")) / "layer.jsonl"))
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        Bench(Path(arguments.out), arguments.device, arguments.small, arguments.seconds).run()
+
+
+if __name__ == "__main__":
+    main()
