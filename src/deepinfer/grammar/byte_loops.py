@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from deepinfer.grammar.trie import TokenTrie
     from deepinfer.grammar.vocab import TokenVocab
 
-__all__ = ["ByteLoops", "LEADS", "TriePaths"]
+__all__ = ["ByteLoops", "ByteNodes", "LEADS", "TriePaths"]
 
 Int32Array = NDArray[np.int32]
 
@@ -86,10 +86,15 @@ class TriePaths:
             chars[low:high] = np.minimum(chars[above], 254) + more
         return cls(*parts, state != BOUNDARY, chars, state == DEAD)
 
+    @property
+    def parts(self) -> tuple[tuple[NDArray[np.uint64], int, int], ...]:
+        """The bits of ways, the byte of the first of them, and how many there are."""
+        return (self.low, 0, 64), (self.high, 64, 64), (self.lead, _FIRST_LEAD, len(LEADS))
+
     def over(self, nodes: Int32Array, members: int) -> NDArray[np.bool_]:
         """Whether the way to each of some nodes is whole characters over a set of bytes, shape [n], bool."""
         fits = ~self.broken[nodes]
-        for part, first in ((self.low, 0), (self.high, 64), (self.lead, _FIRST_LEAD)):
+        for part, first, _ in self.parts:
             fits &= (part[nodes] & ~np.uint64(members >> first & _HALF)) == 0
         return fits
 
@@ -105,7 +110,7 @@ class TriePaths:
             Shape [n], bool.
         """
         fits = ~self.ill_formed[nodes]
-        for part, first in ((self.low, 0), (self.high, 64), (self.lead, _FIRST_LEAD)):
+        for part, first, _ in self.parts:
             fits &= (part[nodes] & ~np.uint64(members >> first & _HALF)) == 0
         if most < 255:
             fits &= self.chars[nodes] <= most
@@ -117,6 +122,53 @@ class TriePaths:
             return False
         found = int(self.low[node]) | int(self.high[node]) << 64
         return not (found | int(self.lead[node]) << _FIRST_LEAD) & ~members
+
+
+class ByteNodes:
+    """The nodes of a trie by their bytes.
+
+    Args:
+        trie: The trie.
+        paths: The bytes on its ways.
+    """
+
+    def __init__(self, trie: TokenTrie, paths: TriePaths) -> None:
+        self._trie = trie
+        self._paths = paths
+        # For each byte: nodes at which it occurs for the first time on the way.
+        self._first: list[Int32Array] = []
+        above = trie.parent
+        order = np.argsort(trie.label_bytes[1:], kind="stable").astype(np.int32) + 1
+        bounds = np.searchsorted(trie.label_bytes[1:][order - 1], np.arange(257))
+        for byte in range(256):
+            here = order[bounds[byte] : bounds[byte + 1]]
+            for part, first, count in paths.parts:
+                if first <= byte < first + count:
+                    again = part[above[here]] >> np.uint64(byte - first) & np.uint64(1) != 0
+                    here = here[~again]
+            self._first.append(here)
+
+    def leaving(
+        self, members: int, exits: list[int], low: int = 0, high: int = 255
+    ) -> Int32Array:
+        """Where strings hold a byte outside of a set for the first time, behind whole characters of the set.
+
+        Args:
+            members: The set.
+            exits: The bytes, none in it.
+            low: Fewest characters in front of it.
+            high: Most characters in front of it.
+
+        Returns:
+            Nodes of the trie, shape [n], int32.
+        """
+        nodes = np.concatenate([self._first[byte] for byte in exits])
+        above = self._trie.parent[nodes]
+        fits = self._paths.over(above, members)
+        if low > 0 or high < 255:
+            chars = self._paths.chars[above]
+            fits &= (chars >= low) & (chars <= high)
+        return nodes[fits]
 
 
 class ByteLoops:
@@ -141,31 +193,23 @@ class ByteLoops:
         node = at_rank[np.where(self._is_text, rank_of_id, 0)] if len(at_rank) else rank_of_id * 0
         self._holds = {
             first + bit: self._pack(part[node] >> np.uint64(bit) & np.uint64(1) != 0)
-            for part, first, count in self._parts()
+            for part, first, count in self.paths.parts
             for bit in range(count)
         }
         self._ill_formed = self._pack(self.paths.ill_formed[node])
         self._chars = self.paths.chars[node]
         self._blocks = [(block, self._union(block)) for block in _BLOCKS]
-        self._over: dict[int, tuple[Int32Array, int]] = {}
+        self._over: dict[int, Int32Array] = {}
         self._short: dict[int, Int32Array] = {}
-        # For each byte: nodes at which it occurs for the first time on the way.
-        self._first: list[Int32Array] = []
-        above = trie.parent
-        order = np.argsort(trie.label_bytes[1:], kind="stable").astype(np.int32) + 1
-        bounds = np.searchsorted(trie.label_bytes[1:][order - 1], np.arange(257))
-        for byte in range(256):
-            here = order[bounds[byte] : bounds[byte + 1]]
-            for part, first, count in self._parts():
-                if first <= byte < first + count:
-                    again = part[above[here]] >> np.uint64(byte - first) & np.uint64(1) != 0
-                    here = here[~again]
-            self._first.append(np.sort(here))
+        blank = ord(" ")
+        led = [i for i, text in enumerate(vocab.strings) if text[0] == blank and len(text) > 1]
+        twice = [i for i in led if vocab.strings[i].find(b" ", 1) > 0]
+        self._led, self._led_twice = self._of_ranks(led), self._of_ranks(twice)
 
-    def _parts(self) -> tuple[tuple[NDArray[np.uint64], int, int], ...]:
-        """The bits of ways, the byte of the first of them, and how many there are."""
-        paths = self.paths
-        return (paths.low, 0, 64), (paths.high, 64, 64), (paths.lead, _FIRST_LEAD, len(LEADS))
+    def _of_ranks(self, ranks: list[int]) -> Int32Array:
+        bits = np.zeros(self._vocab.num_words * 32, dtype=bool)
+        bits[self._vocab.ids_of(np.array(ranks, dtype=np.int32))] = True
+        return self._pack(bits)
 
     def _pack(self, flags: NDArray[np.bool_]) -> Int32Array:
         words: Int32Array = np.packbits(flags & self._is_text, bitorder="little").view("<i4")
@@ -178,14 +222,14 @@ class ByteLoops:
                 words |= holds
         return words
 
-    def over(self, members: int) -> tuple[Int32Array, int]:
+    def over(self, members: int) -> Int32Array:
         """The tokens over a set of bytes, the last character of which may be cut short.
 
         Args:
             members: ASCII bytes and bytes of `LEADS`, as bits.
 
         Returns:
-            Mask, shape [words], int32, read-only; and how many there are.
+            Mask, shape [words], int32; read-only.
         """
         found = self._over.get(members)
         if found is None:
@@ -201,9 +245,21 @@ class ByteLoops:
                 out |= self._holds[byte]
             out = self._vocab.full_row & ~out
             out.flags.writeable = False
-            count = int(np.unpackbits(out.view(np.uint8)).sum())
-            found = self._over[members] = (out, count)
+            found = self._over[members] = out
         return found
+
+    def over_behind_blank(self, members: int) -> Int32Array:
+        """The tokens that begin with a blank and go on over a set of bytes.
+
+        Args:
+            members: As in `over`.
+
+        Returns:
+            Mask, shape [words], int32.
+        """
+        blank = 1 << ord(" ")
+        out: Int32Array = self.over(members | blank) & self._led
+        return out if members & blank else out & ~self._led_twice
 
     def short(self, most: int) -> Int32Array:
         """Mask of the tokens of at most so many characters, shape [words], int32; read-only."""
@@ -212,25 +268,3 @@ class ByteLoops:
             words = self._short[most] = self._pack(self._chars <= most)
             words.flags.writeable = False
         return words
-
-    def leaving(
-        self, members: int, exits: list[int], low: int = 0, high: int = 255
-    ) -> Int32Array:
-        """Where tokens hold a byte outside of a set for the first time, behind whole characters of the set.
-
-        Args:
-            members: The set.
-            exits: The bytes, none in it.
-            low: Fewest characters in front of it.
-            high: Most characters in front of it.
-
-        Returns:
-            Nodes of the vocabulary's trie, shape [n], int32.
-        """
-        nodes = np.concatenate([self._first[byte] for byte in exits])
-        above = self._vocab.trie.parent[nodes]
-        fits = self.paths.over(above, members)
-        if low > 0 or high < 255:
-            chars = self.paths.chars[above]
-            fits &= (chars >= low) & (chars <= high)
-        return nodes[fits]

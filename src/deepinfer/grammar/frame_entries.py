@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.grammar.bitmask import pack_ids
-from deepinfer.grammar.byte_loops import TriePaths
+from deepinfer.grammar.byte_loops import ByteNodes, TriePaths
 from deepinfer.grammar.mask_splits import TrieSplits
 from deepinfer.grammar.slices import Residue
 from deepinfer.grammar.trie import TokenTrie
@@ -37,6 +37,7 @@ class WalkSpace:
     Attributes:
         is_main: Whether it is the vocabulary's own trie.
         root: The entry at its root, for a space so large that states take its strings over sets of bytes from there.
+        by_byte: The nodes of such a space by their bytes.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class WalkSpace:
         self._parent = parent
         self.is_main = parent is None
         self.root: Entry | None = None
+        self.by_byte: ByteNodes | None = None
         self._inner: dict[int, WalkSpace] = {}
         self._behind: dict[tuple[int, ...], WalkSpace] = {}
         self._paths: TriePaths | None = paths

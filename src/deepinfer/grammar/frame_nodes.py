@@ -65,6 +65,7 @@ class FrameNodes:
         self._store = automaton.store
         self._ways: dict[int, tuple[int, int | Branch | Node]] = {}
         self._joins: dict[tuple[int, ...], tuple[int, bool, bool]] = {}
+        self._wide_frames: dict[int, bool] = {}
         self._branches: dict[int, Branch | None] = {}
         self._members: dict[int, tuple[Keys | None, list[Node]]] = {}
         self.unknown = self._store.unknown
@@ -196,7 +197,7 @@ class FrameNodes:
                         result = store.cons(saturate(store, part), result)
                     state = self.state(result)
                 known = self._joins[names] = (state, is_wide, frame.nullable)
-            if known[0]:
+            if known[0] and not (len(frames) < MAX_JOINED and self._begins_wide(node)):
                 return UNIT, known[0], node
             if node.kind == EPS or node.kind == ALT or len(frames) == MAX_JOINED:
                 return UNIT, self.state(stack), store.eps
@@ -205,6 +206,20 @@ class FrameNodes:
                 for part in reversed(frames):
                     result = store.cons(saturate(store, part), result)
                 return UNIT, self.state(result), node
+
+    def _begins_wide(self, node: Node) -> bool:
+        """Whether the next frame may be left behind each of many bytes, so that it is no place to stop."""
+        if node.kind in (EPS, ALT, TAG, UNKNOWN):
+            return False
+        frame = self.split(node)[0]
+        found = self._wide_frames.get(frame.uid)
+        if found is None:
+            found = False
+            if not isinstance(frame, BagNode) and frame.kind not in (LIT, REF):
+                alone = self._store.cons(saturate(self._store, frame), self._store.unknown)
+                found = self._wide(self.state(alone), frame.kind in (SET, REP))
+            self._wide_frames[frame.uid] = found
+        return found
 
     def whole(self, stack: Node) -> tuple[int, Node]:
         """The top frames of any stack as a state over an unknown rest, and the rest."""
@@ -335,6 +350,7 @@ class FrameNodes:
         self._ways.clear()
         self._joins.clear()
         self._branches.clear()
+        self._wide_frames.clear()
         self._members.clear()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from deepinfer.grammar.byte_loops import ByteNodes
 from deepinfer.grammar.frame_entries import Entry, EntryStore, WalkSpace
 from deepinfer.grammar.frame_tokens import Tokens, TokenSets
 from deepinfer.grammar.nodes import ALT, AND, CONS, EMPTY, EPS, LIT, NOT, REP, SET, UNKNOWN, Node
@@ -20,7 +21,7 @@ MAX_SHARED_BYTES = 128 << 20
 StringTokens = dict[tuple[object, Entry], tuple[tuple[int, ...], Entry | None]]
 """Ids and exits of finite sets of strings."""
 
-MAX_SHAPE = 4000
+MAX_SHAPE = 20_000
 """Nodes of an expression that is shared."""
 
 MAX_NESTING = 100
@@ -67,6 +68,7 @@ class FrameStore:
         self.entries = EntryStore(vocab)
         self.root = self.entries.entry([(self.main, (0,), None)])
         self.main.root = self.root
+        self.main.by_byte = ByteNodes(self.main.trie, self.main.paths)
         self.sets = TokenSets(vocab, self.entries)
         self.units: dict[tuple[int, Entry], Unit] = {}
         self.strings: StringTokens = {}
@@ -82,6 +84,7 @@ class FrameStore:
         self.led_ranks = (0, 0)
         if self.led_node > 0 and trie.children[self.led_node] < trie.children[self.led_node + 1]:
             space = self.main.behind((self.led_node,))
+            space.by_byte = ByteNodes(space.trie, space.paths)
             self.led_ranks = (trie.rank_lows[self.led_node], trie.rank_highs[self.led_node])
             self.led = space.root = self.entries.entry([(space, (0,), None)])
         self._numbers: dict[tuple[object, ...], int] = {}
@@ -129,7 +132,7 @@ class Shapes:
         self._left = 0
 
     def of(self, node: Node) -> int:
-        """The number of a node; 0 for one that holds bags or rules, or is large."""
+        """The number of a node; 0 for one that holds bags or rules, -1 for one that is too large."""
         found = self._known.get(node.uid)
         if found is None:
             self._left = MAX_SHAPE
@@ -150,16 +153,22 @@ class Shapes:
         elif kind in (EPS, EMPTY, UNKNOWN):
             parts = ()
         elif not nesting or self._left < 0:
-            return 0  # not kept: from another node there may be room for it
+            return -1  # not kept: from another node there may be room for it
         elif kind in (ALT, AND):
             numbers = sorted([self._number(part, nesting - 1) for part in node.parts])
+            if numbers[0] < 0:
+                return -1
             parts = tuple(numbers) if numbers[0] else None
         elif kind == CONS:
             head = self._number(node.a, nesting - 1)
             tail = self._number(node.b, nesting - 1) if head else 0
+            if min(head, tail) < 0:
+                return -1 if head and tail else 0
             parts = (head, tail) if tail else None
         elif kind in (REP, NOT):
             inner = self._number(node.a, nesting - 1)
+            if inner < 0:
+                return -1
             bounds = (node.low, node.high) if kind == REP else ()
             parts = (inner, *bounds) if inner else None
         else:

@@ -126,13 +126,13 @@ class FrameUnits:
             True for one with many live bytes, or with some with which many tokens begin.
         """
         shape = self._shapes.of(self.nodes.node(state))
-        found = self._store.wide.get((shape, repeats)) if shape else None
+        found = self._store.wide.get((shape, repeats)) if shape > 0 else None
         if found is None:
             live, weights = self._states.moves_of(state)[1], self._store.weights
             found = live is None or (
                 repeats and sum([weights[byte] for byte, _ in live]) >= WIDE_TOKENS
             )
-            if shape:
+            if shape > 0:
                 self._store.wide[shape, repeats] = found
         return found
 
@@ -164,13 +164,13 @@ class FrameUnits:
         if unit is not None:
             return unit
         shape = self._shapes.of(self.nodes.node(state))
-        shared = self._store.units.get((shape, entry)) if shape else None
+        shared = self._store.units.get((shape, entry)) if shape > 0 else None
         if shared is not None:
             self._units[key] = shared
             return shared
         unit = self._walk_unit(state, entry)
         self._units[key] = unit
-        if shape:
+        if shape > 0:
             self._store.put(shape, entry, unit)
         else:
             self._own_bytes += unit_bytes(unit)
@@ -404,21 +404,36 @@ class FrameUnits:
         """Walks a frame over all strings of a trie."""
         is_main = space.is_main
         base, members, low, high = state, self.loop_bytes(state), 0, 255
-        if is_main and members:
+        is_text = not members >> ord('"') & 1
+        if is_main and members and is_text:
             text, tests = self._tests[0]
-            if not members >> ord('"') & 1 and tests.may_hold(state) and tests.loops(state):
+            if tests.may_hold(state) and tests.loops(state):
                 found.words.append(self._sets.slice_words(text, keep))
                 self._walk.walk(space.inner(text.rests), keep, [(0, state)], found)
                 return
         if not members:
             base, low, high = self.nodes.uncounted(state)
             members = self.loop_bytes(base) if base and high < 255 else 0
+        if is_main and is_text and (not members or base == state):
+            if self._takes_text(space, state, keep, found):
+                return
         if members:
             self._from_loop(space, state, keep, found, base, members, low, high)
         elif is_main:
             self._from_start(state, keep, found)
         else:
             self._walk.walk(space, keep, [(0, state)], found)
+
+    def _takes_text(
+        self, space: WalkSpace, state: int, keep: Keep | None, found: Found
+    ) -> bool:
+        """Whether any string text is live from a state, such as in front of what must occur; then takes its tokens."""
+        text, tests = self._tests[0]
+        if text.outside is None or not tests.may_hold(state) or not tests.contains(state):
+            return False
+        found.words.append(self._sets.slice_words(text, keep))
+        self._walk.walk(space.inner(text.outside), keep, [(0, state)], found)
+        return True
 
     def _from_start(self, state: int, keep: Keep | None, found: Found) -> None:
         """Walks a frame over the vocabulary, strings that begin with a blank apart where many of them are live."""
@@ -475,10 +490,10 @@ class FrameUnits:
         """
         trie, row = space.trie, self._states.moves_of(base)[0]
         loops = self._vocab.byte_loops
-        if space.is_main:
-            over = loops.over(members)[0]
+        if space.root is not None:
+            over = loops.over(members) if space.is_main else loops.over_behind_blank(members)
             if high < 255:
-                over = over & loops.short(high)
+                over = over & loops.short(high + (not space.is_main))
             found.words.append(over if keep is None else over & keep.words)
         else:
             leaf, ranks = trie.leaf_nodes
@@ -524,8 +539,8 @@ class FrameUnits:
         self, space: WalkSpace, members: int, exits: list[int], low: int, high: int
     ) -> Int32Array:
         """As `ByteLoops.leaving`, for any trie."""
-        if space.is_main:
-            return self._vocab.byte_loops.leaving(members, exits, low, high)
+        if space.by_byte is not None:
+            return space.by_byte.leaving(members, exits, low, high)
         wanted = np.zeros(256, dtype=bool)
         wanted[exits] = True
         labels, parent, paths = space.trie.label_bytes, space.trie.parent, space.paths
