@@ -179,6 +179,7 @@ def norm_rope_cast(heads: int, format: str, tuning: tuple[int, int] | None):
 
     def build(small: bool) -> Built:
         from deepinfer.kernels import norm as public
+        from deepinfer.kernels.reference.rope import apply_rope
         from deepinfer.kernels.reference import norm as reference
         from deepinfer.kernels.reference.swiglu import cast_rows
         from deepinfer.kernels.triton import norm_launch as launch
@@ -206,7 +207,7 @@ def norm_rope_cast(heads: int, format: str, tuning: tuple[int, int] | None):
                 a, b = public.rms_norm_rope_quant(
                     x, None, EPS, turns, format=format, backend="triton"
                 )
-                rotated = x if turns is None else public.apply_rope(x, turns)
+                rotated = x if turns is None else apply_rope(x, turns)
                 c, d = cast_rows(rotated.cpu(), format, group)
                 assert same_cast(a, b, c, d), "bits differ without a norm"
             return {"share_of_codes_that_differ": float(differing)}

@@ -85,10 +85,10 @@ def stream_block(channels: int) -> tuple[int, int]:
     return min(1024, _power_above(channels)), 4
 
 
-def project(channels: int) -> tuple[int, int, int, int, int]:
-    """Tokens, channels at once, how often, warps and stages of the projection of streams."""
+def project(channels: int, narrow: bool = True) -> tuple[int, int, int, int, int]:
+    """Tokens, channels at once, how often, warps and stages of the projection of bf16 (narrow) or other streams."""
     block = min(32, max(16, _power_above(channels)))
-    return 64, block, -(-channels // (16 * block)), 4, 3
+    return 64 if narrow else 16, block, -(-channels // (16 * block)), 4, 3
 
 
 def engram_gate(channels: int, tokens: int) -> tuple[int, int]:

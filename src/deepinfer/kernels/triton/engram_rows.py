@@ -88,19 +88,18 @@ def engram_gate_kernel(
         gain_of_rest = _gains(q_weight, k_weight, stream, d, CHANNELS)
     kind = out.dtype.element_ty
     for step in range(steps):
-        token = tl.program_id(0) // STREAMS * steps + step
-        there = token < tokens
-        token = token.to(tl.int64)
+        # The last program may take the last token more than once, and writes it alike.
+        token = tl.minimum(tl.program_id(0) // STREAMS * steps + step, tokens - 1).to(tl.int64)
         x = streams + token * x_token + stream * x_stream
         key = projected + token * p_token + stream * CHANNELS
         value = projected + token * p_token + STREAMS * CHANNELS
-        inside = there & (c < CHANNELS)
+        inside = c < CHANNELS
         s = tl.load(x + c, mask=inside, other=0.0).to(tl.float32)
         k = tl.load(key + c, mask=inside, other=0.0).to(tl.float32)
         v = tl.load(value + c, mask=inside, other=0.0)
         dots, squares, keyed = s * gain * k, s * s, k * k
         if REST > 0:
-            more = there & (d < CHANNELS)
+            more = d < CHANNELS
             t = tl.load(x + d, mask=more, other=0.0).to(tl.float32)
             k = tl.load(key + d, mask=more, other=0.0).to(tl.float32)
             w = tl.load(value + d, mask=more, other=0.0)
@@ -114,7 +113,7 @@ def engram_gate_kernel(
         root = tl.where(dot > 0, root, tl.where(dot < 0, -root, dot))  # a NaN stays one
         gate = 1.0 / (1.0 + tl.exp(-root))
         if HAS_IMAGE:
-            gate = tl.where(tl.load(is_image + token, mask=there, other=0) != 0, 0.0, gate)
+            gate = tl.where(tl.load(is_image + token) != 0, 0.0, gate)
         to = out + (token * STREAMS + stream) * CHANNELS
         tl.store(to + c, (s + gate * v.to(tl.float32)).to(kind), mask=inside)
         if REST > 0:

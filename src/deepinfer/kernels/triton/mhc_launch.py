@@ -55,7 +55,9 @@ def mhc_pre(
         products: bf16 numbers for a coefficient of `fn`, 2 or 3, when the streams are bf16.
     """
     count, _, channels = streams.shape
-    tokens, block, times, warps, stages = tuning or configs.project(channels)
+    tokens, block, times, warps, stages = tuning or configs.project(
+        channels, streams.dtype == torch.bfloat16
+    )
     parts = triton.cdiv(channels, block * times)
     sums = torch.empty((count, parts, 32), dtype=torch.float32, device=streams.device)
     with torch.cuda.device_of(streams):

@@ -1,0 +1,53 @@
+"""Norms, alone and before rotation and cast, at the widths of the published model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deepinfer.kernels.codegen import CHIPS, CompileCase
+from deepinfer.kernels.compile_cases.rows import row_case
+from deepinfer.kernels.configs import rows as configs
+
+__all__ = ["cases"]
+
+
+def cases() -> list[CompileCase]:
+    """The cases; needs Triton."""
+    found = [_norm(5120, False), _norm(5120, True, (80, 90)), _norm(1280, False, (90,))]
+    found += [_norm(512, False, (90,)), _norm(7168, True, (90,))]
+    found += [_cast("fp8", chip) for chip in CHIPS] + [_cast("mxfp4", 90), _cast("nvfp4", 90)]
+    return found
+
+
+def _norm(channels: int, add: bool, chips: tuple[int, ...] = CHIPS) -> CompileCase:
+    from deepinfer.kernels.triton.norms import rms_norm_kernel
+
+    rows, _, warps = configs.norm(channels)
+    main, rest = configs.pieces(channels)
+    types = {**dict.fromkeys(("x", "residual", "weight", "out"), "*bf16"), "eps": "fp32"}
+    constants: dict[str, Any] = {
+        "CHANNELS": channels, "MAIN": main, "REST": rest, "ADD": add, "ROWS": rows,
+        "EVICT": "evict_first", "HARDWARE": True,
+    }  # fmt: skip
+    name = "fused_add_rms_norm" if add else "rms_norm"
+    return row_case(name, f"{channels} channels", rms_norm_kernel, types, constants, warps, chips)
+
+
+def _cast(format: str, chip: int) -> CompileCase:
+    from deepinfer.kernels.triton.norms import norm_rope_cast_kernel
+
+    group = 16 if format == "nvfp4" else 32
+    rows, warps = configs.norm_rope_cast(512)
+    types = {
+        "x": "*bf16", "weight": "*bf16", "phases": "*fp32", "positions": "*i64", "q": "*u8",
+        "scale": "*u8", "eps": "fp32",
+    }  # fmt: skip
+    constants: dict[str, Any] = {
+        "CHANNELS": 512, "ROPE": 64, "HAS_NORM": True, "HAS_POSITIONS": True,
+        "FORMAT": ("fp8", "mxfp4", "nvfp4").index(format) + 1, "HARDWARE": chip >= 89,
+        "ROWS": rows, "SPAN": 512 // group, "GROUP": group,
+    }  # fmt: skip
+    entry = f"512 channels, {format}{'' if chip >= 89 else ', e4m3 by integers'}"
+    return row_case(
+        "rms_norm_rope_quant", entry, norm_rope_cast_kernel, types, constants, warps, (chip,)
+    )

@@ -1,0 +1,56 @@
+"""How a case of a row kernel is written down: types by the names of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from deepinfer.kernels.codegen import CHIPS, CompileCase
+
+__all__ = ["cases", "row_case"]
+
+
+def cases() -> list[CompileCase]:
+    """None of its own."""
+    return []
+
+
+def row_case(
+    operation: str,
+    entry: str,
+    kernel: Any,
+    types: Mapping[str, str],
+    constants: Mapping[str, Any],
+    warps: int,
+    chips: tuple[int, ...] = CHIPS,
+    **options: Any,
+) -> CompileCase:
+    """A case whose other arguments are int32, and whose pointers and row strides are multiples of 16.
+
+    Args:
+        operation: Public name.
+        entry: What distinguishes it.
+        kernel: A function of Triton's.
+        types: Types of arguments that are not int32.
+        constants: Values of the constants.
+        warps: Warps a program.
+        chips: Compute capabilities, times 10.
+        options: Further options of the launch.
+
+    Returns:
+        The case; no stack is accepted.
+    """
+    names = [n for n in kernel.arg_names if n not in constants]
+    signature = {n: types.get(n, "i32") for n in names}
+    strides = ("_row", "_token", "_head", "_stream", "_batch")
+    aligned = tuple(n for n in names if signature[n].startswith("*") or n.endswith(strides))
+    return CompileCase(
+        operation,
+        entry,
+        kernel,
+        signature,
+        constants,
+        aligned,
+        {"num_warps": warps, **options},
+        chips,
+    )

@@ -1,0 +1,171 @@
+"""Hyper-connections by every backend: against fp64, the first axis of the mix, tokens alone, operations."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from deepinfer.core.errors import ShapeError
+from deepinfer.kernels import mhc
+from deepinfer.kernels.norm import rms_norm
+from deepinfer.kernels.reference import mhc as reference
+from deepinfer.kernels.reference.hyper_connection import enter_streams, leave_streams
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+BACKENDS = ["torch", "triton"] if INTERPRETED else ["torch"]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
+]
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def given(tokens: int, channels: int, n: int = 4) -> tuple[torch.Tensor, ...]:
+    streams = randn(tokens, n + 1, channels + 3)[:, 1:, 1:-2]
+    pre, fn = randn(tokens, n, seed=1).abs(), randn(n * (n + 2), n * channels, seed=2) * 0.1
+    return streams, pre, fn, randn(n * (n + 2), seed=3), randn(3, seed=4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("iterations", [1, 20])
+def test_sinkhorn(backend, iterations) -> None:
+    scores = randn(37, 4, 4) * 3
+    found = mhc.sinkhorn(scores, iterations, backend=backend)
+    k = torch.softmax(scores.double(), -1) + 1e-6
+    for i in range(iterations):
+        k = k / (k.sum(-1, keepdim=True) + 1e-6) if i else k
+        k = k / (k.sum(-2, keepdim=True) + 1e-6)
+    assert (found - k).abs().max() < 1e-6
+    assert torch.allclose(found.sum(-2), torch.ones(37, 4), atol=1e-3)
+    if iterations == 20:
+        assert (found.sum(-1) - 1).abs().mean() < 1e-2
+    scores[5, 2, 1] = torch.nan
+    found = mhc.sinkhorn(scores, iterations, backend=backend)
+    assert found[5].isnan().all()
+    assert found[6].isfinite().all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("channels", [320, 48])
+def test_what_enters_a_sublayer(backend, channels) -> None:
+    streams, pre, fn, base, scale = given(5, channels)
+    found = mhc.mhc_pre(streams, pre, fn, base, scale, backend=backend)
+    wide = reference.mhc_pre(streams.float(), pre, fn, base, scale)
+    flat = streams.double().flatten(1)
+    m = flat @ fn.double().T / flat.square().mean(-1, keepdim=True).sqrt()
+    post = 2 * torch.sigmoid(m[:, 4:8] * scale[1] + base[4:8])
+    following = torch.sigmoid(m[:, :4] * scale[0] + base[:4]) + 1e-6
+    summed = (pre.double().unsqueeze(-1) * streams.double()).sum(1)
+    for a, b in zip(found, (summed, post, wide[2], following), strict=True):
+        assert torch.allclose(a.double(), b.double(), atol=5e-6), (a - b).abs().max()
+    weight = randn(channels, seed=9)
+    normed = mhc.mhc_pre(
+        streams, pre, fn, base, scale, norm_weight=weight, norm_eps=1e-6, backend=backend
+    )[0]
+    assert torch.allclose(normed, rms_norm(found[0], weight, 1e-6), atol=1e-6)
+
+
+def test_the_model_computes_the_same() -> None:
+    streams, pre, fn, base, scale = given(5, 96)
+    streams, weight = streams.contiguous(), randn(96, seed=9)
+    y, post, mix, following = mhc.mhc_pre(streams, pre, fn, base, scale, norm_weight=weight)
+    options = {"iterations": 20, "norm_eps": 1e-20, "eps": 1e-6, "round_input": False}
+    wanted = enter_streams(streams, pre, fn, base, scale, weight, **options)
+    assert torch.equal(following, wanted[0])
+    assert torch.equal(torch.cat((post, mix.flatten(1)), 1), wanted[1])
+    assert torch.equal(y, wanted[2])
+    output = randn(5, 96, seed=7)
+    assert torch.equal(
+        mhc.mhc_post(streams, output, post, mix), leave_streams(streams, output, wanted[1])
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_leaves_a_sublayer(backend) -> None:
+    """Stream i enters stream j with mix[i, j]: the transposed sum gives another result."""
+    streams, pre, *_ = given(6, 80)
+    output, mix = randn(6, 80, seed=5), randn(6, 4, 4, seed=6)
+    found = mhc.mhc_post(streams, output, pre, mix, backend=backend)
+    wanted = torch.einsum("tij,tic->tjc", mix.double(), streams.double())
+    wanted += pre.double().unsqueeze(-1) * output.double().unsqueeze(1)
+    assert torch.allclose(found.double(), wanted, atol=5e-6)
+    turned = mhc.mhc_post(streams, output, pre, mix.transpose(1, 2), backend=backend)
+    assert not torch.allclose(found, turned, atol=0.1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_head_and_tokens_alone(backend) -> None:
+    streams, pre, fn, base, scale = given(19, 80)
+    found = mhc.mhc_head(streams, pre, backend=backend)
+    wanted = torch.einsum("ti,tic->tc", pre.double(), streams.double())
+    assert torch.allclose(found.double(), wanted, atol=2e-6)
+    weight = randn(80)
+    normed = mhc.mhc_head(streams, pre, weight, 1e-6, backend=backend)
+    assert torch.allclose(normed, rms_norm(found, weight, 1e-6), atol=1e-6)
+    spoiled = streams.clone()
+    spoiled[::2] = torch.nan
+    whole = mhc.mhc_pre(streams, pre, fn, base, scale, backend=backend)
+    beside = mhc.mhc_pre(spoiled, pre, fn, base, scale, backend=backend)
+    for a, b in zip(whole, beside, strict=True):
+        assert torch.allclose(a[1::2], b[1::2], atol=1e-6)
+        assert b[::2].isnan().any(-1).all()
+        if backend == "triton":
+            assert torch.equal(a[1::2], b[1::2])
+
+
+@pytest.mark.parametrize("backend", [None, "torch"])
+def test_no_tokens_and_other_numbers_of_streams(backend) -> None:
+    streams, pre, fn, base, scale = given(0, 32)
+    y, post, mix, following = mhc.mhc_pre(streams, pre, fn, base, scale, backend=backend)
+    assert (y.shape, post.shape, mix.shape) == ((0, 32), (0, 4), (0, 4, 4))
+    assert following.shape == (0, 4)
+    assert mhc.mhc_post(streams, y, post, mix, backend=backend).shape == (0, 4, 32)
+    streams, pre, fn, base, scale = given(3, 32, 2)
+    y, post, mix, _ = mhc.mhc_pre(streams, pre, fn, base, scale, backend=backend)
+    assert mhc.mhc_post(streams, y, post, mix, backend=backend).shape == (3, 2, 32)
+    assert mhc.sinkhorn(mix, backend=backend).shape == (3, 2, 2)
+
+
+def test_wrong_arguments() -> None:
+    streams, pre, fn, base, scale = given(3, 32)
+    with pytest.raises(ShapeError, match="fn has shape"):
+        mhc.mhc_pre(streams, pre, fn[:20], base, scale)
+    with pytest.raises(ShapeError, match="scale has dtype"):
+        mhc.mhc_pre(streams, pre, fn, base, scale.double())
+    with pytest.raises(ShapeError, match="mix has shape"):
+        mhc.mhc_post(streams, streams[:, 0], pre, pre)
+    with pytest.raises(ShapeError, match="output has dtype"):
+        mhc.mhc_post(streams, streams[:, 0].half(), pre, randn(3, 4, 4))
+    with pytest.raises(ShapeError, match="scores has shape"):
+        mhc.sinkhorn(randn(3, 4, 5))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the compiler of torch needs no interpreter")
+def test_in_torch_compile() -> None:
+    streams, pre, fn, base, scale = given(3, 32)
+    streams = streams.contiguous()
+
+    def step(streams: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y, post, mix, following = mhc.mhc_pre(streams, pre, fn, base, scale)
+        after = mhc.mhc_post(streams, y, post, mhc.sinkhorn(mix))
+        return after, mhc.mhc_head(after, following)
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for a, b in zip(compiled(streams), step(streams), strict=True):
+        assert torch.equal(a, b)
+    ops, mix = torch.ops.deepinfer, torch.empty(3, 4, 4)
+    torch.library.opcheck(ops.sinkhorn, (None, randn(3, 4, 4), 3, 1e-6, mix))
+    torch.library.opcheck(ops.mhc_head, (None, streams, pre, torch.empty(3, 32)))
+    torch.library.opcheck(
+        ops.mhc_post,
+        (None, streams, randn(3, 32), pre, randn(3, 4, 4), torch.empty_like(streams)),
+    )
+    outputs = (torch.empty(3, 4), torch.empty(3, 4), mix, torch.empty(3, 32))
+    torch.library.opcheck(
+        ops.mhc_pre, (None, streams, pre, fn, base, scale, 20, 1e-20, 1e-6, *outputs)
+    )
