@@ -128,8 +128,10 @@ def test_packed_weights_multiply_as_their_values(small_config, random_model) -> 
         if not (kind == "mxfp4" or fp8) or p.shape[-1] % 32:
             continue
         weight = PackedWeight.empty(tuple(p.shape), kind, device="cpu", dtype=p.dtype)
-        weight.codes.random_(0, 120, generator=generator)
-        weight.scale.random_(117, 120, generator=generator)
+        sign = torch.randint(0, 2, weight.codes.shape, generator=generator, dtype=torch.uint8) << 7
+        weight.codes.random_(0, 128 if kind == "mxfp4" else 56, generator=generator)
+        weight.codes.add_(sign)
+        weight.scale.random_(123, 126, generator=generator)
         for model, value in ((made, weight), (plain, weight.unpack())):
             owner = model.get_submodule(".".join(path))
             setattr(owner, last, torch.nn.Parameter(value, requires_grad=False))
