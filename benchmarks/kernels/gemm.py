@@ -26,11 +26,24 @@ def tokens(rows: int, k: int, *lead: int) -> tuple[torch.Tensor, torch.Tensor]:
     return (g / scale[..., None]).flatten(-2).to(FP8), scale
 
 
+def tokens32(rows: int, k: int, *lead: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random e4m3 codes with an e8m0 scale per 32 channels."""
+    x = (torch.randn(*lead, rows, k, device="cuda") * 100).clamp(-448, 448).to(FP8)
+    return x, torch.randint(118, 128, (*lead, rows, k // 32), device="cuda", dtype=torch.uint8)
+
+
+def some_tokens(kind: str, rows: int, k: int, *lead: int) -> tuple[torch.Tensor, Any]:
+    """Tokens of a kind of product."""
+    if kind == "bf16":
+        return torch.randn(*lead, rows, k, device="cuda").bfloat16(), None
+    return (tokens32 if kind.endswith("x32") else tokens)(rows, k, *lead)
+
+
 def weights(kind: str, groups: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Random weights: "fp8" with a scale for 128x128, "fp4" with one for 32, "bf16"."""
     if kind == "bf16":
         return torch.randn(groups, n, k, device="cuda", dtype=torch.bfloat16), None
-    if kind == "fp4":
+    if kind in ("fp4", "fp4x32", "raw"):
         q = torch.randint(0, 256, (groups, n, k // 2), device="cuda", dtype=torch.uint8)
         return q, torch.randint(112, 124, (groups, n, k // 32), device="cuda", dtype=torch.uint8)
     q = torch.empty(groups, n, k, device="cuda", dtype=FP8)
@@ -48,13 +61,25 @@ def values(x: torch.Tensor, s: torch.Tensor | None) -> torch.Tensor:
 
 def prepared(kind: str, w: torch.Tensor, s: torch.Tensor | None) -> tuple[Any, Any]:
     """Weights in the form that the kernel reads."""
-    if kind != "fp4":
+    if kind not in ("fp4", "fp4x32"):
         return w, s
     from deepinfer.kernels.reference.folded import prepare_mxfp4_weights
 
     words, steps = prepare_mxfp4_weights(w, s)
     assert words.dtype == torch.int32, "these weights cannot be folded"
     return words, steps
+
+
+def folded(x: Any, xs: Any, p: Any, ps: Any, rows_of: Any, out: Any, sizes: tuple[int, ...]) -> Run:
+    """A call with prepared MXFP4 weights; three sizes are those of many tokens."""
+    from deepinfer.kernels.triton import folded_decoded_launch as many
+    from deepinfer.kernels.triton import grouped_folded_launch as few
+    from deepinfer.kernels.triton.gemm_launch import SwappedTuning
+
+    if len(sizes) == 3:
+        tuning = many.DecodedTuning(*sizes)
+        return lambda: many.folded_decoded(x, xs, p, ps, rows_of, out, tuning)
+    return lambda: few.grouped_folded(x, xs, p, ps, rows_of, out, SwappedTuning(*sizes))
 
 
 def near(wanted: torch.Tensor, found: torch.Tensor, what: str) -> float:
@@ -68,24 +93,22 @@ def near(wanted: torch.Tensor, found: torch.Tensor, what: str) -> float:
 def masked(kind: str, groups: int, m: int, n: int, k: int, sizes: tuple[int, ...], small: bool) -> Built:  # fmt: skip
     """A grouped product with rows counted on the device; "raw" weights are MXFP4 that were not prepared."""
     from deepinfer.kernels.triton.gemm_launch import SwappedTuning, grouped_swapped
-    from deepinfer.kernels.triton.grouped_folded_launch import grouped_folded
 
     groups, max_m = 7 if small else groups, 64
-    x, xs = tokens(max_m, k, groups)
-    w, ws = weights("fp4" if kind == "raw" else kind, groups, n, k)
+    x, xs = some_tokens(kind, max_m, k, groups)
+    w, ws = weights(kind, groups, n, k)
     counts = torch.full((groups,), m, device="cuda", dtype=torch.int32)
     if small:
         counts = torch.tensor([m, 0, 1, m, 17, 64, 3], device="cuda", dtype=torch.int32)
         for g, c in enumerate(counts.tolist()):
             x.view(torch.uint8)[g, c:] = NAN
-            xs[g, c:] = torch.nan
+            xs.view(torch.uint8)[g, c:] = 255
     out = torch.full((groups, max_m, n), 777.0, device="cuda", dtype=torch.bfloat16)
     p, ps = prepared(kind, w, ws)
-    tuning = SwappedTuning(*sizes)
-    launch = grouped_folded if kind == "fp4" else grouped_swapped
-
-    def run() -> None:
-        launch(x, xs, p, ps, counts, out, tuning)
+    if kind.startswith("fp4"):
+        run = folded(x, xs, p, ps, counts, out, sizes)
+    else:
+        run = lambda: grouped_swapped(x, xs, p, ps, counts, out, SwappedTuning(*sizes))  # noqa: E731
 
     def check() -> Mapping[str, float]:
         worst = 0.0
@@ -105,16 +128,15 @@ def masked(kind: str, groups: int, m: int, n: int, k: int, sizes: tuple[int, ...
 def dense(kind: str, m: int, n: int, k: int, sizes: tuple[int, ...], small: bool) -> Built:
     """One product of two matrices; sizes that begin with 2 or 3 warpgroups are those of many tokens."""
     from deepinfer.kernels.triton import gemm_launch as launch
-    from deepinfer.kernels.triton.grouped_folded_launch import grouped_folded
 
     out = torch.full((m, n), 777.0, device="cuda", dtype=torch.bfloat16)
-    x, xs = tokens(m, k) if kind != "bf16" else (torch.randn(m, k, device="cuda").bfloat16(), None)
+    x, xs = some_tokens(kind, m, k)
     w, ws = weights(kind, 1, n, k)
     p, ps = prepared(kind, w, ws)
 
     def run() -> None:
-        if kind == "fp4":
-            grouped_folded(x, xs, p, ps, None, out, launch.SwappedTuning(*sizes))
+        if kind.startswith("fp4"):
+            folded(x, xs, p, ps, None, out, sizes)()
         elif sizes[0] >= 16:
             launch.grouped_swapped(
                 x[None], xs[None], p, ps, None, out[None], launch.SwappedTuning(*sizes)
@@ -130,7 +152,7 @@ def dense(kind: str, m: int, n: int, k: int, sizes: tuple[int, ...], small: bool
         return {"calc_diff": found}
 
     size = x.numel() * x.itemsize + p.numel() * p.itemsize + 2 * m * n
-    size += 0 if xs is None else xs.numel() * 4 + ps.numel() * ps.itemsize
+    size += 0 if xs is None else xs.numel() * xs.itemsize + ps.numel() * ps.itemsize
     peers: dict[str, Callable[[], Run]] = {}
     if kind == "bf16":
         peers["torch"] = lambda: torch_mm(m, n, k)
@@ -141,11 +163,10 @@ def dense(kind: str, m: int, n: int, k: int, sizes: tuple[int, ...], small: bool
 
 def contiguous(kind: str, groups: int, m: int, n: int, k: int, sizes: tuple[int, ...], small: bool) -> Built:  # fmt: skip
     """A grouped product over rows that stand one behind the other."""
-    from deepinfer.kernels.triton.gemm_launch import SwappedTuning, TallTuning, gemm_tall
-    from deepinfer.kernels.triton.grouped_folded_launch import grouped_folded
+    from deepinfer.kernels.triton.gemm_launch import TallTuning, gemm_tall
 
     groups = 3 if small else groups
-    x, xs = tokens(groups * m, k)
+    x, xs = some_tokens(kind, groups * m, k)
     w, ws = weights(kind, groups, n, k)
     p, ps = prepared(kind, w, ws)
     layout = torch.arange(groups, device="cuda", dtype=torch.int32).repeat_interleave(m)
@@ -157,8 +178,8 @@ def contiguous(kind: str, groups: int, m: int, n: int, k: int, sizes: tuple[int,
     out = torch.full((groups * m, n), 777.0, device="cuda", dtype=torch.bfloat16)
 
     def run() -> None:
-        if kind == "fp4":
-            grouped_folded(x, xs, p, ps, layout, out, SwappedTuning(*sizes))
+        if kind.startswith("fp4"):
+            folded(x, xs, p, ps, layout, out, sizes)()
         else:
             gemm_tall(x, xs, p, ps, layout, out, TallTuning(*sizes))
 
@@ -227,14 +248,19 @@ Sizes = tuple[int, ...]
 FP8_MASKED: dict[int, list[Sizes]] = {
     16: [(16, 2, 6, 1, 2)],
     32: [(32, 2, 5, 1, 2)],
-    64: [(64, 2, 4, 1, 2), (64, 2, 8, 1, 1), (64, 1, 4, 1, 3)],
+    64: [(64, 2, 4, 1, 2)],
 }
 FP4_MASKED: dict[int, list[Sizes]] = {
-    16: [(16, 1, 5, 2, 3), (16, 2, 10, 1, 2), (16, 1, 8, 1, 4), (16, 4, 10, 1, 1), (16, 2, 5, 2, 2)],
-    32: [(32, 2, 8, 2, 1), (32, 4, 9, 1, 1), (32, 1, 7, 1, 3), (32, 2, 8, 1, 2), (32, 1, 3, 2, 3)],
-    64: [(64, 2, 6, 2, 1), (64, 4, 8, 1, 1), (64, 1, 4, 2, 2), (64, 2, 6, 1, 2)],
-}  # fmt: skip
-TALL: list[Sizes] = [(2, 128, 6, 8), (2, 256, 4, 8), (2, 256, 4, 16), (3, 128, 4, 16)]
+    16: [(16, 1, 5, 2, 3), (16, 2, 5, 2, 2)],
+    32: [(32, 1, 3, 2, 3), (32, 4, 9, 1, 1), (1, 2, 5)],
+    64: [(1, 2, 5), (64, 1, 4, 2, 2)],
+}
+FP4X32_MASKED: dict[int, list[Sizes]] = {
+    16: [(16, 1, 5, 2, 3), (16, 1, 8, 1, 4), (16, 2, 10, 1, 2)],
+    32: [(32, 1, 7, 1, 3), (32, 1, 3, 2, 3)],
+    64: [(64, 2, 6, 2, 1), (64, 1, 8, 1, 2), (64, 2, 12, 1, 1)],
+}
+TALL: list[Sizes] = [(2, 256, 4, 8), (2, 256, 4, 16), (2, 256, 4, 12)]
 
 
 def _name(sizes: Sizes) -> str:
@@ -258,27 +284,31 @@ def cases() -> list[Case]:
                 )
             )
 
+    masked_fp4, masked_fp8 = "m_grouped_fp8_fp4_gemm_nt_masked", "m_grouped_fp8_gemm_nt_masked"
     for rows in (64, 32, 16):
         shape = (48, rows, 4608, 5120)
-        add("m_grouped_fp8_fp4_gemm_nt_masked", masked, "fp4", shape, FP4_MASKED[rows])
-        add("m_grouped_fp8_gemm_nt_masked", masked, "fp8", shape, FP8_MASKED[rows])
+        add(masked_fp4, masked, "fp4", shape, FP4_MASKED[rows])
+        add(masked_fp4, masked, "fp4x32", shape, FP4X32_MASKED[rows])
+        add(masked_fp8, masked, "fp8", shape, FP8_MASKED[rows])
+    add(masked_fp4, masked, "fp4x32", (384, 1, 4608, 5120), FP4X32_MASKED[16])
     shape = (48, 32, 5120, 2304)
-    add("m_grouped_fp8_fp4_gemm_nt_masked", masked, "fp4", shape, [(32, 2, 8, 1, 2), (32, 1, 7, 1, 3), (32, 4, 9, 1, 1)])  # fmt: skip
-    add("m_grouped_fp8_gemm_nt_masked", masked, "fp8", shape, FP8_MASKED[32])
+    add(masked_fp4, masked, "fp4", shape, [(32, 2, 8, 1, 2), (32, 1, 3, 2, 3)])
+    add(masked_fp8, masked, "fp8", shape, FP8_MASKED[32])
+    add("fp8_gemm_nt", dense, "fp8", (64, 5120, 8192), [(64, 2, 10, 1, 1, 2), (64, 1, 9, 1, 1)])
+    add("fp8_gemm_nt", dense, "fp8", (64, 1280, 5120), [(64, 2, 10, 1, 1, 2), (64, 1, 9, 1, 1)])
+    add("fp8_gemm_nt", dense, "fp8", (16, 32768, 1280), [(16, 1, 4, 1, 4), (16, 2, 5, 1, 2)])
     for m, n, k in ((2048, 4096, 7168), (4096, 4096, 7168), (8192, 8192, 8192)):
         add("fp8_gemm_nt", dense, "fp8", (m, n, k), TALL)
-    add("fp8_gemm_nt", dense, "fp8", (64, 5120, 8192), [(64, 2, 10, 1, 1, 2), (64, 1, 9, 1, 1), (64, 1, 4, 1, 2)])  # fmt: skip
-    add("fp8_gemm_nt", dense, "fp8", (64, 1280, 5120), [(64, 2, 10, 1, 1, 2), (64, 1, 9, 1, 1)])
     add("fp8_gemm_nt", dense, "fp8", (4096, 5120, 8192), [(2, 128, 6, 8, 2), (2, 256, 4, 8)])
-    add("fp8_gemm_nt", dense, "fp8", (16, 32768, 1280), [(16, 2, 5, 1, 2), (16, 1, 4, 1, 4)])
-    add("m_grouped_fp8_gemm_nt_contiguous", contiguous, "fp8", (48, 256, 4608, 5120), TALL[:3])
-    add("m_grouped_fp8_gemm_nt_contiguous", contiguous, "fp8", (8, 2048, 4096, 7168), TALL[:3])
-    many: list[Sizes] = [(128, 2, 8, 1, 1), (64, 2, 6, 2, 1)]
+    add("m_grouped_fp8_gemm_nt_contiguous", contiguous, "fp8", (48, 256, 4608, 5120), [(2, 128, 6, 8), (2, 128, 6, 2), (2, 256, 4, 2)])  # fmt: skip
+    add("m_grouped_fp8_gemm_nt_contiguous", contiguous, "fp8", (8, 2048, 4096, 7168), [(2, 256, 4, 16), (2, 256, 4, 32)])  # fmt: skip
+    many: list[Sizes] = [(2, 1, 6), (128, 2, 8, 1, 1)]
     add("m_grouped_fp8_fp4_gemm_nt_contiguous", contiguous, "fp4", (48, 256, 4608, 5120), many)
     add("m_grouped_fp8_fp4_gemm_nt_contiguous", contiguous, "fp4", (8, 2048, 4096, 7168), many)
+    add("m_grouped_fp8_fp4_gemm_nt_contiguous", contiguous, "fp4x32", (48, 256, 4608, 5120), [(64, 2, 6, 2, 1), (64, 1, 8, 1, 2)])  # fmt: skip
     add("fp8_fp4_gemm_nt", dense, "fp4", (4096, 4096, 7168), many)
     for m, n, k in ((4096, 4096, 7168), (8192, 8192, 8192)):
-        add("bf16_gemm_nt", dense, "bf16", (m, n, k), [(2, 256, 4, 8), (2, 256, 4, 16)])
+        add("bf16_gemm_nt", dense, "bf16", (m, n, k), [(2, 256, 4, 8)])
     raw: list[Sizes] = [(16, 1, 5, 2, 3), (16, 1, 8, 1, 4)]
     add("m_grouped_fp8_fp4_gemm_nt_masked", masked, "raw", (48, 16, 4608, 5120), raw)
     return found

@@ -54,9 +54,16 @@ def _hopper_refusal(
         )
     if x.dtype == _BF16:
         return None if k % 8 == 0 else f"K is {k}, and bulk copies need a multiple of 8 for bf16"
-    if xs is None or ws is None or xs.dtype != torch.float32:
+    if xs is None or ws is None:
+        return "operands without scales are bf16 only"
+    if w.dtype == torch.int32 and xs.itemsize == 1:
+        if xs.shape[-1] != k // 32 or xs.stride(-1) != 1 or any(n % 4 for n in xs.stride()[:-1]):
+            return "the tokens do not have one e8m0 scale for 32 channels, in rows at multiples of 4 bytes"
+        if xs.data_ptr() % 4:
+            return "the scales of the tokens do not begin at a multiple of 4 bytes"
+    elif xs.dtype != torch.float32:
         return "the scales of the tokens are not fp32"
-    if xs.shape[-1] != _ceil(k, 128):
+    elif xs.shape[-1] != _ceil(k, 128):
         return "the tokens do not have one scale for 128 channels"
     if w.dtype == torch.int32:
         if ws.dtype != torch.int32 or ws.shape[-2:] != (k // 128 + 1, _ceil(n, 4) * 4):
@@ -127,9 +134,10 @@ def _folded(
 ) -> None:
     from deepinfer.kernels.triton import grouped_folded_launch as launch
 
-    sizes = _spanned(_tuning(configs.FOLDED_MXFP4, x, w.shape[1], channels(w), rows), channels(w))
+    table = configs.FOLDED_MXFP4 if xs.itemsize == 4 else configs.FOLDED_MXFP4_32
+    sizes = _spanned(_tuning(table, x, w.shape[1], channels(w), rows), channels(w))
     tuning = launch.SwappedTuning(*sizes)
-    launch.grouped_folded(x.contiguous(), xs, w, ws, rows_of, d, tuning)
+    launch.grouped_folded(x.contiguous(), _bytes(xs), w, ws, rows_of, d, tuning)
 
 
 def _bytes(scale: Tensor) -> Tensor:
@@ -162,10 +170,8 @@ def _contiguous_hopper(
         return
     if x.stride(0) * x.itemsize % 16:
         x = x.contiguous()
-    table = configs.TALL_BF16 if xs is None else configs.TALL_FP8
-    sizes = _tuning(table, x, w.shape[1], w.shape[2], x.shape[0])
-    if sizes[0] != 2:  # only a tile of 128 rows lies in one group
-        sizes = configs.TALL_FP8[0][4]
+    table = configs.TALL_BF16 if xs is None else configs.CONTIGUOUS_FP8
+    sizes = _tuning(table, x, w.shape[1], w.shape[2], x.shape[0] // w.shape[0])
     tuning = launch.TallTuning(*sizes)
     with torch.cuda.device(x.device):
         launch.gemm_tall(x, xs, w, ws, layout.contiguous(), d, tuning)

@@ -17,8 +17,9 @@ def cases() -> list[CompileCase]:
     """Each entry once, in the form that needs most."""
     found = [_few(s, False) for s in _sizes(configs.MASKED_FP8, configs.DENSE_FP8, configs.SPLIT_FP8)]  # fmt: skip
     found += [_few(s, True) for s in _sizes(configs.MASKED_MXFP4)]
-    found += [_folded(s) for s in _sizes(configs.FOLDED_MXFP4)]
-    found += [_many(s, True, True) for s in _sizes(configs.TALL_FP8)]
+    found += [_folded(s, 128) for s in _sizes(configs.FOLDED_MXFP4)]
+    found += [_folded(s, 32) for s in _sizes(configs.FOLDED_MXFP4_32)]
+    found += [_many(s, True, True) for s in _sizes(configs.CONTIGUOUS_FP8)]
     found += [_many(configs.TALL_SPLIT, True, False)]
     found += [_many(s, False, True) for s in _sizes(configs.TALL_BF16)]
     small, large = configs.PORTABLE[0][4], configs.PORTABLE[-1][4]
@@ -88,7 +89,7 @@ def _few(sizes: tuple[int, ...], packed: bool) -> CompileCase:
     return _hopper(name, entry, grouped_swapped_kernel, signature, constants, options, _SMALL_STACK)
 
 
-def _folded(sizes: tuple[int, ...]) -> CompileCase:
+def _folded(sizes: tuple[int, ...], x_group: int) -> CompileCase:
     """Prepared MXFP4 weights."""
     from deepinfer.kernels.triton.gemm_launch import SwappedTuning, register_shares
     from deepinfer.kernels.triton.grouped_folded import grouped_folded_kernel
@@ -98,14 +99,15 @@ def _folded(sizes: tuple[int, ...]) -> CompileCase:
     many = t.block_m == 128
     signature = {
         "w_desc": _tile("u32", 64, 16 * t.span, 64 * t.span, 32), "x_desc": _tile("fp8e4nv", t.block_m, 128, 128, 8),
-        "t_desc": _list("i32", 64), "out": "*bf16", "factors": "*fp32", "x_scale": "*fp32", "rows_of": "*i32",
+        "t_desc": _list("i32", 64), "out": "*bf16", "factors": "*fp32",
+        "x_scale": "*fp32" if x_group == 128 else "*i32", "rows_of": "*i32",
         **_integers("num_groups", "N", "max_m", "steps", "stride_og", "stride_om", "stride_fg", "stride_tg", "stride_tk",
                     "stride_xg", "stride_xm", "stride_xk"),
     }  # fmt: skip
-    constants = {"MODE": 1 if many else 2, "SPAN": t.span, "PARTS": t.parts, "BLOCK_M": t.block_m, "DEPTH": t.depth,
+    constants = {"MODE": 1 if many else 2, "X_GROUP": x_group, "SPAN": t.span, "PARTS": t.parts, "BLOCK_M": t.block_m, "DEPTH": t.depth,
                  "REGISTERS": registers}  # fmt: skip
     name = "m_grouped_gemm_nt_contiguous" if many else "m_grouped_gemm_nt_masked"
-    entry = f"prepared MXFP4 {'x'.join(map(str, sizes))}"
+    entry = f"prepared MXFP4, tokens 1x{x_group}, {'x'.join(map(str, sizes))}"
     return _hopper(name, entry, grouped_folded_kernel, signature, constants, options, _SMALL_STACK)
 
 

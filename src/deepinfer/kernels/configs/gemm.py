@@ -6,8 +6,10 @@ An entry holds for a device whose name begins with its first field; the last one
 from __future__ import annotations
 
 __all__ = [
+    "CONTIGUOUS_FP8",
     "DENSE_FP8",
     "FOLDED_MXFP4",
+    "FOLDED_MXFP4_32",
     "MASKED_FP8",
     "MASKED_MXFP4",
     "PORTABLE",
@@ -34,9 +36,15 @@ MASKED_MXFP4: tuple[Row, ...] = (
 )
 FOLDED_MXFP4: tuple[Row, ...] = (
     ("", 0, 0, 16, (16, 1, 5, 2, 3)),
-    ("", 0, 0, 32, (32, 2, 8, 1, 2)),
+    ("", 0, 0, 32, (32, 1, 3, 2, 3)),
     ("", 0, 0, 64, (64, 2, 6, 2, 1)),
     ("", 0, 0, 0, (128, 2, 8, 1, 1)),
+)
+# The same with a scale for 32 channels of a token
+FOLDED_MXFP4_32: tuple[Row, ...] = (
+    ("", 0, 0, 16, (16, 1, 5, 2, 3)),
+    ("", 0, 0, 32, (32, 1, 7, 1, 3)),
+    ("", 0, 0, 0, (64, 2, 6, 2, 1)),
 )
 DENSE_FP8: tuple[Row, ...] = (
     ("", 0, 0, 16, (16, 2, 5, 1, 2)),
@@ -50,7 +58,9 @@ SPLIT_FP8: tuple[Row, ...] = (
     ("", 0, 0, 0, (64, 2, 10, 1, 1, 2)),
 )
 # (device, N or 0, K or 0, most rows, sizes): TallTuning
-TALL_FP8: tuple[Row, ...] = (("", 0, 0, 6144, (2, 128, 6, 8)), ("", 0, 0, 0, (3, 128, 4, 16)))
+TALL_FP8: tuple[Row, ...] = (("", 0, 0, 6144, (2, 256, 4, 8)), ("", 0, 0, 0, (2, 256, 4, 16)))
+# (device, N or 0, K or 0, most rows of a group on average, sizes): two warpgroups, whose 128 rows lie in one group
+CONTIGUOUS_FP8: tuple[Row, ...] = (("", 0, 0, 512, (2, 128, 6, 8)), ("", 0, 0, 0, (2, 256, 4, 16)))
 TALL_SPLIT = (2, 128, 6, 8, 2)
 TALL_BF16: tuple[Row, ...] = (("", 0, 0, 0, (2, 256, 4, 8)),)
 # (device, N or 0, K or 0, most rows, (tokens, weight rows, warps, stages)): the portable kernel

@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
 
-__all__ = ["grouped_folded_kernel"]
+__all__ = ["grouped_folded_kernel", "load_words", "rows_of_group", "unfold"]
 
 # $2: eight codes, the magnitudes of the first four in the low half; their signs are the high bits of the bytes, those of
 # the last four stand four bits below. $6: the e4m3 byte of 0.5 at this step. $0, $1: four e4m3 bytes each.
@@ -37,13 +37,13 @@ lop3.b32 $1, s, 0x80808080, n, 0xEA;
 
 
 @gluon.jit
-def _rows_of(counts, group, num_groups, max_m, MODE: gl.constexpr):
+def rows_of_group(counts, group, num_groups, max_m, MODE: gl.constexpr):
     """Tokens of a group."""
     return gl.load(counts + gl.minimum(group, num_groups - 1)) if MODE == 2 else max_m
 
 
 @gluon.jit
-def _unfold(words, steps, a_layout: gl.constexpr, wide: gl.constexpr):
+def unfold(words, steps, a_layout: gl.constexpr, wide: gl.constexpr):
     """Words of eight codes [64, 4] and the byte of 0.5 of each row to an operand [64, 32] of e4m3."""
     words = gl.convert_layout(words, gl.SliceLayout(2, wide), assert_trivial=True)
     words = words.expand_dims(2).broadcast_to([64, 4, 4])
@@ -56,36 +56,84 @@ def _unfold(words, steps, a_layout: gl.constexpr, wide: gl.constexpr):
 
 
 @gluon.jit
-def _block(p, t, x, part, never, acc_layout: gl.constexpr, wide: gl.constexpr):
-    """Begins the products of 128 channels: words [64, 16], bytes of 0.5 of their four groups, tokens [BLOCK_M, 128]."""
-    a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 4)
-    even, odd = gl.split(p.reshape([64, 4, 2, 2]))
-    w0, w2 = gl.split(even)
-    w1, w3 = gl.split(odd)
-    words = (w0, w1, w2, w3)
-    for i in gl.static_range(4):
-        a = _unfold(words[i], (t >> (8 * i)) & 255, a_layout, wide)
-        b = x.slice(32 * i, 32, dim=1).permute((1, 0))
-        if i == 0:
-            part = warpgroup_mma(a, b, part, use_acc=never, is_async=True)
-        else:
-            part = warpgroup_mma(a, b, part, is_async=True)
-    return part
-
-
-@gluon.jit
-def _tile(rings, bars, steps, slot, phase, never, SPAN: gl.constexpr, PART: gl.constexpr, PARTS: gl.constexpr,
-          BLOCK_M: gl.constexpr, DEPTH: gl.constexpr, acc_layout: gl.constexpr):  # fmt: skip
-    """One tile; a step is 128 or 256 channels."""
-    w_ring, x_ring, t_ring, s_ring = rings
-    full, empty = bars
-    load_layout: gl.constexpr = gl.DistributedLinearLayout(
+def load_words(w, HALF: gl.constexpr):
+    """The words [64, 4] of each group of 32 of 128 channels of a tile in shared memory."""
+    layout: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [8, 0]],
         [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]],
         [[16, 0], [32, 0]],
         [],
         [64, 16],
     )
+    p = w.slice(16 * HALF, 16, dim=1).load(layout)
+    even, odd = gl.split(p.reshape([64, 4, 2, 2]))
+    w0, w2 = gl.split(even)
+    w1, w3 = gl.split(odd)
+    return w0, w1, w2, w3
+
+
+@gluon.jit
+def _group(words, t, x, part, add, AT: gl.constexpr, acc_layout: gl.constexpr, wide: gl.constexpr):
+    """Begins the product of 32 channels, added to `part` if `add`."""
+    a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 4)
+    a = unfold(words, (t >> (8 * AT)) & 255, a_layout, wide)
+    b = x.slice(32 * AT, 32, dim=1).permute((1, 0))
+    return warpgroup_mma(a, b, part, use_acc=add, is_async=True)
+
+
+@gluon.jit
+def _block(w, t, x, part, never, HALF: gl.constexpr, acc_layout: gl.constexpr, wide: gl.constexpr):
+    """Begins the product of 128 channels; `never` is false, but hides from the compiler that `part` is not needed."""
+    words = load_words(w, HALF)
+    for i in gl.static_range(4):
+        part = _group(words[i], t, x, part, never if i == 0 else True, i, acc_layout, wide)
+    return part
+
+
+@gluon.jit
+def _power(codes, AT: gl.constexpr):
+    """Byte AT of each word, e8m0, as fp32; 0 for byte 0."""
+    return (((codes >> (8 * AT)) & 255) << 23).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def _scaled_block(
+    w, t, x, codes, acc, HALF: gl.constexpr, BLOCK_M: gl.constexpr, acc_layout: gl.constexpr,
+    wide: gl.constexpr,
+):  # fmt: skip
+    """Adds the product of 128 channels, whose tokens have a scale for 32."""
+    words = load_words(w, HALF)
+    zero = gl.zeros((64, BLOCK_M), gl.float32, acc_layout)
+    p0 = _group(words[0], t, x, zero, False, 0, acc_layout, wide)
+    p1 = _group(words[1], t, x, zero, False, 1, acc_layout, wide)
+    if BLOCK_M > 32:  # two products at a time are as many as the registers hold
+        p0 = warpgroup_mma_wait(1, [p0])
+        acc += p0 * _power(codes, 0)[None, :]
+        acc = warpgroup_mma_wait(1, [acc])
+        p2 = _group(words[2], t, x, zero, False, 2, acc_layout, wide)
+        p1 = warpgroup_mma_wait(1, [p1])
+        acc += p1 * _power(codes, 1)[None, :]
+        acc = warpgroup_mma_wait(1, [acc])
+        p3 = _group(words[3], t, x, zero, False, 3, acc_layout, wide)
+    else:
+        p2 = _group(words[2], t, x, zero, False, 2, acc_layout, wide)
+        p3 = _group(words[3], t, x, zero, False, 3, acc_layout, wide)
+        p0 = warpgroup_mma_wait(3, [p0])
+        acc += p0 * _power(codes, 0)[None, :]
+        p1 = warpgroup_mma_wait(2, [p1])
+        acc += p1 * _power(codes, 1)[None, :]
+    p2 = warpgroup_mma_wait(1, [p2])
+    acc += p2 * _power(codes, 2)[None, :]
+    p3 = warpgroup_mma_wait(0, [p3])
+    return acc + p3 * _power(codes, 3)[None, :]
+
+
+@gluon.jit
+def _tile(rings, bars, steps, slot, phase, never, X_GROUP: gl.constexpr, SPAN: gl.constexpr, PART: gl.constexpr,
+          PARTS: gl.constexpr, BLOCK_M: gl.constexpr, DEPTH: gl.constexpr, acc_layout: gl.constexpr):  # fmt: skip
+    """One tile; a step is 128 or 256 channels."""
+    w_ring, x_ring, t_ring, s_ring = rings
+    full, empty = bars
     wide: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 0, 1], [0, 0, 2], [8, 0, 0]],
         [[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
@@ -101,24 +149,31 @@ def _tile(rings, bars, steps, slot, phase, never, SPAN: gl.constexpr, PART: gl.c
     for _ in range(steps):
         mbarrier.wait(full.index(slot), phase)
         w = w_ring.index(slot * PARTS + PART)
-        p = w.slice(0, 16, dim=1).load(load_layout)
-        t = t_ring.index((slot * PARTS + PART) * SPAN).load(t_layout)
-        part = _block(p, t, x_ring.index(slot * SPAN), part, never, acc_layout, wide)
-        xs = s_ring.index(slot * SPAN).load(m_layout)
-        if SPAN == 2:
-            p = w.slice(16, 16, dim=1).load(load_layout)
-            t = t_ring.index((slot * PARTS + PART) * SPAN + 1).load(t_layout)
-            last = _block(p, t, x_ring.index(slot * SPAN + 1), last, never, acc_layout, wide)
-            part = warpgroup_mma_wait(4, [part])
-            acc += part * xs[None, :]
-            xs = s_ring.index(slot * SPAN + 1).load(m_layout)
-            last = warpgroup_mma_wait(0, [last])
+        at = (slot * PARTS + PART) * SPAN
+        if X_GROUP == 32:
+            for half in gl.static_range(SPAN):
+                t = t_ring.index(at + half).load(t_layout)
+                codes = s_ring.index(slot * SPAN + half).load(m_layout)
+                x = x_ring.index(slot * SPAN + half)
+                acc = _scaled_block(w, t, x, codes, acc, half, BLOCK_M, acc_layout, wide)
             mbarrier.arrive(empty.index(slot), count=1)
-            acc += last * xs[None, :]
         else:
-            part = warpgroup_mma_wait(0, [part])
-            mbarrier.arrive(empty.index(slot), count=1)
-            acc += part * xs[None, :]
+            t = t_ring.index(at).load(t_layout)
+            part = _block(w, t, x_ring.index(slot * SPAN), part, never, 0, acc_layout, wide)
+            xs = s_ring.index(slot * SPAN).load(m_layout)
+            if SPAN == 2:
+                t = t_ring.index(at + 1).load(t_layout)
+                last = _block(w, t, x_ring.index(slot * SPAN + 1), last, never, 1, acc_layout, wide)
+                part = warpgroup_mma_wait(4, [part])
+                acc += part * xs[None, :]
+                xs = s_ring.index(slot * SPAN + 1).load(m_layout)
+                last = warpgroup_mma_wait(0, [last])
+                mbarrier.arrive(empty.index(slot), count=1)
+                acc += last * xs[None, :]
+            else:
+                part = warpgroup_mma_wait(0, [part])
+                mbarrier.arrive(empty.index(slot), count=1)
+                acc += part * xs[None, :]
         slot += 1
         if slot == DEPTH:
             slot = 0
@@ -127,8 +182,8 @@ def _tile(rings, bars, steps, slot, phase, never, SPAN: gl.constexpr, PART: gl.c
 
 
 @gluon.jit
-def _products(given, MODE: gl.constexpr, SPAN: gl.constexpr, PARTS: gl.constexpr, BLOCK_M: gl.constexpr,
-              DEPTH: gl.constexpr, PART: gl.constexpr):  # fmt: skip
+def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, SPAN: gl.constexpr, PARTS: gl.constexpr,
+              BLOCK_M: gl.constexpr, DEPTH: gl.constexpr, PART: gl.constexpr):  # fmt: skip
     """Multiplies, scales and writes 64 rows of weights of every tile."""
     out, factors, rows_of, rings, bars, sizes, strides = given
     num_groups, N, max_m, steps = sizes
@@ -143,7 +198,7 @@ def _products(given, MODE: gl.constexpr, SPAN: gl.constexpr, PARTS: gl.constexpr
     first = 0
     slot = 0
     phase = 0
-    rows = _rows_of(rows_of, 0, num_groups, max_m, MODE)
+    rows = rows_of_group(rows_of, 0, num_groups, max_m, MODE)
     width = gl.cdiv(rows, BLOCK_M) * tiles_n
     while group < num_groups:
         if tile < first + width:
@@ -158,7 +213,8 @@ def _products(given, MODE: gl.constexpr, SPAN: gl.constexpr, PARTS: gl.constexpr
                 at_n = gl.minimum(n0 + row, N - 1)
                 factor = gl.load(factors + g.to(gl.int64) * stride_fg + at_n)  # type: ignore[attr-defined]
                 acc, slot, phase = _tile(
-                    rings, bars, steps, slot, phase, N < 0, SPAN, PART, PARTS, BLOCK_M, DEPTH, acc_layout
+                    rings, bars, steps, slot, phase, N < 0, X_GROUP, SPAN, PART, PARTS, BLOCK_M, DEPTH,
+                    acc_layout,
                 )  # fmt: skip
                 acc *= factor[:, None]
                 y = gl.convert_layout(acc.to(out.dtype.element_ty), out_layout)
@@ -175,7 +231,7 @@ def _products(given, MODE: gl.constexpr, SPAN: gl.constexpr, PARTS: gl.constexpr
         else:
             first += width
             group += 1
-            rows = _rows_of(rows_of, group, num_groups, max_m, MODE)
+            rows = rows_of_group(rows_of, group, num_groups, max_m, MODE)
             width = gl.cdiv(rows, BLOCK_M) * tiles_n
 
 
@@ -197,7 +253,7 @@ def _copies(given, MODE: gl.constexpr, SPAN: gl.constexpr, PARTS: gl.constexpr, 
     first = 0
     slot = 0
     phase = 1
-    width = gl.cdiv(_rows_of(rows_of, 0, num_groups, max_m, MODE), BLOCK_M) * tiles_n
+    width = gl.cdiv(rows_of_group(rows_of, 0, num_groups, max_m, MODE), BLOCK_M) * tiles_n
     while group < num_groups:
         if tile < first + width:
             tiles_m = width // tiles_n
@@ -243,7 +299,7 @@ def _copies(given, MODE: gl.constexpr, SPAN: gl.constexpr, PARTS: gl.constexpr, 
         else:
             first += width
             group += 1
-            width = gl.cdiv(_rows_of(rows_of, group, num_groups, max_m, MODE), BLOCK_M) * tiles_n
+            width = gl.cdiv(rows_of_group(rows_of, group, num_groups, max_m, MODE), BLOCK_M) * tiles_n
 
 
 @gluon.jit(do_not_specialize=["num_groups", "max_m"])
@@ -268,6 +324,7 @@ def grouped_folded_kernel(
     stride_xm,
     stride_xk,
     MODE: gl.constexpr,
+    X_GROUP: gl.constexpr,
     SPAN: gl.constexpr,
     PARTS: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -278,8 +335,11 @@ def grouped_folded_kernel(
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [DEPTH * PARTS, 64, 16 * SPAN], w_desc.layout)
     x_ring = gl.allocate_shared_memory(gl.float8e4nv, [DEPTH * SPAN, BLOCK_M, 128], x_desc.layout)
     t_ring = gl.allocate_shared_memory(gl.int32, [DEPTH * PARTS * SPAN, 64], t_desc.layout)
+    # The scales of the tokens for 128 channels: one fp32, or four bytes of e8m0 in a word.
     s_ring = gl.allocate_shared_memory(
-        gl.float32, [DEPTH * SPAN, BLOCK_M], gl.SwizzledSharedLayout(1, 1, 1, [0])
+        gl.float32 if X_GROUP == 128 else gl.int32,
+        [DEPTH * SPAN, BLOCK_M],
+        gl.SwizzledSharedLayout(1, 1, 1, [0]),
     )
     full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
@@ -297,7 +357,7 @@ def grouped_folded_kernel(
     if PARTS == 1:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
+                (_products, (multiply, MODE, X_GROUP, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
                 (_copies, (copy, MODE, SPAN, PARTS, BLOCK_M, DEPTH)),
             ],
             [1],
@@ -306,8 +366,8 @@ def grouped_folded_kernel(
     elif PARTS == 2:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
-                (_products, (multiply, MODE, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
+                (_products, (multiply, MODE, X_GROUP, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
+                (_products, (multiply, MODE, X_GROUP, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
                 (_copies, (copy, MODE, SPAN, PARTS, BLOCK_M, DEPTH)),
             ],
             [4, 1],
@@ -316,10 +376,10 @@ def grouped_folded_kernel(
     else:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
-                (_products, (multiply, MODE, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
-                (_products, (multiply, MODE, SPAN, PARTS, BLOCK_M, DEPTH, 2)),
-                (_products, (multiply, MODE, SPAN, PARTS, BLOCK_M, DEPTH, 3)),
+                (_products, (multiply, MODE, X_GROUP, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
+                (_products, (multiply, MODE, X_GROUP, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
+                (_products, (multiply, MODE, X_GROUP, SPAN, PARTS, BLOCK_M, DEPTH, 2)),
+                (_products, (multiply, MODE, X_GROUP, SPAN, PARTS, BLOCK_M, DEPTH, 3)),
                 (_copies, (copy, MODE, SPAN, PARTS, BLOCK_M, DEPTH)),
             ],
             [4, 4, 4, 1],

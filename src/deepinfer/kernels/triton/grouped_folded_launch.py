@@ -31,7 +31,7 @@ def grouped_folded(
 
     Args:
         x: Tokens, shape [M, K] or [groups, max_m, K], e4m3, contiguous.
-        x_scale: Shape [..., K / 128], fp32, any strides.
+        x_scale: Shape [..., K / 128], fp32, any strides; or [..., K / 32], e8m0 as uint8, four of a row in a word.
         words: Shape [groups, N, K / 8], int32, contiguous.
         steps: Shape [groups, K / 128 + 1, N rounded up to 4], int32, contiguous.
         rows_of: None: dense, one group. Shape [M] for x [M, K]: the group of each row, -1 for rows that are left alone,
@@ -43,6 +43,9 @@ def grouped_folded(
     groups, n, k = words.shape[0], words.shape[1], 8 * words.shape[2]
     max_m = x.shape[-2]
     span = tuning.span
+    x_group = 128
+    if x_scale.dtype == torch.uint8:
+        x_group, x_scale = 32, x_scale.view(torch.int32)
     w_desc = matrix(words.view(torch.uint32).view(groups * n, k // 8), 64, 16 * span)
     x_desc = matrix(x.view(-1, k), tuning.block_m, 128)
     flat = steps.view(-1)
@@ -73,6 +76,7 @@ def grouped_folded(
         x_scale.stride(-2),
         x_scale.stride(-1),
         MODE=mode,
+        X_GROUP=x_group,
         SPAN=span,
         PARTS=tuning.parts,
         BLOCK_M=tuning.block_m,

@@ -1,0 +1,318 @@
+"""Products of 64 or more e4m3 tokens with prepared MXFP4 weights on Hopper: decoded once into shared memory.
+
+Each 128 rows of weights have a warpgroup that decodes them for the warpgroups that multiply, 64 tokens each. Tokens are the
+tall operand. The order of every sum, and so every bit, is that of `grouped_folded`.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from deepinfer.kernels.triton.gemm_tiles import place_tile
+from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
+from deepinfer.kernels.triton.grouped_folded import load_words, rows_of_group, unfold
+
+__all__ = ["folded_decoded_kernel"]
+
+
+@gluon.jit
+def _find(rows_of, tile, group, first, num_groups, max_m, tiles_n, MODE: gl.constexpr, BLOCK_M: gl.constexpr):  # fmt: skip
+    """The group of a tile, its first tile and its tokens; `num_groups` behind the last tile."""
+    rows = rows_of_group(rows_of, group, num_groups, max_m, MODE)
+    width = gl.cdiv(rows, BLOCK_M) * tiles_n
+    while (group < num_groups) & (tile >= first + width):
+        first += width
+        group += 1
+        rows = rows_of_group(rows_of, group, num_groups, max_m, MODE)
+        width = gl.cdiv(rows, BLOCK_M) * tiles_n
+    return group, first, rows
+
+
+@gluon.jit
+def _place(rows_of, tile, group, first, rows, N, tiles_n, MODE: gl.constexpr, BLOCK_M: gl.constexpr,
+           BLOCK_N: gl.constexpr):  # fmt: skip
+    """First token and first row of weights of a tile, and the group of the weights, -1 for none."""
+    at = tile - first
+    g = group
+    if MODE == 2:
+        tiles_m = gl.cdiv(rows, BLOCK_M)
+        m = (at % tiles_m) * BLOCK_M
+        n = (at // tiles_m) * BLOCK_N
+    else:
+        m, n = place_tile(at, rows, N, BLOCK_M, BLOCK_N, 16)
+        if MODE == 1:
+            g = gl.load(rows_of + m)
+    return m, n, g
+
+
+@gluon.jit
+def _copies(given, MODE: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH: gl.constexpr):
+    """Fills the ring, tile after tile."""
+    w_desc, x_desc, t_desc, x_scale, rows_of, rings, bars, sizes, strides = given
+    w_ring, x_ring, t_ring, s_ring, _b = rings
+    full, empty, _ready, _freed = bars
+    num_groups, N, max_m, steps = sizes
+    stride_tg, stride_tk, stride_xg, stride_xm, stride_xk = strides
+    BLOCK_M: gl.constexpr = 64 * TM
+    BLOCK_N: gl.constexpr = 128 * TN
+    size: gl.constexpr = BLOCK_N * (64 + 4) + BLOCK_M * 128
+    token = gl.arange(0, BLOCK_M, layout=gl.BlockedLayout([1], [32], [1], [0]))
+    tiles_n = gl.cdiv(N, BLOCK_N)
+    tile = gl.program_id(0)
+    slot = 0
+    phase = 1
+    group = 0
+    first = 0
+    group, first, rows = _find(
+        rows_of, tile, group, first, num_groups, max_m, tiles_n, MODE, BLOCK_M
+    )
+    while group < num_groups:
+        m0, n0, g = _place(rows_of, tile, group, first, rows, N, tiles_n, MODE, BLOCK_M, BLOCK_N)
+        if g >= 0:
+            xs = x_scale + gl.minimum(m0 + token, max_m - 1).to(gl.int64) * stride_xm
+            m = m0
+            if MODE == 2:
+                xs += group.to(gl.int64) * stride_xg  # type: ignore[attr-defined]
+                m = group * max_m + m0
+            for step in range(steps):
+                mbarrier.wait(empty.index(slot), phase)
+                bar = full.index(slot)
+                mbarrier.expect(bar, size)
+                for i in gl.static_range(2 * TN):
+                    n = gl.minimum(n0 + 64 * i, (N - 1) // 64 * 64)
+                    at = slot * 2 * TN + i
+                    load_tile(w_desc, [g * N + n, step * 16], bar, w_ring.index(at))
+                    load_tile(t_desc, [g * stride_tg + step * stride_tk + n], bar, t_ring.index(at))
+                for i in gl.static_range(TM):
+                    load_tile(x_desc, [m + 64 * i, step * 128], bar, x_ring.index(slot * TM + i))
+                copy_elements(s_ring.index(slot), xs + step * stride_xk)
+                async_copy.mbarrier_arrive(bar, increment_count=False)
+                slot += 1
+                if slot == DEPTH:
+                    slot = 0
+                    phase ^= 1
+        tile += gl.num_programs(0)
+        group, first, rows = _find(
+            rows_of, tile, group, first, num_groups, max_m, tiles_n, MODE, BLOCK_M
+        )
+
+
+@gluon.jit
+def _decode(given, MODE: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH: gl.constexpr,
+            COLUMNS: gl.constexpr):  # fmt: skip
+    """Decodes 128 rows of weights of every step into one of two tiles."""
+    rows_of, rings, bars, sizes = given
+    w_ring, _x, t_ring, _s, b_ring = rings
+    full, empty, ready, freed = bars
+    num_groups, N, max_m, steps = sizes
+    BLOCK_M: gl.constexpr = 64 * TM
+    BLOCK_N: gl.constexpr = 128 * TN
+    wide: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 0, 1], [0, 0, 2], [8, 0, 0]],
+        [[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
+        [[16, 0, 0], [32, 0, 0]],
+        [],
+        [64, 4, 4],
+    )
+    t_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, wide))
+    a_layout: gl.constexpr = gl.DotOperandLayout(
+        0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 32]), 4
+    )
+    tiles_n = gl.cdiv(N, BLOCK_N)
+    tile = gl.program_id(0)
+    slot = 0
+    phase = 0
+    side = 0
+    turn = 1
+    group = 0
+    first = 0
+    group, first, rows = _find(
+        rows_of, tile, group, first, num_groups, max_m, tiles_n, MODE, BLOCK_M
+    )
+    while group < num_groups:
+        _m, _n, g = _place(rows_of, tile, group, first, rows, N, tiles_n, MODE, BLOCK_M, BLOCK_N)
+        if g >= 0:
+            for _step in range(steps):
+                mbarrier.wait(full.index(slot), phase)
+                at = (slot * TN + COLUMNS) * 2
+                mbarrier.wait(freed.index(2 * COLUMNS + side), turn)
+                for half in gl.static_range(2):
+                    w = load_words(w_ring.index(at + half), 0)
+                    t = t_ring.index(at + half).load(t_layout)
+                    if half == 1:
+                        mbarrier.arrive(empty.index(slot), count=1)
+                    a0 = unfold(w[0], t & 255, a_layout, wide)
+                    a1 = unfold(w[1], (t >> 8) & 255, a_layout, wide)
+                    a2 = unfold(w[2], (t >> 16) & 255, a_layout, wide)
+                    a3 = unfold(w[3], (t >> 24) & 255, a_layout, wide)
+                    low = gl.join(a0, a1).permute((0, 2, 1)).reshape([64, 64])
+                    high = gl.join(a2, a3).permute((0, 2, 1)).reshape([64, 64])
+                    decoded = gl.join(low, high).permute((0, 2, 1)).reshape([64, 128])
+                    b_ring.index(2 * COLUMNS + side).slice(64 * half, 64).store(decoded)
+                fence_async_shared()
+                mbarrier.arrive(ready.index(2 * COLUMNS + side), count=1)
+                turn ^= side
+                side ^= 1
+                slot += 1
+                if slot == DEPTH:
+                    slot = 0
+                    phase ^= 1
+        tile += gl.num_programs(0)
+        group, first, rows = _find(
+            rows_of, tile, group, first, num_groups, max_m, tiles_n, MODE, BLOCK_M
+        )
+
+
+@gluon.jit
+def _products(given, MODE: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH: gl.constexpr, ROWS: gl.constexpr,
+              COLUMNS: gl.constexpr):  # fmt: skip
+    """Multiplies 64 tokens with 128 rows of weights of every tile."""
+    out, factors, rows_of, rings, bars, sizes, strides = given
+    _w, x_ring, _t, s_ring, b_ring = rings
+    full, empty, ready, freed = bars
+    num_groups, N, max_m, steps = sizes
+    stride_og, stride_om, stride_fg = strides
+    BLOCK_M: gl.constexpr = 64 * TM
+    BLOCK_N: gl.constexpr = 128 * TN
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
+    row_layout: gl.constexpr = gl.SliceLayout(1, acc_layout)
+    out_layout: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    column = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    tiles_n = gl.cdiv(N, BLOCK_N)
+    tile = gl.program_id(0)
+    slot = 0
+    phase = 0
+    side = 0
+    turn = 0
+    never = N < 0
+    group = 0
+    first = 0
+    group, first, rows = _find(
+        rows_of, tile, group, first, num_groups, max_m, tiles_n, MODE, BLOCK_M
+    )
+    while group < num_groups:
+        m, n, g = _place(rows_of, tile, group, first, rows, N, tiles_n, MODE, BLOCK_M, BLOCK_N)
+        if g >= 0:
+            m += 64 * ROWS
+            n += 128 * COLUMNS
+            at_n = gl.minimum(n + column, N - 1)
+            factor = gl.load(factors + g.to(gl.int64) * stride_fg + at_n)  # type: ignore[attr-defined]
+            acc = gl.zeros((64, 128), gl.float32, acc_layout)
+            part = acc
+            for _step in range(steps):
+                mbarrier.wait(full.index(slot), phase)
+                xs = s_ring.index(slot).slice(64 * ROWS, 64).load(row_layout)
+                mbarrier.wait(ready.index(2 * COLUMNS + side), turn)
+                part = warpgroup_mma(
+                    x_ring.index(slot * TM + ROWS), b_ring.index(2 * COLUMNS + side).permute((1, 0)), part,
+                    use_acc=never, is_async=True,
+                )  # fmt: skip
+                part = warpgroup_mma_wait(0, [part])
+                mbarrier.arrive(freed.index(2 * COLUMNS + side), count=1)
+                mbarrier.arrive(empty.index(slot), count=1)
+                acc += part * xs[:, None]
+                turn ^= side
+                side ^= 1
+                slot += 1
+                if slot == DEPTH:
+                    slot = 0
+                    phase ^= 1
+            acc *= gl.convert_layout(factor, gl.SliceLayout(0, acc_layout))[None, :]
+            y = gl.convert_layout(acc.to(out.dtype.element_ty), out_layout)
+            mo = m + gl.arange(0, 64, layout=gl.SliceLayout(1, out_layout))
+            no = n + gl.arange(0, 128, layout=gl.SliceLayout(0, out_layout))
+            used = mo < rows
+            if MODE == 1:
+                used = used & (gl.load(rows_of + gl.minimum(mo, rows - 1)) >= 0)
+            to = out + mo.to(gl.int64)[:, None] * stride_om + no[None, :]
+            if MODE == 2:
+                to += group.to(gl.int64) * stride_og  # type: ignore[attr-defined]
+            gl.store(to, y, mask=used[:, None] & (no < N)[None, :])
+        tile += gl.num_programs(0)
+        group, first, rows = _find(
+            rows_of, tile, group, first, num_groups, max_m, tiles_n, MODE, BLOCK_M
+        )
+
+
+@gluon.jit(do_not_specialize=["num_groups", "max_m"])
+def folded_decoded_kernel(
+    w_desc,
+    x_desc,
+    t_desc,
+    out,
+    factors,
+    x_scale,
+    rows_of,
+    num_groups,
+    N,
+    max_m,
+    steps,
+    stride_og,
+    stride_om,
+    stride_fg,
+    stride_tg,
+    stride_tk,
+    stride_xg,
+    stride_xm,
+    stride_xk,
+    MODE: gl.constexpr,
+    TM: gl.constexpr,
+    TN: gl.constexpr,
+    DEPTH: gl.constexpr,
+):
+    """`out[g, m, n] = sum over k of x[g, m, k] * weight[g, n, k]`; MODE as in `grouped_folded_kernel`."""
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    w_ring = gl.allocate_shared_memory(w_desc.dtype, [DEPTH * TN * 2, 64, 16], w_desc.layout)
+    x_ring = gl.allocate_shared_memory(gl.float8e4nv, [DEPTH * TM, 64, 128], x_desc.layout)
+    t_ring = gl.allocate_shared_memory(gl.int32, [DEPTH * TN * 2, 64], t_desc.layout)
+    s_ring = gl.allocate_shared_memory(gl.float32, [DEPTH, 64 * TM], flat)
+    b_ring = gl.allocate_shared_memory(gl.float8e4nv, [2 * TN, 128, 128], x_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
+    ready = gl.allocate_shared_memory(gl.int64, [2 * TN, 1], mbarrier.MBarrierLayout())
+    freed = gl.allocate_shared_memory(gl.int64, [2 * TN, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(DEPTH):
+        # Bulk copies count as one; each lane of the copying warp adds one when its scales are there.
+        mbarrier.init(full.index(i), count=33)
+        mbarrier.init(empty.index(i), count=TN + TM * TN)
+    for i in gl.static_range(2 * TN):
+        mbarrier.init(ready.index(i), count=1)
+        mbarrier.init(freed.index(i), count=TM)
+    rings = (w_ring, x_ring, t_ring, s_ring, b_ring)
+    bars = (full, empty, ready, freed)
+    sizes = (num_groups, N, max_m, steps)
+    multiply = (out, factors, rows_of, rings, bars, sizes, (stride_og, stride_om, stride_fg))
+    decode = (rows_of, rings, bars, sizes)
+    of = (stride_tg, stride_tk, stride_xg, stride_xm, stride_xk)
+    copy = (w_desc, x_desc, t_desc, x_scale, rows_of, rings, bars, sizes, of)
+    if TN == 2:
+        gl.warp_specialize(
+            [
+                (_products, (multiply, MODE, TM, TN, DEPTH, 0, 0)),
+                (_products, (multiply, MODE, TM, TN, DEPTH, 0, 1)),
+                (_decode, (decode, MODE, TM, TN, DEPTH, 0)),
+                (_decode, (decode, MODE, TM, TN, DEPTH, 1)),
+                (_copies, (copy, MODE, TM, TN, DEPTH)),
+            ],
+            [4, 4, 4, 1],
+            [152, 72, 72, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_products, (multiply, MODE, TM, TN, DEPTH, 0, 0)),
+                (_products, (multiply, MODE, TM, TN, DEPTH, 1, 0)),
+                (_decode, (decode, MODE, TM, TN, DEPTH, 0)),
+                (_copies, (copy, MODE, TM, TN, DEPTH)),
+            ],
+            [4, 4, 1],
+            [176, 96, 24],
+        )
