@@ -55,15 +55,19 @@ def same_cast(
 
 
 def assert_rows_alone(
-    f: Callable[..., Outputs], given: Sequence[torch.Tensor], counts: Sequence[int] = ROWS
+    make: Callable[..., Outputs], given: Sequence[torch.Tensor], counts: Sequence[int] = ROWS
 ) -> None:
     """Asks for the same bits of a row in every number of rows, permuted, and beside rows of NaN.
 
     Args:
-        f: Makes outputs with a row for each row of its arguments.
+        make: Makes outputs with a row for each row of its arguments.
         given: Arguments of 1,000 rows.
         counts: Numbers of rows.
     """
+
+    def f(*some: torch.Tensor) -> Outputs:
+        return tuple(o.view(torch.uint8) if o.dtype.itemsize == 1 else o for o in make(*some))
+
     whole = f(*given)
     n = len(given[0])
     for count in (c for c in counts if c <= n):
