@@ -1,0 +1,325 @@
+"""Choosing tokens: noise equal to the sampler's, filters equal to its, hard rows, laws; the kernels under the interpreter."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import pytest
+import torch
+
+from deepinfer.core.errors import ShapeError
+from deepinfer.kernels import sampling
+from deepinfer.kernels.reference.noise import noise_words, token_gumbel
+from deepinfer.sampling import apply_penalties as penalise_row
+from deepinfer.sampling import filter_logits, gumbel_noise, noise_bits, token_logprobs
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+BACKENDS = ["torch", "triton"] if INTERPRETED else ["torch"]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning"),
+]
+SEEDS = torch.tensor([0, 1, -4, 2**40 + 5, 2**62, 3])
+POSITIONS = torch.tensor([0, 5, 2**31, 9, 2**20, 7])
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def hard_rows(vocab: int) -> torch.Tensor:
+    x = randn(6, vocab) * 3
+    x[1] = -math.inf
+    x[2, vocab // 2] = math.nan
+    x[3] = 1.5
+    x[4, : vocab - 3] = -math.inf
+    x[5, 7] = math.inf
+    return x
+
+
+def test_noise_is_that_of_the_sampler() -> None:
+    ids = torch.arange(30).unsqueeze(0)
+    for stream in (0, 3):
+        words = noise_words(SEEDS, POSITIONS, ids, stream)
+        assert torch.equal(words, noise_bits(SEEDS, POSITIONS, vocab_size=30, stream=stream))
+        noise = token_gumbel(SEEDS, POSITIONS, ids, stream)
+        assert torch.equal(noise, gumbel_noise(SEEDS, POSITIONS, vocab_size=30, stream=stream))
+    some = torch.tensor([[7, 3], [0, 1], [2, 2], [9, 130_000], [4, 5], [6, 8]])
+    words = noise_words(SEEDS, POSITIONS, some, 1)
+    assert torch.equal(words, noise_bits(SEEDS, POSITIONS, token_ids=some, stream=1))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("vocab", [5, 300, 1000])
+def test_the_highest_logit(backend, vocab) -> None:
+    x = hard_rows(vocab) if vocab > 7 else randn(6, vocab)
+    found = sampling.argmax_sample(x, backend=backend)
+    for row, token in zip(x, found.tolist(), strict=True):
+        top = row.amax()
+        wanted = int((row == top).nonzero()[0]) if top.isfinite() else -1
+        assert token == wanted
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_draws_are_the_samplers(backend) -> None:
+    x = hard_rows(700)
+    warm = torch.tensor([0.7, 1.0, 1.0, 2.0, 0.0, 1.0], dtype=torch.float64)
+    found = sampling.gumbel_sample(
+        x, SEEDS, POSITIONS, temperature=warm, stream=0, backend=backend
+    ).tolist()
+    noise = gumbel_noise(SEEDS, POSITIONS, vocab_size=700)
+    assert found[1] == found[2] == found[5] == -1
+    for row in (0, 3):
+        score = (x[row].double() - x[row].amax().double()) / warm[row] + noise[row]
+        assert found[row] == int(score.argmax())
+    assert found[4] == int(x[4].argmax())
+    plain = sampling.gumbel_sample(x, SEEDS, POSITIONS, stream=4, backend=backend).tolist()
+    noise = gumbel_noise(SEEDS, POSITIONS, vocab_size=700, stream=4)
+    assert plain[0] == int((x[0].double() + noise[0]).argmax())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_largest_noise_is_finite_and_wins_nothing_that_is_masked(backend) -> None:
+    # A word of all ones is u = 1 in fp32: its noise must stay finite, and -inf plus it must not become NaN.
+    ids = torch.arange(1 << 14).unsqueeze(0)
+    seeds = torch.arange(400)
+    words = torch.stack([noise_words(s[None], torch.zeros(1), ids, 0)[0] for s in seeds])
+    seed, token = divmod(int(words.argmax()), words.shape[1])
+    assert float(words.max()) > 2**32 - 2**12
+    x = torch.zeros(1, 1 << 14)
+    own = sampling.gumbel_sample(x, seeds[seed : seed + 1], torch.zeros(1, dtype=torch.int64), backend=backend)  # fmt: skip
+    assert own.tolist() == [token]
+    x[0, token] = -math.inf
+    own = sampling.gumbel_sample(x, seeds[seed : seed + 1], torch.zeros(1, dtype=torch.int64), backend=backend)  # fmt: skip
+    assert own.tolist() != [token]
+    assert 0 <= int(own) < 1 << 14
+
+
+def test_equal_logits_are_drawn_equally_often() -> None:
+    x = torch.full((4000, 10), 2.5)
+    found = sampling.gumbel_sample(x, torch.arange(4000), torch.zeros(4000, dtype=torch.int64))
+    counts = torch.bincount(found, minlength=10).double()
+    assert (
+        float(((counts - 400) ** 2 / 400).sum()) < 27.9
+    )  # chi-square, 9 degrees of freedom, 0.1 %
+    kept = sampling.top_k_top_p_sample(
+        x, torch.arange(4000), torch.zeros(4000, dtype=torch.int64), 4
+    )
+    counts = torch.bincount(kept, minlength=10).double()
+    assert counts[4:].sum() == 0  # equal logits rank by token id
+    assert float(((counts[:4] - 1000) ** 2 / 1000).sum()) < 16.3
+
+
+FILTERS = {
+    "top-k": {"top_k": 20},
+    "top-k and top-p": {"top_k": 20, "top_p": 0.8},
+    "top-p": {"top_p": 0.8},
+    "min-p": {"min_p": 0.05},
+    "top-k of all": {"top_k": 5000, "top_p": 0.5},
+    "all, by rows": {
+        "top_k": torch.tensor([0, 5, 10, 33, 500, 1]),
+        "top_p": torch.tensor([0.5, 1.0, 0.3, 0.7, 0.95, 1.5]),
+        "min_p": torch.tensor([0.0, 0.1, 0.0, 0.0, 0.001, 1.0], dtype=torch.float64),
+    },
+}
+
+
+def column(value, rows: int, default: float, dtype: torch.dtype) -> torch.Tensor:
+    return torch.full((rows,), default if value is None else value, dtype=dtype) if not isinstance(value, torch.Tensor) else value.to(dtype)  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("warm", [None, torch.tensor([0.5, 1.0, 2.0, 0.7, 1.0, 3.0])])
+@pytest.mark.parametrize("name", FILTERS)
+def test_what_stays_is_what_the_samplers_filters_keep(backend, warm, name) -> None:
+    x = randn(6, 900, seed=4) * 3
+    x[1] = torch.randint(-2, 3, (900,), generator=torch.Generator().manual_seed(1)).float()
+    x[3] = 1.5
+    x[4, 100:] = -math.inf
+    keys = FILTERS[name]
+    out = sampling.top_k_top_p_mask(x, temperature=warm, backend=backend, **keys)
+    double = torch.float64
+    kept = filter_logits(
+        x,
+        column(warm, 6, 1.0, double),
+        column(keys.get("top_k"), 6, 0, torch.int64),
+        column(keys.get("top_p"), 6, 1.0, double),
+        column(keys.get("min_p"), 6, 0.0, double),
+    )
+    stays = kept.scores > -math.inf
+    for row in range(6):
+        wanted = sorted(kept.token_ids[row][stays[row]].tolist())
+        assert (out[row] > -math.inf).nonzero().flatten().tolist() == wanted, row
+        assert torch.equal(out[row, wanted], x[row, wanted])
+    token = sampling.top_k_top_p_sample(
+        x, SEEDS, POSITIONS, temperature=warm, backend=backend, **keys
+    )
+    masked = sampling.gumbel_sample(out, SEEDS, POSITIONS, temperature=warm)
+    assert token.tolist() == masked.tolist()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_that_cannot_be_drawn_stay_as_they_are(backend) -> None:
+    x = hard_rows(600)
+    out = sampling.top_k_top_p_mask(x, 5, 0.5, backend=backend)
+    for row in (1, 2, 5):
+        assert torch.equal(out[row].nan_to_num(7.0), x[row].nan_to_num(7.0))
+    token = sampling.top_k_top_p_sample(x, SEEDS, POSITIONS, 5, 0.5, backend=backend)
+    assert token[[1, 2, 5]].tolist() == [-1, -1, -1]
+    cold = torch.zeros(6)
+    token = sampling.top_k_top_p_sample(x, SEEDS, POSITIONS, 0, 0.5, temperature=cold, backend=backend)  # fmt: skip
+    assert token.tolist() == sampling.argmax_sample(x).tolist()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bitmasks_with_strides_rows_and_a_padded_vocabulary(backend) -> None:
+    wide = randn(5, 90, 3)
+    x = wide.permute(0, 2, 1)[:, 1]
+    before = x.clone()
+    mask = torch.full((3, 6), -1, dtype=torch.int32)[:, ::2]
+    mask[0, 1] = 0x0F0F0F0F
+    mask[2] = 0
+    rows = torch.tensor([4, -1, 0])
+    assert sampling.apply_token_bitmask(x, mask, rows=rows, vocab_size=70, backend=backend) is x
+    assert torch.equal(x[1:4], before[1:4])
+    assert bool((x[0] == -math.inf).all())
+    for t in range(90):
+        allowed = t < 70 and (t < 32 or t >= 64 or (0x0F0F0F0F >> (t - 32)) & 1)
+        assert x[4, t] == (before[4, t] if allowed else -math.inf)
+    assert torch.equal(wide[:, :, 0], randn(5, 90, 3)[:, :, 0])
+    with pytest.raises(ShapeError, match="vocab_size is 97"):
+        sampling.apply_token_bitmask(x, mask, rows=rows, vocab_size=97)
+    with pytest.raises(ShapeError, match="bitmask has 3 rows for 5"):
+        sampling.apply_token_bitmask(x, mask)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_penalties_are_the_samplers(backend) -> None:
+    x = randn(3, 80)
+    output = torch.tensor([[3, 3, 5, -1], [79, 80, 1, 1], [-1, -1, -1, -1]])
+    prompt = torch.tensor([[5, 9, 9], [-1, -1, -1], [2, 100, 3]], dtype=torch.int32)
+    presence, frequency = torch.tensor([0.5, 0.0, 1.0]), torch.tensor([0.25, 1.0, 1.0])
+    repetition = torch.tensor([1.3, 1.0, 0.5])
+    wanted = x.clone()
+    for row in range(3):
+        penalise_row(
+            wanted[row],
+            [t for t in output[row].tolist() if t >= 0],
+            prompt_ids=torch.tensor(sorted({t for t in prompt[row].tolist() if 0 <= t < 80}), dtype=torch.int64),
+            presence_penalty=float(presence[row]),
+            frequency_penalty=float(frequency[row]),
+            repetition_penalty=float(repetition[row]),
+        )  # fmt: skip
+    keys = {"presence": presence, "frequency": frequency, "repetition": repetition}
+    sampling.apply_penalties(x, output, prompt_ids=prompt, backend=backend, **keys)
+    assert torch.equal(x, wanted)
+    again = sampling.apply_penalties(x, output[:, :0], backend=backend, **keys)
+    assert torch.equal(again, wanted)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_log_probabilities_and_ranks(backend) -> None:
+    x = randn(3, 500, seed=2) * 4
+    x[1] = torch.randint(-2, 3, (500,), generator=torch.Generator().manual_seed(1)).float()
+    tokens = torch.tensor([17, 44, -1])
+    own, ranks, ids, best = sampling.log_probs(x, tokens, 6, backend=backend)
+    wanted = token_logprobs(x[:2], tokens[:2], [6, 6])
+    for row, entry in enumerate(wanted):
+        assert math.isclose(float(own[row]), entry.logprob, abs_tol=2e-6)
+        assert int(ranks[row]) == entry.rank
+        assert ids[row].tolist() == [token for token, _ in entry.top]
+        assert best[row].tolist() == pytest.approx([value for _, value in entry.top], abs=2e-6)
+    assert own[2].isnan()
+    assert int(ranks[2]) == 0
+    own, ranks, ids, best = sampling.log_probs(x[:, :3], tokens, 5, backend=backend)
+    assert ids.shape == best.shape == (3, 5)
+    assert ids[0, 3:].tolist() == [-1, -1]
+    assert best[0, 3:].tolist() == [-math.inf] * 2
+    assert own.isnan().all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_rows_and_rows_that_lie_apart(backend) -> None:
+    x = randn(4, 300)
+    none = torch.empty(0, dtype=torch.int64)
+    assert sampling.argmax_sample(x[:0], backend=backend).shape == (0,)
+    assert sampling.gumbel_sample(x[:0], none, none, backend=backend).shape == (0,)
+    assert sampling.top_k_top_p_sample(x[:0], none, none, 5, 0.5, backend=backend).shape == (0,)
+    assert sampling.top_k_top_p_mask(x[:0], 5, backend=backend).shape == (0, 300)
+    assert sampling.log_probs(x[:0], none, 2, backend=backend)[2].shape == (0, 2)
+    wide = torch.full((4, 500), math.nan)
+    wide[:, 100:400] = x
+    view = wide[:, 100:400]
+    seeds, positions = SEEDS[:4], POSITIONS[:4]
+    keys = {"backend": backend}
+    assert torch.equal(sampling.argmax_sample(view, **keys), x.argmax(-1))
+    a = sampling.top_k_top_p_sample(view, seeds, positions, 9, 0.9, **keys)
+    assert torch.equal(a, sampling.top_k_top_p_sample(x, seeds, positions, 9, 0.9))
+    out = torch.full((4, 310), 777.0)
+    sampling.top_k_top_p_mask(view, 9, out=out[:, 5:305], **keys)
+    assert torch.equal(out[:, 5:305], sampling.top_k_top_p_mask(x, 9))
+    assert bool((out[:, :5] == 777).all() and (out[:, 305:] == 777).all())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_row_gives_the_same_token_alone_and_beside_nan(backend) -> None:
+    x = randn(5, 400, seed=8) * 3
+    whole = sampling.top_k_top_p_sample(x, SEEDS[:5], POSITIONS[:5], 9, 0.9, backend=backend)
+    x[[0, 1, 3]] = math.nan
+    beside = sampling.top_k_top_p_sample(x, SEEDS[:5], POSITIONS[:5], 9, 0.9, backend=backend)
+    assert beside.tolist() == [-1, -1, int(whole[2]), -1, int(whole[4])]
+    alone = sampling.top_k_top_p_sample(x[2:3], SEEDS[2:3], POSITIONS[2:3], 9, 0.9, backend=backend)
+    assert int(alone) == int(whole[2])
+
+
+def test_wrong_arguments_are_refused() -> None:
+    x = randn(2, 10)
+    two = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ShapeError, match="vocabulary of 0"):
+        sampling.argmax_sample(x[:, :0])
+    with pytest.raises(ShapeError, match="logits has dtype float64"):
+        sampling.argmax_sample(x.double())
+    with pytest.raises(ShapeError, match="last axis"):
+        sampling.argmax_sample(x.T)
+    with pytest.raises(ShapeError, match="seeds has shape"):
+        sampling.gumbel_sample(x, two[:1], two)
+    with pytest.raises(ShapeError, match="top_p is nan"):
+        sampling.top_k_top_p_mask(x, top_p=math.nan)
+    with pytest.raises(ShapeError, match="top_k has dtype float32"):
+        sampling.top_k_top_p_mask(x, torch.zeros(2))
+    with pytest.raises(ShapeError, match="out has dtype"):
+        sampling.top_k_top_p_mask(x, 3, out=x.bfloat16())
+    with pytest.raises(ShapeError, match="num_top is 5000"):
+        sampling.log_probs(x, two, 5000)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the compiler of torch is not for the interpreter")
+def test_operations_of_torch() -> None:
+    ops, x = torch.ops.deepinfer, randn(3, 40)
+    three = torch.zeros(3, dtype=torch.int64)
+    out = torch.empty(3, dtype=torch.int64)
+    warm = torch.ones(3)
+    torch.library.opcheck(ops.argmax_sample, (None, x, out))
+    torch.library.opcheck(ops.gumbel_sample, (None, x, None, three, three, 0, out))
+    filters = (x, warm, three + 4, warm * 0.5, None)
+    torch.library.opcheck(ops.top_k_top_p_mask, (None, *filters, 0, torch.empty_like(x)))
+    torch.library.opcheck(ops.top_k_top_p_sample, (None, *filters, three, three, 0, 0, out))
+    bits = torch.full((3, 2), 5, dtype=torch.int32)
+    torch.library.opcheck(ops.apply_token_bitmask, (None, x.clone(), bits, None, 40))
+    ids = torch.zeros((3, 4), dtype=torch.int64)
+    torch.library.opcheck(ops.apply_penalties, (None, x.clone(), ids, None, warm, warm, warm))
+    best = torch.zeros((3, 2), dtype=torch.int32)
+    torch.library.opcheck(
+        ops.log_probs, (None, x, three, best, torch.empty(3), out, torch.empty(3, 2))
+    )
+
+    def step(x: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+        y = sampling.apply_token_bitmask(x.clone(), bits)
+        y = sampling.top_k_top_p_mask(y, 5, 0.9)
+        return sampling.gumbel_sample(y, three, three) + sampling.argmax_sample(y)
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x, bits), step(x, bits))
