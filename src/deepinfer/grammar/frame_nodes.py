@@ -135,9 +135,19 @@ class FrameNodes:
         state = self.state(self._store.cons(saturated, self._store.unknown))
         if self._wide(state, kind in (SET, REP)):
             return _JOINED, 0
-        if kind == ALT and len(frame.parts) <= MAX_STACKS:
+        if kind == ALT and len(frame.parts) <= MAX_STACKS and self._divides(frame):
             return PARTS, frame
         return UNIT, state
+
+    def _divides(self, frame: Node) -> bool:
+        """Whether alternatives are better walked one by one: values of several kinds, or objects and rules."""
+        if not self._is_shared(frame):
+            return True
+        for part in frame.parts:
+            first = self.split(part)[0]
+            if first.kind == LIT and first.text[0] in b'"[{':
+                return True
+        return False
 
     def copy(self, frame: Node, rest: Node) -> Node:
         """One copy of a repeat, and what is left of it, and the rest below it."""

@@ -20,7 +20,7 @@ from deepinfer.grammar.frame_entries import Entry
 from deepinfer.grammar.frame_nodes import BAG, EXCEPT, PARTS, REPEAT, STRINGS, UNIT, Task
 from deepinfer.grammar.frame_tokens import Tokens
 from deepinfer.grammar.frame_units import FrameUnits
-from deepinfer.grammar.nodes import ALT, BagNode, Node
+from deepinfer.grammar.nodes import BagNode, Node
 from deepinfer.grammar.vocab import TokenVocab
 
 __all__ = ["FrameRows", "TooManyFrames"]
@@ -126,7 +126,13 @@ class FrameRows:
             self.forget()
         with self._automaton.at_work:
             self._nesting = 0
-            found = self._run([self._nodes.node(state)], self._units.root, EVERY)
+            node = self._nodes.node(state)
+            try:
+                found = self._run([node], self._units.root, EVERY)
+            except TooManyFrames:
+                if node.recursive:
+                    raise
+                return [self._units.unit(state, self._units.root).tokens]
         out = list(found.tokens)
         if found.ids:
             ids = tuple(sorted(set(found.ids)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+
 from deepinfer.grammar.byte_loops import ByteNodes
 from deepinfer.grammar.frame_entries import Entry, EntryStore, WalkSpace
 from deepinfer.grammar.frame_tokens import Tokens, TokenSets

@@ -38,7 +38,7 @@ class Tokens:
         """The tokens with some ids, which may repeat."""
         if len(ids) < FEW_IDS:
             return cls(None, *pack_few(ids))
-        return cls(None, *pack_ids(np.unique(np.array(ids, dtype=np.int32))))
+        return cls(None, *pack_ids(np.array(list(set(ids)), dtype=np.int32)))
 
     def add_to(self, out: Int32Array) -> None:
         """Sets the bits in a row."""

@@ -337,7 +337,8 @@ class FrameUnits:
                 stack += [pair for pair in pairs if pair[0] >= 0]
         found = None
         if chunks:
-            ranks = np.unique(np.concatenate(chunks))
+            ranks = np.sort(np.concatenate(chunks))
+            ranks = ranks[np.flatnonzero(np.diff(ranks, prepend=-1))]
             found = Banned(ranks, self._num_places(ranks, entry) == len(ranks), self._vocab)
             self._own_bytes += 200_000
         self._banned[key] = found

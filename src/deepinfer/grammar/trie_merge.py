@@ -41,12 +41,16 @@ def strings_behind(trie: TokenTrie, nodes: Sequence[int]) -> Residue:
         ends = np.cumsum(count, dtype=np.int32)
         child = np.repeat(low - ends + count, count) + np.arange(total, dtype=np.int32)
         key = np.repeat(group, count).astype(np.int64) * 256 + trie.label_bytes[child]
-        distinct, place = np.unique(key, return_inverse=True)
+        order = np.argsort(key, kind="stable")
+        new = np.diff(key[order], prepend=-1) != 0
+        distinct = key[order[new]]
+        place = np.empty(total, dtype=np.int32)
+        place[order] = np.cumsum(new, dtype=np.int32) - 1
         base = starts[-1]
         labels.append((distinct & 255).astype(np.uint8))
         parents.append((distinct >> 8).astype(np.int32))
         starts.append(base + len(distinct))
-        at, group = child, (place.reshape(-1) + base).astype(np.int32)
+        at, group = child, place + np.int32(base)
         rank = trie.rank[at]
         whole = rank >= 0
         end_group.append(group[whole])
