@@ -234,9 +234,10 @@ def _hash_triton(
 ) -> None:
     from deepinfer.kernels.triton import engram_launch as launch
 
-    tables = (t.contiguous() for t in (token_map, multipliers, primes, offsets))
+    token_map, multipliers = token_map.contiguous(), multipliers.contiguous()
+    primes, offsets = primes.contiguous(), offsets.contiguous()
     history = history if history.stride(-1) == 1 else history.contiguous()
-    launch.engram_hash(history, *tables, pad_id, out)
+    launch.engram_hash(history, token_map, multipliers, primes, offsets, pad_id, out)
 
 
 def _lookup_refusal(rows: Tensor, table: Tensor, scale: Tensor, out: Tensor) -> str | None:
