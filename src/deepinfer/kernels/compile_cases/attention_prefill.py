@@ -81,11 +81,12 @@ def cases() -> list[CompileCase]:
     from deepinfer.kernels.triton.mla_prefill_wide import mla_prefill_wide_kernel as wide
 
     sparse, window = "flash_mla_sparse_fwd", "swa_attention"
-    parts, ahead, lazy, staged, warps, registers = configs.wide()
+    parts, ahead, lazy, held, staged, warps, registers = configs.wide()
     form = {
         "PARTS": parts,
         "AHEAD": ahead,
         "LAZY": lazy,
+        "HELD": held,
         "STAGED": staged,
         "COPY_WARPS": warps,
         "COPY_REGISTERS": registers,

@@ -5,13 +5,13 @@ from __future__ import annotations
 __all__ = ["few", "portable", "wide"]
 
 
-def wide() -> tuple[int, bool, bool, bool, int, int]:
+def wide() -> tuple[int, bool, bool, int, bool, int, int]:
     """Form of the kernel for 64 heads.
 
     Returns:
-        Pieces of a tile, logits ahead, lazy rescaling, staged stores, copying warps, their registers: `WideTuning`.
+        Pieces of a tile, logits ahead, lazy rescaling, channels held in registers, staged stores, copying warps, their registers: `WideTuning`.
     """
-    return 2, True, False, True, 4, 64
+    return 2, True, False, 0, True, 4, 64
 
 
 def few(heads: int) -> tuple[int, int, int, int, int]:

@@ -23,6 +23,7 @@ class WideTuning:
         parts: In how many pieces a tile of 64 keys is copied and handed over: 1, 2 or 4.
         ahead: Multiply the queries with the next tile behind the values of this one.
         lazy: Skip the rescaling of the outputs while no base moves.
+        held: Channels of the queries that are kept in registers: 0 or 128.
         staged: Pass the outputs through shared memory, so that stores are 16 bytes wide.
         copy_warps: Warps that copy.
         copy_registers: Registers of each of their threads.
@@ -31,6 +32,7 @@ class WideTuning:
     parts: int = 1
     ahead: bool = False
     lazy: bool = False
+    held: int = 0
     staged: bool = True
     copy_warps: int = 4
     copy_registers: int = 64
@@ -102,6 +104,7 @@ def attend_wide(
         PARTS=tuning.parts,
         AHEAD=tuning.ahead,
         LAZY=tuning.lazy,
+        HELD=tuning.held,
         STAGED=tuning.staged,
         COPY_WARPS=tuning.copy_warps,
         COPY_REGISTERS=tuning.copy_registers,

@@ -40,6 +40,21 @@ def _wait_tile(full, count, PARTS: gl.constexpr):
 
 
 @gluon.jit
+def _logits(q_part, q_tile, keys, zero, HELD: gl.constexpr):
+    """Queries times keys, begun; `HELD` channels (0 or 128) of the queries are in registers."""
+    if HELD == 0:
+        s = warpgroup_mma(q_tile, keys.permute((1, 0)), zero, use_acc=False, is_async=True)
+    else:
+        columns = keys.slice(0, HELD, dim=1).permute((1, 0))
+        s = warpgroup_mma(q_part, columns, zero, use_acc=False, is_async=True)
+        columns = keys.slice(128, 128, dim=1).permute((1, 0))
+        s = warpgroup_mma(q_tile.slice(128, 128, dim=1), columns, s, is_async=True)
+        columns = keys.slice(256, 256, dim=1).permute((1, 0))
+        s = warpgroup_mma(q_tile.slice(256, 256, dim=1), columns, s, is_async=True)
+    return s
+
+
+@gluon.jit
 def _write_row(acc, to, stage, head, heads, stride_oh, filled, STAGED: gl.constexpr):
     """Outputs of a row as bf16; through shared memory, so that each thread writes 16 bytes."""
     acc_layout: gl.constexpr = acc.type.layout
@@ -96,10 +111,13 @@ def _products(
     PARTS: gl.constexpr,
     AHEAD: gl.constexpr,
     LAZY: gl.constexpr,
+    HELD: gl.constexpr,
     STAGED: gl.constexpr,
 ):
     TILE: gl.constexpr = 64
     SPAN: gl.constexpr = TILE // PARTS
+    # Groups of products that the logits of a tile are made of.
+    BEHIND: gl.constexpr = 3 if HELD > 0 else 1
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 32, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 256, 16])
     o_head_layout: gl.constexpr = gl.SliceLayout(1, o_layout)
@@ -121,17 +139,14 @@ def _products(
         if total > 0:
             mbarrier.wait(q_full, turn & 1)
             turn += 1
+        q_part = base
+        if HELD > 0:
+            q_part = q_tile.slice(0, HELD, dim=1).load(gl.DotOperandLayout(0, s_layout, 2))
         if AHEAD:
             # Logits of the next tile follow the outputs of this one without a pause.
             if total > 0:
                 _wait_tile(full, count, PARTS)
-                s = warpgroup_mma(
-                    q_tile,
-                    ring.index(count & 1).permute((1, 0)),
-                    no_logits,
-                    use_acc=False,
-                    is_async=True,
-                )
+                s = _logits(q_part, q_tile, ring.index(count & 1), no_logits, HELD)
                 s = warpgroup_mma_wait(0, [s])
                 for _ in range(total - 1):
                     mask = masks.index(count & 1).load(mask_layout)
@@ -141,14 +156,12 @@ def _products(
                     acc = rescale(acc, fade, moved, LAZY)
                     _wait_tile(full, count + 1, PARTS)
                     block_barrier()
-                    following = ring.index((count + 1) & 1).permute((1, 0))
+                    following = ring.index((count + 1) & 1)
                     keys = ring.index(count & 1)
                     if PARTS == 1:
                         acc = warpgroup_mma(p_tile, keys, acc, is_async=True)
-                        s = warpgroup_mma(
-                            q_tile, following, no_logits, use_acc=False, is_async=True
-                        )
-                        acc = warpgroup_mma_wait(1, [acc])
+                        s = _logits(q_part, q_tile, following, no_logits, HELD)
+                        acc = warpgroup_mma_wait(BEHIND, [acc])
                         release(empty, count & 1)
                     else:
                         for part in gl.static_range(PARTS):
@@ -158,11 +171,9 @@ def _products(
                                 acc,
                                 is_async=True,
                             )
-                        s = warpgroup_mma(
-                            q_tile, following, no_logits, use_acc=False, is_async=True
-                        )
+                        s = _logits(q_part, q_tile, following, no_logits, HELD)
                         for part in gl.static_range(PARTS):
-                            acc = warpgroup_mma_wait(PARTS - part, [acc])
+                            acc = warpgroup_mma_wait(BEHIND + PARTS - 1 - part, [acc])
                             release(empty, (count & 1) * PARTS + part)
                     s = warpgroup_mma_wait(0, [s])
                     count += 1
@@ -182,9 +193,7 @@ def _products(
                 _wait_tile(full, count, PARTS)
                 mask = masks.index(count & 1).load(mask_layout)
                 keys = ring.index(count & 1)
-                s = warpgroup_mma(
-                    q_tile, keys.permute((1, 0)), no_logits, use_acc=False, is_async=True
-                )
+                s = _logits(q_part, q_tile, keys, no_logits, HELD)
                 s = warpgroup_mma_wait(0, [s])
                 if tile == total - 1:
                     block_barrier()
@@ -258,6 +267,7 @@ def mla_prefill_wide_kernel(
     PARTS: gl.constexpr,
     AHEAD: gl.constexpr,
     LAZY: gl.constexpr,
+    HELD: gl.constexpr,
     STAGED: gl.constexpr,
     COPY_WARPS: gl.constexpr,
     COPY_REGISTERS: gl.constexpr,
@@ -316,6 +326,7 @@ def mla_prefill_wide_kernel(
                     PARTS,
                     AHEAD,
                     LAZY,
+                    HELD,
                     STAGED,
                 ),
             ),
