@@ -107,9 +107,11 @@ def _portable_refusal(
     if reason is None and q.dtype not in (torch.bfloat16, torch.float32):
         return f"it takes bf16 and fp32 queries, not {q.dtype}"
     for name, cache in ((format, k_cache), (extra_format, extra_k_cache)):
-        if reason is None and cache is not None and name == "V4_FP8":
-            if cache.stride(0) % 2 or cache.shape[1] % 2 or cache.data_ptr() % 2:
-                return "pages with bf16 channels must begin at even bytes"
+        is_odd = cache is not None and (
+            cache.stride(0) % 2 or cache.shape[1] % 2 or cache.data_ptr() % 2
+        )
+        if reason is None and name == "V4_FP8" and is_odd:
+            return "pages with bf16 channels must begin at even bytes"
     return reason
 
 

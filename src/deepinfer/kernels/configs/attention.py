@@ -10,8 +10,8 @@ INVARIANT_KEYS = 320
 
 WIDE: tuple[int, ...] = (200,)
 """Registers of the warpgroups that multiply: `WideTuning`."""
-FEW: dict[int, tuple[int, int, int]] = {8: (8, 3, 144), 16: (8, 3, 144), 32: (8, 2, 144)}
-"""By heads: warps that decode, tiles in shared memory, registers: `FewTuning`."""
+FEW: dict[int, tuple[int, int]] = {8: (8, 144), 16: (8, 144), 32: (8, 144)}
+"""By heads: warps that decode, and their registers: `FewTuning`."""
 
 
 def split_keys(rows: int, heads: int, keys: int, num_sms: int) -> int:

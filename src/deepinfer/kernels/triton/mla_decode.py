@@ -166,7 +166,7 @@ def mla_decode_kernel(
     FP4: gl.constexpr, PAGE: gl.constexpr, LENGTHS: gl.constexpr,
     EXTRA: gl.constexpr, EXTRA_FP4: gl.constexpr, EXTRA_PAGE: gl.constexpr, EXTRA_LENGTHS: gl.constexpr,
     SINK: gl.constexpr, ROTATE: gl.constexpr, INDEXED: gl.constexpr, PARTIAL: gl.constexpr, DEPTH: gl.constexpr,
-    REGISTERS: gl.constexpr,
+    KEYS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Attention of rows of up to 64 heads to picked records; with `PARTIAL`, of parts of the lists."""
     tile_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
@@ -210,7 +210,7 @@ def mla_decode_kernel(
                     q_desc, words, scales, index, lengths, limit, page16, width, stride_i,
                     extra_words, extra_scales, extra_index, extra_lengths, extra_limit, extra_page16, extra_width,
                     stride_e, q_tile, q_full, q_empty, k_ring, bias_ring, full, empty, units, splits, tiles_a_split, heads,
-                    64, FP4, PAGE, LENGTHS, EXTRA, EXTRA_FP4, EXTRA_PAGE, EXTRA_LENGTHS, 4, DEPTH,
+                    64, FP4, PAGE, LENGTHS, EXTRA, EXTRA_FP4, EXTRA_PAGE, EXTRA_LENGTHS, 4, KEYS, DEPTH,
                 ),
             ),
         ],

@@ -1,6 +1,6 @@
 """Sparse MLA decode of 8, 16 or 32 heads on Hopper: keys are the tall operand, heads the wide one.
 
-A program has one row, or a part of one. Eight warps decode records into a ring of three tiles of 64 keys; one warpgroup
+A program has one row, or a part of one. Eight warps decode records into a ring of two tiles of 64 keys; one warpgroup
 makes logits [keys, heads] and output [channels, heads], so that a head costs what it needs and none is padded.
 """
 
@@ -16,7 +16,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from deepinfer.kernels.triton.gluon_names import block_barrier
-from deepinfer.kernels.triton.mla_records import read_records, tile_range
+from deepinfer.kernels.triton.mla_copies import copy_records
+from deepinfer.kernels.triton.mla_records import tile_range
 
 __all__ = ["mla_decode_few_kernel"]
 
@@ -80,7 +81,7 @@ def _attend(
             unit, lengths, extra_lengths, width, extra_width, splits, tiles_a_split, heads, HEADS, LENGTHS,
             EXTRA_LENGTHS,
         )  # fmt: skip
-        tiles = last - first + last_more - first_more
+        tiles = gl.maximum(last - first + last_more - first_more, 1)
         acc = gl.zeros((512, HEADS), gl.float32, layout)
         sums = gl.zeros((64, HEADS), gl.float32, layout)
         top = gl.full((HEADS,), -1e30, gl.float32, head_layout)
@@ -165,6 +166,12 @@ def mla_decode_few_kernel(
     q_tile = gl.allocate_shared_memory(gl.bfloat16, [HEADS, 512], q_desc.layout)
     k_ring = gl.allocate_shared_memory(gl.bfloat16, [DEPTH, 64, 512], tile_layout)
     p_tile = gl.allocate_shared_memory(gl.bfloat16, [HEADS, 64], tile_layout)
+    raw_ring = gl.allocate_shared_memory(
+        gl.int32, [2, 4 * WARPS, 128], gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
+    )
+    scale_ring = gl.allocate_shared_memory(
+        gl.int32, [2, 4 * WARPS, 8], gl.SwizzledSharedLayout(4, 1, 1, [1, 0])
+    )
     bias_ring = gl.allocate_shared_memory(
         gl.float32, [DEPTH, 64], gl.SwizzledSharedLayout(1, 1, 1, [0])
     )
@@ -189,11 +196,11 @@ def mla_decode_few_kernel(
                 ),
             ),
             (
-                read_records,
+                copy_records,
                 (
                     q_desc, words, scales, index, lengths, limit, page16, width, stride_i,
                     extra_words, extra_scales, extra_index, extra_lengths, extra_limit, extra_page16, extra_width,
-                    stride_e, q_tile, q_full, q_empty, k_ring, bias_ring, full, empty, units, splits, tiles_a_split,
+                    stride_e, raw_ring, scale_ring, q_tile, q_full, q_empty, k_ring, bias_ring, full, empty, units, splits, tiles_a_split,
                     heads, HEADS, FP4, PAGE, LENGTHS, EXTRA, EXTRA_FP4, EXTRA_PAGE, EXTRA_LENGTHS, WARPS, DEPTH,
                 ),
             ),

@@ -73,10 +73,12 @@ class WideTuning:
         registers: Registers a thread of the warpgroups that multiply; the rest of 504 is for those that decode.
         followers: Registers of the second warpgroup, where logits are made once and shares passed on; 0 where both make
             them.
+        keys: Keys that are decoded at once, 32 or 64.
     """
 
     registers: int
     followers: int = 0
+    keys: int = 32
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,10 @@ class FewTuning:
 
     Attributes:
         warps: Warps that decode, 4 or 8.
-        depth: Tiles of 64 keys in shared memory, 2 or 3.
         registers: Registers a thread of the warps that decode.
     """
 
     warps: int
-    depth: int
     registers: int
 
 
@@ -160,7 +160,7 @@ def _launch(
     if block == 64:
         kernel = mla_decode_kernel
         wide = tuning if isinstance(tuning, WideTuning) else WideTuning(*configs.WIDE)
-        sizes = {"DEPTH": 2, "REGISTERS": wide.registers}
+        sizes = {"DEPTH": 2, "KEYS": wide.keys, "REGISTERS": wide.registers}
         if wide.followers:
             kernel = mla_decode_pair_kernel
             rest = 504 - wide.registers - wide.followers
@@ -168,9 +168,7 @@ def _launch(
     else:
         kernel = mla_decode_few_kernel
         few = tuning if isinstance(tuning, FewTuning) else FewTuning(*configs.FEW[block])
-        sizes = {
-            "HEADS": block, "DEPTH": few.depth, "WARPS": few.warps, "REGISTERS": few.registers
-        }  # fmt: skip
+        sizes = {"HEADS": block, "DEPTH": 2, "WARPS": few.warps, "REGISTERS": few.registers}
     kernel[(min(units, num_sms(q.device.index)),)](
         q_desc, words, scales, first.indices, first.indices if first.lengths is None else first.lengths,
         extra_words, extra_scales, more.indices, more.indices if more.lengths is None else more.lengths,

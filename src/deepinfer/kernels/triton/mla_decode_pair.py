@@ -17,8 +17,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from deepinfer.kernels.triton.gluon_names import block_barrier
+from deepinfer.kernels.triton.mla_copies import copy_records
 from deepinfer.kernels.triton.mla_decode import store_half
-from deepinfer.kernels.triton.mla_records import read_records, tile_range
+from deepinfer.kernels.triton.mla_records import tile_range
 
 __all__ = ["mla_decode_pair_kernel"]
 
@@ -44,7 +45,7 @@ def _lead(
         row, head, split, _, _, first, last, first_more, last_more = tile_range(
             unit, lengths, extra_lengths, width, extra_width, splits, tiles_a_split, heads, 64, LENGTHS, EXTRA_LENGTHS
         )  # fmt: skip
-        tiles = last - first + last_more - first_more
+        tiles = gl.maximum(last - first + last_more - first_more, 1)
         acc = gl.zeros((64, 256), gl.float32, o_layout)
         top = gl.full((64,), -1e30, gl.float32, gl.SliceLayout(1, s_layout))
         total = gl.zeros((64,), gl.float32, gl.SliceLayout(1, s_layout))
@@ -65,13 +66,12 @@ def _lead(
             total = total * fade + gl.sum(p, axis=1)
             top = new
             p = p.to(gl.bfloat16)
-            at = turn % 2
-            mbarrier.wait(p_empty.index(at), ((turn // 2) & 1) ^ 1)
-            p_ring.index(at).store(p)
-            f_ring.index(at).store(fade)
+            mbarrier.wait(p_empty.index(0), (turn & 1) ^ 1)
+            p_ring.index(0).store(p)
+            f_ring.index(0).store(fade)
             fence_async_shared()
             block_barrier()
-            mbarrier.arrive(p_full.index(at), count=1)
+            mbarrier.arrive(p_full.index(0), count=1)
             turn += 1
             acc = acc * gl.convert_layout(fade, row_layout)[:, None]
             a = gl.convert_layout(p, gl.DotOperandLayout(0, o_layout, 2))
@@ -83,8 +83,6 @@ def _lead(
             if slot == DEPTH:
                 slot = 0
                 phase ^= 1
-        if tiles == 0:
-            mbarrier.arrive(q_empty, count=1)
         live = total > 0
         log = top + gl.log2(gl.where(live, total, 1.0))
         h = gl.arange(0, 64, layout=gl.SliceLayout(1, s_layout))
@@ -92,11 +90,10 @@ def _lead(
         if SINK:
             weight = gl.load(sink + head + h, mask=head + h < heads, other=0.0) * 1.4426950408889634
             factor = factor / (1.0 + gl.exp2(weight - log))
-        at = turn % 2
-        mbarrier.wait(p_empty.index(at), ((turn // 2) & 1) ^ 1)
-        f_ring.index(at).store(factor)
+        mbarrier.wait(p_empty.index(0), (turn & 1) ^ 1)
+        f_ring.index(0).store(factor)
         block_barrier()
-        mbarrier.arrive(p_full.index(at), count=1)
+        mbarrier.arrive(p_full.index(0), count=1)
         turn += 1
         empty_lse: gl.constexpr = float("-inf") if PARTIAL else float("inf")
         y = gl.where(live, log * 0.6931471805599453, empty_lse)
@@ -125,31 +122,29 @@ def _follow(
         row, head, split, _, _, first, last, first_more, last_more = tile_range(
             unit, lengths, extra_lengths, width, extra_width, splits, tiles_a_split, heads, 64, LENGTHS, EXTRA_LENGTHS
         )  # fmt: skip
-        tiles = last - first + last_more - first_more
+        tiles = gl.maximum(last - first + last_more - first_more, 1)
         acc = gl.zeros((64, 256), gl.float32, o_layout)
         for _ in range(tiles):
             mbarrier.wait(full.index(slot), phase)
-            at = turn % 2
-            mbarrier.wait(p_full.index(at), (turn // 2) & 1)
-            fade = f_ring.index(at).load(row_layout)
+            mbarrier.wait(p_full.index(0), turn & 1)
+            fade = f_ring.index(0).load(row_layout)
             acc = acc * fade[:, None]
             k = k_ring.index(slot).slice(256, 256, dim=1)
-            acc = warpgroup_mma(p_ring.index(at), k, acc, is_async=True)
+            acc = warpgroup_mma(p_ring.index(0), k, acc, is_async=True)
             acc = warpgroup_mma_wait(0, [acc])
             block_barrier()
-            mbarrier.arrive(p_empty.index(at), count=1)
+            mbarrier.arrive(p_empty.index(0), count=1)
             mbarrier.arrive(empty.index(slot), count=1)
             turn += 1
             slot += 1
             if slot == DEPTH:
                 slot = 0
                 phase ^= 1
-        at = turn % 2
-        mbarrier.wait(p_full.index(at), (turn // 2) & 1)
-        factor = f_ring.index(at).load(row_layout)
+        mbarrier.wait(p_full.index(0), turn & 1)
+        factor = f_ring.index(0).load(row_layout)
         acc = acc * factor[:, None]
         block_barrier()
-        mbarrier.arrive(p_empty.index(at), count=1)
+        mbarrier.arrive(p_empty.index(0), count=1)
         turn += 1
         to = out + row.to(gl.int64) * stride_ot + split * stride_os + head * stride_oh + 256
         store_half(acc, to, phases, phase_index, row, head, heads, stride_oh, ROTATE, INDEXED)
@@ -173,23 +168,28 @@ def mla_decode_pair_kernel(
     line_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     q_tile = gl.allocate_shared_memory(gl.bfloat16, [64, 512], q_desc.layout)
     k_ring = gl.allocate_shared_memory(gl.bfloat16, [DEPTH, 64, 512], tile_layout)
-    p_ring = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 64], tile_layout)
+    p_ring = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 64], tile_layout)
+    raw_ring = gl.allocate_shared_memory(
+        gl.int32, [2, 16, 128], gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
+    )
+    scale_ring = gl.allocate_shared_memory(
+        gl.int32, [2, 16, 8], gl.SwizzledSharedLayout(4, 1, 1, [1, 0])
+    )
     bias_ring = gl.allocate_shared_memory(gl.float32, [DEPTH, 64], line_layout)
-    f_ring = gl.allocate_shared_memory(gl.float32, [2, 64], line_layout)
+    f_ring = gl.allocate_shared_memory(gl.float32, [1, 64], line_layout)
     q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
-    p_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    p_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    p_full = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    p_empty = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     mbarrier.init(q_full, count=1)
     mbarrier.init(q_empty, count=1)
     for i in gl.static_range(DEPTH):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)
-    for i in gl.static_range(2):
-        mbarrier.init(p_full.index(i), count=1)
-        mbarrier.init(p_empty.index(i), count=1)
+    mbarrier.init(p_full.index(0), count=1)
+    mbarrier.init(p_empty.index(0), count=1)
     gl.warp_specialize(
         [
             (
@@ -210,11 +210,11 @@ def mla_decode_pair_kernel(
                 ),
             ),
             (
-                read_records,
+                copy_records,
                 (
                     q_desc, words, scales, index, lengths, limit, page16, width, stride_i,
                     extra_words, extra_scales, extra_index, extra_lengths, extra_limit, extra_page16, extra_width,
-                    stride_e, q_tile, q_full, q_empty, k_ring, bias_ring, full, empty, units, splits, tiles_a_split,
+                    stride_e, raw_ring, scale_ring, q_tile, q_full, q_empty, k_ring, bias_ring, full, empty, units, splits, tiles_a_split,
                     heads, 64, FP4, PAGE, LENGTHS, EXTRA, EXTRA_FP4, EXTRA_PAGE, EXTRA_LENGTHS, 4, DEPTH,
                 ),
             ),

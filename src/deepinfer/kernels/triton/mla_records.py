@@ -1,7 +1,7 @@
 """Cached records to bf16 tiles in shared memory on Hopper: the copying half of the sparse MLA kernels.
 
-A warp takes 4 records of 16 blocks of 32 channels, a thread one block of one record. Raw bytes are read four steps ahead
-into registers, their slots eight steps ahead. Codes become bf16 by shifts: the fields of e4m3 and e2m1 fit into those of
+A warp takes 4 records at a time and half of their 16 blocks of 32 channels, a thread one block of one record. Raw bytes
+are read one step of 32 or 64 keys ahead into registers, their slots two steps ahead. Codes become bf16 by shifts: the fields of e4m3 and e2m1 fit into those of
 bf16, subnormal codes too, and one product sets the exponent. Tiles hold 2^-32 of the values, so that the products of
 every scale up to 2^39 stay in range.
 """
@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from deepinfer.kernels.triton.gluon_names import block_barrier, load_tile
 
-__all__ = ["read_records", "tile_range"]
+__all__ = ["copy_queries", "decode_rows", "read_records", "rows_layout", "tile_range"]
 
 # Four e4m3 codes and a pair of equal bf16 factors to four bf16: s eeee mmm to s 0000eeee mmm0000.
 _FP8 = gl.constexpr("""{
@@ -55,6 +55,26 @@ mul.rn.bf16x2 $1, b, $5;
 mul.rn.bf16x2 $2, c, $5;
 mul.rn.bf16x2 $3, d, $5;
 }""")
+
+
+@gluon.constexpr_function
+def rows_layout(warps, keys, fp4):
+    """Words of records, [keys, 16 blocks, words of a block]: a thread has whole blocks of 32 channels.
+
+    A warp has half of the blocks of four records; so that its stores meet no bank twice, neighbours lie at two halves of
+    128 bytes of output and at four records.
+    """
+    words = [[0, 0, 1], [0, 0, 2]] if fp4 else [[0, 0, 1], [0, 0, 2], [0, 0, 4]]
+    low = 0 if warps == 4 else 1
+    high = {16: 1, 32: 2, 64: 3}[keys]
+    rest = [[8, 0, 0], [16, 0, 0], [32, 0, 0]]
+    return gl.DistributedLinearLayout(
+        words + rest[low:high],
+        [[0, 1, 0], [1, 0, 0], [2, 0, 0], [0, 2, 0], [0, 4, 0]],
+        [[0, 8, 0], [4, 0, 0], *rest[:low]],
+        [],
+        [keys, 16, 4 if fp4 else 8],
+    )
 
 
 @gluon.jit
@@ -132,7 +152,7 @@ def _factors(s, L: gl.constexpr, FP4: gl.constexpr):
 
 
 @gluon.jit
-def _decode(w, s, to, L: gl.constexpr, FP4: gl.constexpr):
+def decode_rows(w, s, to, L: gl.constexpr, FP4: gl.constexpr):
     """Writes the bf16 values of raw words to 32-bit words [keys, 256] of shared memory."""
     KEYS: gl.constexpr = w.shape[0]
     f = _factors(s, L, FP4)
@@ -150,24 +170,11 @@ def _decode(w, s, to, L: gl.constexpr, FP4: gl.constexpr):
 
 
 @gluon.jit
-def _copy_queries(q_desc, q_tile, q_full, q_empty, phase, at):
+def copy_queries(q_desc, q_tile, q_full, q_empty, phase, at):
     """Begins to copy the queries of a unit, once those before are no longer read."""
     mbarrier.wait(q_empty, phase)
     mbarrier.expect(q_full, q_desc.block_type.nbytes)
     load_tile(q_desc, [at, 0], q_full, q_tile)
-
-
-@gluon.jit
-def _step(
-    words, scales, index, w, s, v, n, at, end, limit, page16, to, bias,
-    STEP: gl.constexpr, L: gl.constexpr, FP4: gl.constexpr, PAGE: gl.constexpr,
-):  # fmt: skip
-    """Writes the keys that were read, reads those of the slots `n`, and begins to read the slots at `at`."""
-    KEYS: gl.constexpr = w.shape[0]
-    _decode(w, s, to.slice(STEP * KEYS, KEYS), L, FP4)
-    bias.slice(STEP * KEYS, KEYS).store(gl.where((v >= 0) & (v < limit), 0.0, float("-inf")))
-    w, s = _load(words, scales, n, limit, page16, L, FP4, PAGE)
-    return w, s, n, gl.load(index + at, mask=at < end, other=-1)
 
 
 @gluon.jit
@@ -196,72 +203,46 @@ def _fill_tiles(
     FP4: gl.constexpr,
     PAGE: gl.constexpr,
     WARPS: gl.constexpr,
+    KEYS: gl.constexpr,
     DEPTH: gl.constexpr,
 ):
     """Fills the ring with tiles of 64 keys of one list: bf16 [64, 512], and 0 or -inf for each key.
 
     `index` is the list of the row, `count` its valid entries. If `ask`, the queries are copied behind the first tile.
     """
-    KEYS: gl.constexpr = 2 * WARPS
     STEPS: gl.constexpr = 64 // KEYS
-    regs: gl.constexpr = [[0, 0, 1], [0, 0, 2]] if FP4 else [[0, 0, 1], [0, 0, 2], [0, 0, 4]]
-    warps: gl.constexpr = [[0, 8, 0], [4, 0, 0]] if WARPS == 4 else [[0, 8, 0], [4, 0, 0], [8, 0, 0]]  # fmt: skip
-    L: gl.constexpr = gl.DistributedLinearLayout(
-        regs,
-        [[0, 1, 0], [1, 0, 0], [2, 0, 0], [0, 2, 0], [0, 4, 0]],
-        warps,
-        [],
-        [KEYS, 16, 4 if FP4 else 8],
-    )
+    L: gl.constexpr = rows_layout(WARPS, KEYS, FP4)
     tile_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32)
-    key_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, L))
-    key = gl.arange(0, KEYS, layout=key_layout)
+    key = gl.arange(0, KEYS, layout=gl.SliceLayout(1, gl.SliceLayout(2, L)))
     end = gl.minimum(count, last * 64)
     at = first * 64 + key
-    n0 = gl.load(index + at, mask=at < end, other=-1)
-    n1 = gl.load(index + at + KEYS, mask=at + KEYS < end, other=-1)
-    n2 = gl.load(index + at + 2 * KEYS, mask=at + 2 * KEYS < end, other=-1)
-    n3 = gl.load(index + at + 3 * KEYS, mask=at + 3 * KEYS < end, other=-1)
-    w0, s0 = _load(words, scales, n0, limit, page16, L, FP4, PAGE)
-    v0 = n0
-    w1, s1 = _load(words, scales, n1, limit, page16, L, FP4, PAGE)
-    v1 = n1
-    w2, s2 = _load(words, scales, n2, limit, page16, L, FP4, PAGE)
-    v2 = n2
-    w3, s3 = _load(words, scales, n3, limit, page16, L, FP4, PAGE)
-    v3 = n3
-    at += 4 * KEYS
-    n0 = gl.load(index + at, mask=at < end, other=-1)
-    n1 = gl.load(index + at + KEYS, mask=at + KEYS < end, other=-1)
-    n2 = gl.load(index + at + 2 * KEYS, mask=at + 2 * KEYS < end, other=-1)
-    n3 = gl.load(index + at + 3 * KEYS, mask=at + 3 * KEYS < end, other=-1)
+    n = gl.load(index + at, mask=at < end, other=-1)
+    at += KEYS
+    # Records are read one step ahead, slots two: a thread waits for all that it reads at once.
+    w, s = _load(words, scales, n, limit, page16, L, FP4, PAGE)
+    v = n
+    n = gl.load(index + at, mask=at < end, other=-1)
     for tile in range(first, last):
-        mbarrier.wait(empty.index(slot), phase)
-        to = k_ring.index(slot)._reinterpret(gl.int32, [64, 256], tile_layout)
-        bias = bias_ring.index(slot)
-        for turn in gl.static_range(STEPS // 4):
-            at = tile * 64 + (4 * turn + 8) * KEYS + key
-            w0, s0, v0, n0 = _step(
-                words, scales, index, w0, s0, v0, n0, at, end, limit, page16, to, bias, 4 * turn, L, FP4, PAGE
-            )  # fmt: skip
+        for step in gl.static_range(STEPS):
             at += KEYS
-            w1, s1, v1, n1 = _step(
-                words, scales, index, w1, s1, v1, n1, at, end, limit, page16, to, bias, 4 * turn + 1, L, FP4, PAGE
-            )  # fmt: skip
-            at += KEYS
-            w2, s2, v2, n2 = _step(
-                words, scales, index, w2, s2, v2, n2, at, end, limit, page16, to, bias, 4 * turn + 2, L, FP4, PAGE
-            )  # fmt: skip
-            at += KEYS
-            w3, s3, v3, n3 = _step(
-                words, scales, index, w3, s3, v3, n3, at, end, limit, page16, to, bias, 4 * turn + 3, L, FP4, PAGE
-            )  # fmt: skip
+            w_now = w
+            s_now = s
+            v_now = v
+            w, s = _load(words, scales, n, limit, page16, L, FP4, PAGE)
+            v = n
+            n = gl.load(index + at, mask=at < end, other=-1)
+            if step == 0:
+                mbarrier.wait(empty.index(slot), phase)
+            to = k_ring.index(slot)._reinterpret(gl.int32, [64, 256], tile_layout)
+            decode_rows(w_now, s_now, to.slice(step * KEYS, KEYS), L, FP4)
+            bias = gl.where((v_now >= 0) & (v_now < limit), 0.0, float("-inf"))
+            bias_ring.index(slot).slice(step * KEYS, KEYS).store(bias)
         # Tensor cores read what other threads wrote.
         fence_async_shared()
         block_barrier()
         mbarrier.arrive(full.index(slot), count=1)
         if ask & (tile == first):
-            _copy_queries(q_desc, q_tile, q_full, q_empty, q_phase, q_at)
+            copy_queries(q_desc, q_tile, q_full, q_empty, q_phase, q_at)
         slot += 1
         if slot == DEPTH:
             slot = 0
@@ -276,7 +257,7 @@ def read_records(
     q_tile, q_full, q_empty, k_ring, bias_ring, full, empty, units, splits, tiles_a_split, heads,
     HEADS: gl.constexpr, FP4: gl.constexpr, PAGE: gl.constexpr, LENGTHS: gl.constexpr,
     EXTRA: gl.constexpr, EXTRA_FP4: gl.constexpr, EXTRA_PAGE: gl.constexpr, EXTRA_LENGTHS: gl.constexpr,
-    WARPS: gl.constexpr, DEPTH: gl.constexpr,
+    WARPS: gl.constexpr, KEYS: gl.constexpr, DEPTH: gl.constexpr,
 ):  # fmt: skip
     """Decodes the records of each unit and copies its queries."""
     slot = 0
@@ -292,7 +273,7 @@ def read_records(
             slot, phase = _fill_tiles(
                 words, scales, index + row.to(gl.int64) * stride_i, limit, page16, count, first, last,
                 k_ring, bias_ring, full, empty, slot, phase, q_desc, q_tile, q_full, q_empty, q_phase, q_at, True,
-                FP4, PAGE, WARPS, DEPTH,
+                FP4, PAGE, WARPS, KEYS, DEPTH,
             )  # fmt: skip
         if EXTRA:
             if first_more < last_more:
@@ -301,8 +282,8 @@ def read_records(
                     more, first_more, last_more,
                     k_ring, bias_ring, full, empty, slot, phase,
                     q_desc, q_tile, q_full, q_empty, q_phase, q_at, first == last,
-                    EXTRA_FP4, EXTRA_PAGE, WARPS, DEPTH,
+                    EXTRA_FP4, EXTRA_PAGE, WARPS, KEYS, DEPTH,
                 )  # fmt: skip
         if (first == last) & (first_more == last_more):
-            _copy_queries(q_desc, q_tile, q_full, q_empty, q_phase, q_at)
+            copy_queries(q_desc, q_tile, q_full, q_empty, q_phase, q_at)
         q_phase ^= 1
