@@ -8,8 +8,8 @@ INVARIANT_KEYS = 320
 """Keys of a part where a row's bits must not hang on the number of rows."""
 
 
-WIDE: tuple[int, ...] = (200,)
-"""Registers of the warpgroups that multiply: `WideTuning`."""
+WIDE: tuple[int, ...] = (216, 168)
+"""Registers of the two warpgroups that multiply: `WideTuning`."""
 FEW: dict[int, tuple[int, int]] = {8: (8, 144), 16: (8, 144), 32: (8, 144)}
 """By heads: warps that decode, and their registers: `FewTuning`."""
 
