@@ -34,7 +34,8 @@ def test_blocks_are_the_same(model) -> None:
         where, at = [slots[i] for i in some], [lengths[i] for i in some]
         anchors = [5 + i for i in some]
         wanted, confidences = model.draft.draft_greedy(anchors, at, where, cache)
-        tokens, found = graphs.draft(anchors, at, where)
+        tokens, found, margins = graphs.draft(anchors, at, where)
+        assert (margins > 0).all()
         assert torch.equal(tokens, wanted)
         assert torch.allclose(found, confidences, atol=1e-4)
     assert graphs.runs == {4: 2, 1: 2}

@@ -10,6 +10,7 @@ import pytest
 from deepinfer.core.errors import ConfigError
 from deepinfer.core.protocols import VerifyLengthPolicy
 from deepinfer.speculative import (
+    AcceptanceEstimator,
     LiveLengths,
     OnlineTemperatureScaling,
     SequentialTemperatureScaling,
@@ -116,6 +117,19 @@ def test_temperatures_are_learnt_from_what_was_verified_only(tmp_path) -> None:
     assert again.temperatures.tolist() == made.calibration.temperatures.tolist()
     again.update([[2.0, 2.0, 2.0]], [3], [3])
     assert made.to_dict()["calibration"]["temperatures"] != again.temperatures.tolist()
+
+
+def test_margins_say_what_confidences_do_not() -> None:
+    """Confidences are all alike, and margins tell: learnt from outcomes, lengths follow the margins."""
+    made = live(StepCostModel.additive(50e-3, 1e-3), calibration=AcceptanceEstimator(1))
+    confidences, margins = [[0.6]] * 40, [[8.0], [0.1]] * 20
+    assert made.trim(confidences, [1] * 40, margins=margins) == [1] * 40
+    for _ in range(8):
+        made.learn(confidences, [1] * 40, [1, 0] * 20, margins=margins)
+    assert made.trim(confidences, [1] * 40, margins=margins) == [1, 0] * 20
+    assert made.trim([[0.6]] * 2, [1, 1]) in ([0, 0], [1, 1]), (
+        "without margins they are alike again"
+    )
 
 
 def test_a_scaling_that_is_none(tmp_path) -> None:

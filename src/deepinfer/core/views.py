@@ -123,10 +123,12 @@ class DraftBatch:
     Attributes:
         token_ids: Drafts of each row, in order; may be empty.
         confidences: One probability a draft that it is accepted if all before it are; or empty.
+        margins: Gap between the two highest logits that each draft was chosen by; or empty.
     """
 
     token_ids: tuple[tuple[int, ...], ...]
     confidences: tuple[tuple[float, ...], ...] = ()
+    margins: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

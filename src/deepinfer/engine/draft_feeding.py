@@ -48,18 +48,19 @@ def teach_lengths(step: RunningStep, lengths: Any) -> None:
 
     Args:
         step: The step; its tokens were compared with the drafts.
-        lengths: Has `learn(confidences, verified, accepted)`, or cannot learn.
+        lengths: Has `learn(confidences, verified, accepted, margins=)`, or cannot learn.
     """
     learn = getattr(lengths, "learn", None)
     if learn is None or not getattr(lengths, "wants_outcomes", True):
         return
     known = [
-        (running.confidences, len(running.draft), len(tokens) - 1)
+        (running.confidences, len(running.draft), len(tokens) - 1, running.margins)
         for running, tokens in zip(step.rows, step.tokens, strict=True)
         if running.draft and running.confidences and tokens
     ]
     if known:
-        learn(*zip(*known, strict=True))
+        confidences, verified, accepted, margins = zip(*known, strict=True)
+        learn(confidences, verified, accepted, margins=margins)
 
 
 def _settled_features(

@@ -57,7 +57,7 @@ class DraftGraphs:
         *,
         temperatures: Sequence[float] = (),
         seeds: Sequence[int] = (),
-    ) -> tuple[Tensor, Tensor] | None:
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
         """Proposes a block for each request.
 
         Args:
@@ -68,8 +68,8 @@ class DraftGraphs:
             seeds: Seed of each request's noise; needed with temperatures.
 
         Returns:
-            Draft tokens, shape [rows, block], int64, and their confidences, shape [rows, block], fp32, valid until the
-            next call; None when it has to be done without a recording.
+            Draft tokens, shape [rows, block], int64, their confidences and their margins, shape [rows, block], fp32, valid
+            until the next call; None when it has to be done without a recording.
 
         Raises:
             InvariantBroken: The features right before an anchor were not given.
@@ -94,9 +94,9 @@ class DraftGraphs:
             columns.append(np.array(temperatures, dtype=np.float64).view(np.uint64))
             values = np.concatenate((values, np.array(columns).view(np.int64)))
         recording.inputs[:, :count].copy_(to_device(values, self._cache.device))
-        tokens, confidences = recording.replay()
+        tokens, confidences, margins = recording.replay()
         self.runs[recording.rows] += 1
-        return tokens[:count], confidences[:count]
+        return tokens[:count], confidences[:count], margins[:count]
 
     def write_context(self, features: Tensor, at: Tensor, index: Tensor) -> None:
         """As `DraftStep.write_context`."""
@@ -132,7 +132,7 @@ class DraftGraphs:
             words = SeedWords(inputs[_SEED_LOW].unsqueeze(-1), inputs[_SEED_HIGH].unsqueeze(-1))
             draw = CoupledDraw(inputs[_TEMPERATURE].view(torch.float64), words)
 
-        def call() -> tuple[Tensor, Tensor]:
+        def call() -> tuple[Tensor, Tensor, Tensor]:
             return self._step.draft_greedy(*columns, draw)
 
         if device.type != "cuda":
@@ -148,11 +148,11 @@ class _Recording:
 
     rows: int
     inputs: Tensor
-    call: Callable[[], tuple[Tensor, Tensor]]
+    call: Callable[[], tuple[Tensor, Tensor, Tensor]]
     graph: Any = None
-    output: tuple[Tensor, Tensor] | None = None
+    output: tuple[Tensor, Tensor, Tensor] | None = None
 
-    def replay(self) -> tuple[Tensor, Tensor]:
+    def replay(self) -> tuple[Tensor, Tensor, Tensor]:
         if self.graph is None or self.output is None:
             return self.call()
         self.graph.replay()

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from deepinfer.core import _checks as checks
@@ -137,19 +138,25 @@ class DSparkDrafter:
             max_drafts: Most drafts a row.
 
         Returns:
-            One block a row, cut to `max_drafts`, and its confidences.
+            One block a row, cut to `max_drafts`, its confidences and, where the draft tells them, its margins.
         """
         rows = view.anchor_ids, view.positions, view.slots
         draws: dict[str, Any] = {}
         if view.temperatures and hasattr(self._draft, "draft_coupled"):
             draws = {"temperatures": view.temperatures, "seeds": view.seeds}
-        found = None if self._graphs is None else self._graphs.draft(*rows, **draws)
-        if found is None and draws:
-            found = self._draft.draft_coupled(*rows, self._cache, **draws)
-        tokens, confidences = found or self._draft.draft_greedy(*rows, self._cache)
+        found: Sequence[Tensor] | None = None
+        if self._graphs is not None:
+            found = self._graphs.draft(*rows, **draws)
+        if found is None and hasattr(self._draft, "draft_blocks"):
+            found = self._draft.draft_blocks(*rows, self._cache, **draws)
+        if found is None:
+            found = self._draft.draft_greedy(*rows, self._cache)
+        # One copy to the host: ids are exact in fp64.
+        packed = torch.stack([part[:, :max_drafts].double() for part in found], 1).tolist()
         return DraftBatch(
-            token_ids=tuple(tuple(row) for row in tokens[:, :max_drafts].tolist()),
-            confidences=tuple(tuple(row) for row in confidences[:, :max_drafts].tolist()),
+            token_ids=tuple([tuple(map(int, parts[0])) for parts in packed]),
+            confidences=tuple([tuple(parts[1]) for parts in packed]),
+            margins=tuple([tuple(parts[2]) for parts in packed]) if len(found) > 2 else (),
         )
 
 

@@ -128,7 +128,7 @@ def propose_drafts(
         vocab_size: Ids are below it.
         never: Ids that are never chosen.
         num_legal: Called with the id of a request, its output and its drafts; tells how many of these can be chosen.
-        lengths: Has `trim(confidences, counts, other_rows)`, which tells how many drafts of each row are verified; None
+        lengths: Has `trim(confidences, counts, other_rows, margins=)`, which tells how many drafts of each row are verified; None
             verifies them all.
     """
     wanted = [r for r in step.rows if r.row.role is RowRole.VERIFY and r.row.num_drafts]
@@ -155,6 +155,8 @@ def propose_drafts(
     confidences = proposed.confidences if len(proposed.confidences) else ((),) * len(wanted)
     if len(confidences) != len(wanted):
         raise _wrong_count(drafter, "propose", "rows of confidences", confidences, len(wanted))
+    for running, gaps in zip(wanted, getattr(proposed, "margins", ()), strict=False):
+        running.margins = gaps
     for running, tokens, known in zip(wanted, blocks, confidences, strict=True):
         bad = (k for k, t in enumerate(tokens) if not 0 <= t < vocab_size or t in never)
         end = next(bad, len(tokens))
@@ -167,8 +169,12 @@ def propose_drafts(
         running.confidences = tuple(map(float, known[:end]))
     if lengths is not None:
         decoding = sum(r.row.role in (RowRole.DECODE, RowRole.VERIFY) for r in step.rows)
-        given = [r.confidences for r in wanted]
-        chosen = lengths.trim(given, [len(r.draft) for r in wanted], decoding - len(wanted))
+        chosen = lengths.trim(
+            [r.confidences for r in wanted],
+            [len(r.draft) for r in wanted],
+            decoding - len(wanted),
+            margins=[r.margins for r in wanted],
+        )
         if chosen is None or len(chosen) != len(wanted):
             raise _wrong_count(lengths, "trim", "lengths", chosen, len(wanted))
         for running, length in zip(wanted, chosen, strict=True):

@@ -63,6 +63,7 @@ class RunningRow:
         known: Input ids that the host knows, at the beginning of the row.
         draft: Drafts that are run after them.
         confidences: Confidences of the block that they are the beginning of, or empty.
+        margins: Margins of that block, or empty.
         num_tokens: Tokens that are run.
         offset: Place of its first token in the batch.
         is_fed: Whether the step gave the features of its tokens to the drafter.
@@ -75,6 +76,7 @@ class RunningRow:
     known: tuple[int, ...]
     draft: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
+    margins: tuple[float, ...] = ()
     num_tokens: int = 0
     offset: int = 0
     is_fed: bool = False

@@ -25,8 +25,8 @@ from deepinfer.engine.pipeline import Flight
 from deepinfer.engine.stats import StatsRecorder
 from deepinfer.scheduling import Progress
 from deepinfer.speculative import (
+    AcceptanceEstimator,
     LiveLengths,
-    OnlineTemperatureScaling,
     StepCostModel,
     VerificationScheduler,
 )
@@ -96,7 +96,7 @@ def verify_policy(verify: Any, draft_length: int = 0) -> VerifyLengthPolicy | No
     if isinstance(verify, StepCostModel):
         verify = VerificationScheduler(verify)
     if isinstance(verify, VerificationScheduler):
-        calibration = OnlineTemperatureScaling(draft_length) if draft_length else None
+        calibration = AcceptanceEstimator(draft_length) if draft_length else None
         return LiveLengths(verify, calibration=calibration)
     if not isinstance(verify, VerifyLengthPolicy) or isinstance(verify, type):
         raise ConfigError(

@@ -12,6 +12,9 @@ from deepinfer.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from deepinfer.speculative.block_drafter import BlockDrafter as BlockDrafter
+    from deepinfer.speculative.calibration.estimator import (
+        AcceptanceEstimator as AcceptanceEstimator,
+    )
     from deepinfer.speculative.calibration.margin import MarginEstimator as MarginEstimator
     from deepinfer.speculative.calibration.online import (
         OnlineTemperatureScaling as OnlineTemperatureScaling,
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
     from deepinfer.speculative.survival import slot_order as slot_order
 
 _EXPORTS = {
+    "AcceptanceEstimator": "deepinfer.speculative.calibration.estimator",
     "BlockDrafter": "deepinfer.speculative.block_drafter",
     "BudgetDecision": "deepinfer.speculative.scheduler",
     "CausalTarget": "deepinfer.speculative.generate",
@@ -110,6 +114,7 @@ _EXPORTS = {
 }
 
 __all__ = [
+    "AcceptanceEstimator",
     "BlockDrafter",
     "BudgetDecision",
     "CausalTarget",

@@ -34,8 +34,8 @@ class LiveLengths:
 
     Args:
         scheduler: Chooses budget and lengths.
-        calibration: `SequentialTemperatureScaling` that was fitted, or `OnlineTemperatureScaling`, which learns from what
-            `learn` is told; None takes confidences as they are.
+        calibration: `SequentialTemperatureScaling` that was fitted; `AcceptanceEstimator` or `OnlineTemperatureScaling`,
+            which learn from what `learn` is told; None takes confidences as they are.
         off_gain: As in `DraftSwitch`.
         hysteresis: As in `DraftSwitch`.
         probe_share: As in `DraftSwitch`.
@@ -107,7 +107,12 @@ class LiveLengths:
         return [len(known) if draws else 0 for known in confidences]
 
     def trim(
-        self, confidences: Sequence[Sequence[float]], counts: Sequence[int], other_rows: int = 0
+        self,
+        confidences: Sequence[Sequence[float]],
+        counts: Sequence[int],
+        other_rows: int = 0,
+        *,
+        margins: Sequence[Sequence[float]] = (),
     ) -> list[int]:
         """How much of each block is verified.
 
@@ -116,6 +121,7 @@ class LiveLengths:
                 before it are. A row without any is verified whole; a NaN counts as 0.
             counts: Drafts of each row that can be verified.
             other_rows: Rows of the step that verify nothing and cost time as well.
+            margins: Margins of each row, see `AcceptanceEstimator`; or empty.
 
         Returns:
             One number a row, from 0 to its count.
@@ -132,10 +138,9 @@ class LiveLengths:
         if not known:
             return lengths
         width = max(len(confidences[at]) for at in known)
-        values = np.zeros((len(known), width), np.float32)
-        for place, at in enumerate(known):
-            values[place, : len(confidences[at])] = confidences[at]
-        survival = prefix_survival(self._calibrated(values))
+        values = _rows(confidences, known, width)
+        gaps = _rows(margins, known, width) if len(margins) else None
+        survival = prefix_survival(self._calibrated(values, gaps))
         if self._steps % _NOTE_EVERY == 1 or not self.switch.is_on:
             self.switch.note(survival)
         room = np.array([counts[at] for at in known])
@@ -174,6 +179,8 @@ class LiveLengths:
         confidences: Sequence[Sequence[float]],
         verified: Sequence[int],
         accepted: Sequence[int],
+        *,
+        margins: Sequence[Sequence[float]] = (),
     ) -> None:
         """Takes how blocks fared, for a calibration that learns.
 
@@ -181,9 +188,19 @@ class LiveLengths:
             confidences: Of each block, as `trim` was given them.
             verified: Drafts of each block that were verified.
             accepted: Those of them that were accepted.
+            margins: Margins of each block; or empty.
         """
-        self._calibrated.learn(confidences, verified, accepted)
+        self._calibrated.learn(confidences, verified, accepted, margins)
 
     def to_dict(self) -> dict[str, Any]:
         """State of switch and calibration, as plain values."""
         return {"switch": self.switch.state(), "calibration": self._calibrated.to_dict()}
+
+
+def _rows(
+    values: Sequence[Sequence[float]], chosen: Sequence[int], width: int
+) -> npt.NDArray[np.float32]:
+    found = np.zeros((len(chosen), width), np.float32)
+    for place, at in enumerate(chosen):
+        found[place, : len(values[at])] = values[at]
+    return found

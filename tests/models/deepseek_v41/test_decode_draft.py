@@ -46,8 +46,12 @@ def test_context_and_block_equal_the_ragged_ones(model) -> None:
     wanted, confidence = model.draft.draft_greedy(anchors, positions, slots, one)
     before = [t.clone() for t in other.rows.tensors()]
     seen = torch.tensor([one.draft_spans[s][0] for s in LENGTHS])
-    tokens, found = step.draft_greedy(anchors, positions, slots, seen)
+    tokens, found, margins = step.draft_greedy(anchors, positions, slots, seen)
     assert torch.equal(tokens, wanted)
+    assert torch.allclose(
+        margins, model.draft.draft_blocks(anchors, positions, slots, one)[2], atol=TOLERANCE
+    )
+    assert (margins > 0).all()
     assert torch.allclose(found, confidence, atol=TOLERANCE)
     for a, b in zip(before, other.rows.tensors(), strict=True):
         assert torch.equal(a, b)
@@ -62,10 +66,10 @@ def test_features_before_a_gap_are_not_seen(small_model) -> None:
     arguments = torch.tensor([9]), torch.tensor([14]), torch.tensor([0])
     step = DraftStep(small_model, cache)
     wanted, confidence = small_model.draft.draft_greedy(*arguments, cache)
-    tokens, found = step.draft_greedy(*arguments, torch.tensor([cache.draft_spans[0][0]]))
+    tokens, found, _ = step.draft_greedy(*arguments, torch.tensor([cache.draft_spans[0][0]]))
     assert torch.equal(tokens, wanted)
     assert torch.allclose(found, confidence, atol=TOLERANCE)
-    _, wrong = step.draft_greedy(*arguments, torch.tensor([13]))
+    _, wrong, _ = step.draft_greedy(*arguments, torch.tensor([13]))
     assert not torch.allclose(wrong, confidence, atol=TOLERANCE)
 
 

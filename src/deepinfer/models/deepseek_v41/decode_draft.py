@@ -196,7 +196,7 @@ class DraftStep:
         slots: Tensor,
         first: Tensor,
         draw: CoupledDraw | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Proposes a block for each request and chains it; nothing is written to the cache.
 
         Args:
@@ -207,8 +207,8 @@ class DraftStep:
             draw: Draws the tokens, as in `DSparkDraft.draft_coupled`; None takes the likeliest.
 
         Returns:
-            Draft tokens, shape [rows, block], int64 (equal logits: the lowest id), and their confidences, shape
-            [rows, block], fp32.
+            Draft tokens, shape [rows, block], int64 (equal logits: the lowest id), their confidences and their margins
+            (see `chain_block`), both of shape [rows, block], fp32.
         """
         draft, config, cache = self._draft, self._model.config, self._cache
         block, rows = config.dspark_block_size, len(anchor_ids)
@@ -224,5 +224,6 @@ class DraftStep:
         pre = initial_pre(len(ids), config.hc_mult, ids.device)
         hidden = collapse(*run_layers(draft, streams, pre, run))
         logits = self._model.head(draft[-1].norm(hidden).float()).view(rows, block, -1)
-        tokens, before = chain_block(logits, anchor_ids, draft[-1].markov_head, draw, positions)
-        return tokens, draft.confidence(hidden.view(rows, block, -1), before)
+        markov = draft[-1].markov_head
+        tokens, before, margins = chain_block(logits, anchor_ids, markov, draw, positions)
+        return tokens, draft.confidence(hidden.view(rows, block, -1), before), margins

@@ -292,7 +292,7 @@ class DSparkDraft(nn.ModuleList):
             Draft tokens, shape [requests, block], int64 (equal logits: the lowest id), and their
             confidences, shape [requests, block], fp32.
         """
-        return self._chained(anchor_ids, positions, slots, cache, None)
+        return self.draft_blocks(anchor_ids, positions, slots, cache)[:2]
 
     @without_autocast
     @torch.inference_mode()
@@ -319,24 +319,45 @@ class DSparkDraft(nn.ModuleList):
         Returns:
             As `draft_greedy`.
         """
-        draw = CoupledDraw.of(temperatures, seeds, self._shared[0].weight.device)
-        return self._chained(anchor_ids, positions, slots, cache, draw)
+        draws = {"temperatures": temperatures, "seeds": seeds}
+        return self.draft_blocks(anchor_ids, positions, slots, cache, **draws)[:2]
 
-    def _chained(
+    @without_autocast
+    @torch.inference_mode()
+    def draft_blocks(
         self,
         anchor_ids: Sequence[int] | Tensor,
         positions: Sequence[int] | Tensor,
         slots: Sequence[int] | Tensor,
         cache: SlotCache,
-        draw: CoupledDraw | None,
-    ) -> tuple[Tensor, Tensor]:
+        *,
+        temperatures: Sequence[float] = (),
+        seeds: Sequence[int] = (),
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Proposes and chains blocks: `draft_greedy`, or `draft_coupled` with temperatures, and margins with them.
+
+        Args:
+            anchor_ids: Newest sampled token of each request, shape [requests].
+            positions: Its position, shape [requests].
+            slots: Slot of each request, shape [requests].
+            cache: The cache with the draft windows.
+            temperatures: As in `draft_coupled`; empty for the likeliest tokens.
+            seeds: Seed of each request, with temperatures.
+
+        Returns:
+            Tokens and confidences, and the gap between the two highest logits of each draft, shape [requests, block],
+            fp32.
+        """
+        draw = None
+        if len(temperatures):
+            draw = CoupledDraw.of(temperatures, seeds, self._shared[0].weight.device)
         out = self.propose(anchor_ids, positions, slots, cache)
         device = out.hidden.device
         anchors = torch.as_tensor(anchor_ids, device=device, dtype=torch.int64)
         at = None if draw is None else torch.as_tensor(positions, device=device, dtype=torch.int64)
         markov = self[-1].markov_head
-        tokens, before = chain_block(out.base_logits, anchors, markov, draw, at)
-        return tokens, self.confidence(out.hidden, before)
+        tokens, before, margins = chain_block(out.base_logits, anchors, markov, draw, at)
+        return tokens, self.confidence(out.hidden, before), margins
 
     @without_autocast
     def markov_bias(self, prev_ids: Tensor) -> Tensor:

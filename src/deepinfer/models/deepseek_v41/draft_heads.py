@@ -59,7 +59,7 @@ def chain_block(
     markov: MarkovHead,
     draw: CoupledDraw | None,
     positions: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Chooses the tokens of blocks one after the other, each by its logits and a bias from the token before.
 
     Args:
@@ -70,15 +70,17 @@ def chain_block(
         positions: Positions of the anchors, shape [requests], int64; needed to draw.
 
     Returns:
-        The tokens, and the token before each, both shape [requests, block], int64.
+        The tokens, and the token before each, both shape [requests, block], int64; and the gap between the two highest
+        scores of each, shape [requests, block], fp32.
     """
-    prev, tokens, before = anchor_ids, [], []
+    prev, tokens, before, gaps = anchor_ids, [], [], []
     for index, logits in enumerate(base_logits.unbind(1), 1):
         before.append(prev)
         scores = logits + markov.bias(prev)
-        if draw is None or positions is None:
-            prev = scores.argmax(-1)
-        else:
-            prev = draw(scores, positions + index)
+        best = scores.argmax(-1)
+        prev = best if draw is None or positions is None else draw(scores, positions + index)
         tokens.append(prev)
-    return torch.stack(tokens, 1), torch.stack(before, 1)
+        place = best.unsqueeze(1)
+        highest = scores.gather(1, place).squeeze(1)
+        gaps.append(highest - scores.scatter_(1, place, -torch.inf).amax(1))
+    return torch.stack(tokens, 1), torch.stack(before, 1), torch.stack(gaps, 1)

@@ -10,21 +10,24 @@ import numpy.typing as npt
 
 from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
+from deepinfer.speculative.calibration.estimator import AcceptanceEstimator
 from deepinfer.speculative.calibration.online import OnlineTemperatureScaling
 from deepinfer.speculative.calibration.sequential import SequentialTemperatureScaling, sigmoid
 
-__all__ = ["ConfidenceCalibration"]
+__all__ = ["ConfidenceCalibration", "padded"]
 
 _Floats = npt.NDArray[np.float64]
 _REFIT_EVERY = 32
+_FIRST_FIT = 8
 _EDGE = 1e-7
 
 
 class ConfidenceCalibration:
-    """Applies temperatures to confidences, and lets those that learn do so.
+    """Makes probabilities of confidences, and lets what learns do so.
 
     Args:
-        scaling: `SequentialTemperatureScaling` that was fitted, `OnlineTemperatureScaling`, or None for none.
+        scaling: `SequentialTemperatureScaling` that was fitted; `OnlineTemperatureScaling` or `AcceptanceEstimator`, which
+            learn; or None to take confidences as they are.
 
     Attributes:
         scaling: As given.
@@ -34,12 +37,10 @@ class ConfidenceCalibration:
     """
 
     def __init__(self, scaling: Any = None) -> None:
-        if scaling is not None and not isinstance(
-            scaling, SequentialTemperatureScaling | OnlineTemperatureScaling
-        ):
-            checks.fail(
-                "calibration", scaling, "SequentialTemperatureScaling or OnlineTemperatureScaling, or None", ConfigError
-            )  # fmt: skip
+        kinds = SequentialTemperatureScaling | OnlineTemperatureScaling | AcceptanceEstimator
+        if scaling is not None and not isinstance(scaling, kinds):
+            limit = "SequentialTemperatureScaling, OnlineTemperatureScaling, AcceptanceEstimator or None"
+            checks.fail("calibration", scaling, limit, ConfigError)
         if isinstance(scaling, SequentialTemperatureScaling) and not scaling.temperatures.size:
             checks.fail("calibration", scaling, "fitted; call fit first", ConfigError)
         self.scaling = scaling
@@ -49,32 +50,46 @@ class ConfidenceCalibration:
     @property
     def learns(self) -> bool:
         """Whether `learn` does anything."""
-        return isinstance(self.scaling, OnlineTemperatureScaling)
+        return isinstance(self.scaling, OnlineTemperatureScaling | AcceptanceEstimator)
 
-    def __call__(self, confidences: npt.NDArray[np.float32]) -> npt.NDArray[np.floating[Any]]:
+    def __call__(
+        self, confidences: npt.NDArray[np.float32], margins: npt.NDArray[np.float32] | None = None
+    ) -> npt.NDArray[np.floating[Any]]:
         """Calibrated confidences.
 
         Args:
-            confidences: Shape [blocks, drafts], from 0 to 1; NaN stays NaN.
+            confidences: Shape [blocks, drafts], from 0 to 1; NaN stays NaN, and exactly 0 stands for a draft that is not
+                there.
+            margins: Shape [blocks, drafts], or None.
 
         Returns:
             Shape [blocks, drafts]. A position behind the last temperature takes the last.
         """
-        if self.scaling is None:
+        scaling = self.scaling
+        if scaling is None:
             return confidences
-        if self._temperatures is None:
-            self._temperatures = np.asarray(self.scaling.temperatures, float)
-        width, known = confidences.shape[1], self._temperatures
-        if width > known.size:
-            known = np.concatenate([known, np.full(width - known.size, known[-1])])
-        # A confidence of exactly 0 stands for a draft that is not there.
-        return np.where(confidences == 0, 0.0, sigmoid(_logits(confidences) / known[:width]))
+        logits = _logits(confidences)
+        if isinstance(scaling, AcceptanceEstimator):
+            width = min(logits.shape[1], scaling.num_drafts)
+            found = sigmoid(logits)
+            z = _fitted(logits, scaling.num_drafts)
+            m = None if margins is None else _fitted(margins, scaling.num_drafts)
+            found[:, :width] = scaling.predict(z, m)[:, :width]
+        else:
+            if self._temperatures is None:
+                self._temperatures = np.asarray(scaling.temperatures, float)
+            width, known = confidences.shape[1], self._temperatures
+            if width > known.size:
+                known = np.concatenate([known, np.full(width - known.size, known[-1])])
+            found = sigmoid(logits / known[:width])
+        return np.where(confidences == 0, 0.0, found)
 
     def learn(
         self,
         confidences: Sequence[Sequence[float]],
         verified: Sequence[int],
         accepted: Sequence[int],
+        margins: Sequence[Sequence[float]] = (),
     ) -> None:
         """Takes how blocks fared.
 
@@ -82,21 +97,50 @@ class ConfidenceCalibration:
             confidences: Of each block, uncalibrated; blocks may differ in length.
             verified: Drafts of each block that were verified.
             accepted: Those of them that were accepted.
+            margins: Of each block; or empty.
         """
         scaling = self.scaling
-        if not isinstance(scaling, OnlineTemperatureScaling) or not len(confidences):
+        if not self.learns or not len(confidences):
             return
-        values = np.full((len(confidences), scaling.num_drafts), np.nan)
-        for at, row in enumerate(confidences):
-            values[at, : len(row)] = row[: scaling.num_drafts]
-        scaling.update(_logits(values), accepted, verified)
+        logits = _logits(padded(confidences, scaling.num_drafts))
         self._updates += 1
-        if self._updates % _REFIT_EVERY == 0 or self._updates == 8:
-            self._temperatures = None
+        is_due = self._updates % _REFIT_EVERY == 0 or self._updates == _FIRST_FIT
+        if isinstance(scaling, AcceptanceEstimator):
+            m = padded(margins, scaling.num_drafts) if len(margins) else None
+            scaling.update(logits, m, accepted, verified)
+            if is_due:
+                scaling.refit()
+        else:
+            scaling.update(logits, accepted, verified)
+            if is_due:
+                self._temperatures = None
 
     def to_dict(self) -> dict[str, Any] | None:
         """What the scaling gives, or None without one."""
         return None if self.scaling is None else self.scaling.to_dict()
+
+
+def padded(rows: Sequence[Sequence[float]], width: int) -> _Floats:
+    """Rows of several lengths side by side.
+
+    Args:
+        rows: The rows; what lies behind `width` is left out.
+        width: Columns.
+
+    Returns:
+        Shape [rows, width]; NaN where a row ended.
+    """
+    values = np.full((len(rows), width), np.nan)
+    for at, row in enumerate(rows):
+        known = row[:width]
+        values[at, : len(known)] = known
+    return values
+
+
+def _fitted(values: npt.NDArray[Any], width: int) -> _Floats:
+    found = np.full((len(values), width), np.nan)
+    found[:, : values.shape[1]] = values[:, :width]
+    return found
 
 
 def _logits(confidences: npt.NDArray[Any]) -> _Floats:
