@@ -61,17 +61,18 @@ class Data:
         *,
         more: tuple[int, int] | None = None,
         hard: bool = False,
+        dim: int = 512,
     ) -> None:
         device = "cuda"
         self.rows, self.heads, self.width, self.window = rows, heads, width, None
         # Shares of bf16 err by their own last bit: the tolerances are for values of a tenth.
-        self.q = (10 * torch.randn(rows, heads, 512, device=device)).bfloat16()
-        self.kv = (torch.randn(keys, 512, device=device) / 10).bfloat16()
+        self.q = (10 * torch.randn(rows, heads, dim, device=device)).bfloat16()
+        self.kv = (torch.randn(keys, dim, device=device) / 10).bfloat16()
         self.indices = torch.randint(0, keys, (rows, width), device=device, dtype=torch.int32)
         self.sink = torch.randn(heads, device=device)
         self.lengths = self.more_kv = self.more = self.more_lengths = self.phases = None
         if more:
-            self.more_kv = (torch.randn(more[0], 512, device=device) / 10).bfloat16()
+            self.more_kv = (torch.randn(more[0], dim, device=device) / 10).bfloat16()
             self.more = torch.randint(0, more[0], (rows, more[1]), device=device, dtype=torch.int32)
         if hard:
             self._harden(keys)
@@ -106,12 +107,13 @@ class Data:
         self.sink[0], self.sink[1], self.sink[2] = torch.inf, -torch.inf, 1e38
         angle = torch.randn(rows, 32, device=device)
         self.phases = torch.stack((angle.cos(), angle.sin()), -1)
-        wide_q = torch.full((rows, self.heads + 1, 544), torch.nan, device=device).bfloat16()
-        wide_q[:, : self.heads, :512] = self.q
-        self.q = wide_q[:, : self.heads, :512]
-        wide_kv = torch.full((keys, 528), torch.nan, device=device, dtype=torch.bfloat16)
-        wide_kv[:, :512] = self.kv
-        self.kv = wide_kv[:, :512]
+        dim = self.q.shape[2]
+        wide_q = torch.full((rows, self.heads + 1, dim + 32), torch.nan, device=device).bfloat16()
+        wide_q[:, : self.heads, :dim] = self.q
+        self.q = wide_q[:, : self.heads, :dim]
+        wide_kv = torch.full((keys, dim + 16), torch.nan, device=device, dtype=torch.bfloat16)
+        wide_kv[:, :dim] = self.kv
+        self.kv = wide_kv[:, :dim]
 
     def as_window(self, window: int, keys: int) -> None:
         """The first list becomes a band of three ragged sequences."""
@@ -157,7 +159,7 @@ class Data:
     @property
     def flops(self) -> float:
         """Operations of both products."""
-        return 2.0 * self.rows * self.heads * self.keys_per_row * 1024
+        return 2.0 * self.rows * self.heads * self.keys_per_row * (512 + self.q.shape[2])
 
     @property
     def size_bytes(self) -> float:
@@ -285,11 +287,12 @@ def sparse(rows: int, heads: int, keys: int, width: int, launch: Callable, **mor
     """Case of lists; checked on hard data."""
 
     def build(small: bool) -> Built:
-        data = Data(min(rows, 300), heads, 2000, min(width, 640), more=more.get("more") and (900, 512), hard=True) if small else Data(
+        data = Data(min(rows, 300), heads, 2000, min(width, 640), more=more.get("more") and (900, 512), hard=True, dim=more.get("dim", 512)) if small else Data(
             rows, heads, keys, width, **more
         )  # fmt: skip
         run = launch()
-        peers = {"torch": lambda: eager(data)} if data.more is None else {}
+        plain = data.more is None and data.q.shape[2] == 512
+        peers = {"torch": lambda: eager(data)} if plain else {}
         return Built(
             lambda: run(*data.arguments()),
             checked(data, run, repeats=data.rows < 1000),

@@ -87,6 +87,7 @@ def cases() -> list[CompileCase]:
         "AHEAD": ahead,
         "LAZY": lazy,
         "HELD": held,
+        "TAIL": False,
         "STAGED": staged,
         "COPY_WARPS": warps,
         "COPY_REGISTERS": registers,
@@ -94,6 +95,7 @@ def cases() -> list[CompileCase]:
     found = [
         _hopper(sparse, "wide", wide, _PLAIN, 8, **form),
         _hopper(window, "wide", wide, _ALL, 8, **form),
+        _hopper(sparse, "wide, 576", wide, _PLAIN, 8, **(form | {"TAIL": True})),
     ]
     for heads in (8, 16, 32):
         block, parts, depth, warps, registers = configs.few(heads)

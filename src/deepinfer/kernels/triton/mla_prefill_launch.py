@@ -77,19 +77,19 @@ def attend_wide(
     """Attention of each row to the keys of its lists.
 
     Args:
-        q: Shape [rows, heads, 512], bf16, last stride 1; address a multiple of 16 bytes, other
+        q: Shape [rows, heads, 512 or 576], bf16, last stride 1; address a multiple of 16 bytes, other
             strides of 16 elements.
-        kv: Shape [keys, 512], bf16, likewise.
+        kv: Shape [keys, 512 or 576], bf16, likewise; the first 512 channels are the value.
         indices: Shape [rows, width], int32, last stride 1; with a window, the first key of each row, shape [rows].
         lengths: Shape [rows], int32, contiguous, or None; needed with a window.
-        extra_kv: Shape [extra keys, 512], bf16, as `kv`, or None.
+        extra_kv: As `kv`, or None.
         extra_indices: Shape [rows, extra width], int32, last stride 1, or None.
         extra_lengths: Shape [rows], int32, contiguous, or None.
         sink: Shape [heads], fp32, contiguous, or None.
         phases: Shape [rows, 32, 2], fp32, contiguous, or None.
         scale: Factor on q . k.
         window: Most keys of a band, or None for lists.
-        out: Shape [rows, heads, 512], bf16, as `q`.
+        out: Shape [rows, heads, 512], bf16, strides as of `q`.
         max_logits: Shape [rows, heads], fp32, contiguous.
         lse: Shape [rows, heads], fp32, contiguous.
         tuning: Form of the kernel.
@@ -105,6 +105,7 @@ def attend_wide(
         AHEAD=tuning.ahead,
         LAZY=tuning.lazy,
         HELD=tuning.held,
+        TAIL=q.shape[2] > 512,
         STAGED=tuning.staged,
         COPY_WARPS=tuning.copy_warps,
         COPY_REGISTERS=tuning.copy_registers,
@@ -129,7 +130,7 @@ def attend_few(
     lse: Tensor,
     tuning: FewTuning,
 ) -> None:
-    """The same with few heads; arguments as of `attend_wide`, `tuning` apart."""
+    """The same with few heads of 512 channels; arguments as of `attend_wide`, `tuning` apart."""
     arguments, constants = _arguments(
         q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths, sink, phases, scale, window, out, max_logits, lse
     )  # fmt: skip

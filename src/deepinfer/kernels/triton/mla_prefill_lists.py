@@ -96,6 +96,8 @@ def copy_rows(
     extra_lengths,
     q_tile,
     ring,
+    q_tail,
+    tails,
     masks,
     q_full,
     q_empty,
@@ -117,6 +119,7 @@ def copy_rows(
     COUNTED: gl.constexpr,
     EXTRA: gl.constexpr,
     EXTRA_COUNTED: gl.constexpr,
+    TAIL: gl.constexpr,
     HEADS: gl.constexpr,
     PARTS: gl.constexpr,
     DEPTH: gl.constexpr,
@@ -132,6 +135,9 @@ def copy_rows(
     row_layout: gl.constexpr = gl.SliceLayout(1, layout)
     d = gl.arange(0, 512, layout=gl.SliceLayout(0, layout))
     r = gl.arange(0, ROWS, layout=row_layout)
+    tail_layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
+    e = 512 + gl.arange(0, 64, layout=gl.SliceLayout(0, tail_layout))
+    tail_r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, tail_layout))
     blocks = gl.cdiv(heads, HEADS)
     slot = 0
     phase = 1
@@ -188,6 +194,28 @@ def copy_rows(
                         base + at[:, None] + d[None, :],
                         mask=valids[step][:, None] & (d < 512)[None, :],
                     )
+                    if TAIL:
+                        key, valid = tile_keys(
+                            index,
+                            extra_index,
+                            begin,
+                            tile,
+                            tiles,
+                            first,
+                            more,
+                            s_kv,
+                            s_extra,
+                            part * SPAN + step * ROWS + tail_r,
+                            BAND,
+                            EXTRA,
+                            TILE,
+                        )
+                        at = key.to(gl.int64) * stride
+                        _load(
+                            tails.index(slot).slice(part * SPAN + step * ROWS, ROWS, dim=0),
+                            base + at[:, None] + e[None, :],
+                            mask=valid[:, None] & (e < 576)[None, :],
+                        )
                 async_copy.mbarrier_arrive(full.index(place), increment_count=False)
                 # One more arrival, for the masks.
                 mbarrier.arrive(full.index(place), count=1)
@@ -204,6 +232,13 @@ def copy_rows(
                         from_q + (h * stride_qh)[:, None] + d[None, :],
                         mask=(h < heads)[:, None] & (d < 512)[None, :],
                     )
+                    if TAIL:
+                        h = head + step * Q_ROWS + tail_r
+                        _load(
+                            q_tail.slice(step * Q_ROWS, Q_ROWS, dim=0),
+                            from_q + (h * stride_qh)[:, None] + e[None, :],
+                            mask=(h < heads)[:, None] & (e < 576)[None, :],
+                        )
                 async_copy.mbarrier_arrive(q_full, increment_count=False)
             slot += 1
             if slot == DEPTH:

@@ -40,7 +40,7 @@ def _wait_tile(full, count, PARTS: gl.constexpr):
 
 
 @gluon.jit
-def _logits(q_part, q_tile, keys, zero, HELD: gl.constexpr):
+def _logits(q_part, q_tile, keys, q_tail, tail, zero, HELD: gl.constexpr, TAIL: gl.constexpr):
     """Queries times keys, begun; `HELD` channels (0 or 128) of the queries are in registers."""
     if HELD == 0:
         s = warpgroup_mma(q_tile, keys.permute((1, 0)), zero, use_acc=False, is_async=True)
@@ -51,6 +51,8 @@ def _logits(q_part, q_tile, keys, zero, HELD: gl.constexpr):
         s = warpgroup_mma(q_tile.slice(128, 128, dim=1), columns, s, is_async=True)
         columns = keys.slice(256, 256, dim=1).permute((1, 0))
         s = warpgroup_mma(q_tile.slice(256, 256, dim=1), columns, s, is_async=True)
+    if TAIL:
+        s = warpgroup_mma(q_tail, tail.permute((1, 0)), s, is_async=True)
     return s
 
 
@@ -89,6 +91,8 @@ def _products(
     lse,
     q_tile,
     ring,
+    q_tail,
+    tails,
     masks,
     p_tile,
     tops,
@@ -112,12 +116,13 @@ def _products(
     AHEAD: gl.constexpr,
     LAZY: gl.constexpr,
     HELD: gl.constexpr,
+    TAIL: gl.constexpr,
     STAGED: gl.constexpr,
 ):
     TILE: gl.constexpr = 64
     SPAN: gl.constexpr = TILE // PARTS
     # Groups of products that the logits of a tile are made of.
-    BEHIND: gl.constexpr = 3 if HELD > 0 else 1
+    BEHIND: gl.constexpr = (3 if HELD > 0 else 1) + (1 if TAIL else 0)
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 32, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 256, 16])
     o_head_layout: gl.constexpr = gl.SliceLayout(1, o_layout)
@@ -146,7 +151,16 @@ def _products(
             # Logits of the next tile follow the outputs of this one without a pause.
             if total > 0:
                 _wait_tile(full, count, PARTS)
-                s = _logits(q_part, q_tile, ring.index(count & 1), no_logits, HELD)
+                s = _logits(
+                    q_part,
+                    q_tile,
+                    ring.index(count & 1),
+                    q_tail,
+                    tails.index(count & 1),
+                    no_logits,
+                    HELD,
+                    TAIL,
+                )
                 s = warpgroup_mma_wait(0, [s])
                 for _ in range(total - 1):
                     mask = masks.index(count & 1).load(mask_layout)
@@ -160,7 +174,16 @@ def _products(
                     keys = ring.index(count & 1)
                     if PARTS == 1:
                         acc = warpgroup_mma(p_tile, keys, acc, is_async=True)
-                        s = _logits(q_part, q_tile, following, no_logits, HELD)
+                        s = _logits(
+                            q_part,
+                            q_tile,
+                            following,
+                            q_tail,
+                            tails.index((count + 1) & 1),
+                            no_logits,
+                            HELD,
+                            TAIL,
+                        )
                         acc = warpgroup_mma_wait(BEHIND, [acc])
                         release(empty, count & 1)
                     else:
@@ -171,7 +194,16 @@ def _products(
                                 acc,
                                 is_async=True,
                             )
-                        s = _logits(q_part, q_tile, following, no_logits, HELD)
+                        s = _logits(
+                            q_part,
+                            q_tile,
+                            following,
+                            q_tail,
+                            tails.index((count + 1) & 1),
+                            no_logits,
+                            HELD,
+                            TAIL,
+                        )
                         for part in gl.static_range(PARTS):
                             acc = warpgroup_mma_wait(BEHIND + PARTS - 1 - part, [acc])
                             release(empty, (count & 1) * PARTS + part)
@@ -193,7 +225,9 @@ def _products(
                 _wait_tile(full, count, PARTS)
                 mask = masks.index(count & 1).load(mask_layout)
                 keys = ring.index(count & 1)
-                s = _logits(q_part, q_tile, keys, no_logits, HELD)
+                s = _logits(
+                    q_part, q_tile, keys, q_tail, tails.index(count & 1), no_logits, HELD, TAIL
+                )
                 s = warpgroup_mma_wait(0, [s])
                 if tile == total - 1:
                     block_barrier()
@@ -268,6 +302,7 @@ def mla_prefill_wide_kernel(
     AHEAD: gl.constexpr,
     LAZY: gl.constexpr,
     HELD: gl.constexpr,
+    TAIL: gl.constexpr,
     STAGED: gl.constexpr,
     COPY_WARPS: gl.constexpr,
     COPY_REGISTERS: gl.constexpr,
@@ -276,6 +311,11 @@ def mla_prefill_wide_kernel(
     tile_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
     q_tile = gl.allocate_shared_memory(gl.bfloat16, [64, 512], tile_layout)
     ring = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 512], tile_layout)
+    q_tail = q_tile
+    tails = ring
+    if TAIL:
+        q_tail = gl.allocate_shared_memory(gl.bfloat16, [64, 64], tile_layout)
+        tails = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 64], tile_layout)
     p_tile = gl.allocate_shared_memory(gl.bfloat16, [64, 64], tile_layout)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     masks = gl.allocate_shared_memory(gl.float32, [2, 64], plain)
@@ -304,6 +344,8 @@ def mla_prefill_wide_kernel(
                     lse,
                     q_tile,
                     ring,
+                    q_tail,
+                    tails,
                     masks,
                     p_tile,
                     tops,
@@ -327,6 +369,7 @@ def mla_prefill_wide_kernel(
                     AHEAD,
                     LAZY,
                     HELD,
+                    TAIL,
                     STAGED,
                 ),
             ),
@@ -342,6 +385,8 @@ def mla_prefill_wide_kernel(
                     extra_lengths,
                     q_tile,
                     ring,
+                    q_tail,
+                    tails,
                     masks,
                     q_full,
                     q_empty,
@@ -363,6 +408,7 @@ def mla_prefill_wide_kernel(
                     COUNTED,
                     EXTRA,
                     EXTRA_COUNTED,
+                    TAIL,
                     64,
                     PARTS,
                     2,
