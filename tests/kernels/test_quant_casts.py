@@ -98,6 +98,19 @@ def test_ties_go_to_the_even_code(backend) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_fp8_ties_go_to_the_even_code(backend) -> None:
+    """With a largest value of 448 the scale is 1, the steps are 2 above 16 and 2^-9 below 2^-5."""
+    small = torch.arange(1, 16, 2) * 2.0**-10
+    x = torch.cat((torch.tensor([448.0]), torch.arange(17.0, 32.0, 2), -small, small[:8]))[None]
+    codes, scale = quant.per_token_cast_to_fp8(x.repeat(3, 1)[:, :32], backend=backend)
+    assert (scale.view(torch.uint8) == 127).all()
+    values = codes.float()[0]
+    assert values[1:9].tolist() == [16, 20, 20, 24, 24, 28, 28, 32]
+    assert (values[9:17] * -512).tolist() == [0, 2, 2, 4, 4, 6, 6, 8]
+    assert values[9].signbit()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("power", [-20, -1, 0, 3, 60])
 def test_the_scale_next_to_a_power_of_two(backend, power) -> None:
     """448 * 2^n needs the scale 2^n, and the next number needs the next one: a logarithm misses that."""
