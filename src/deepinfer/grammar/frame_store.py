@@ -11,7 +11,21 @@ from dataclasses import dataclass
 from deepinfer.grammar.byte_loops import ByteNodes
 from deepinfer.grammar.frame_entries import Entry, EntryStore, WalkSpace
 from deepinfer.grammar.frame_tokens import Tokens, TokenSets
-from deepinfer.grammar.nodes import ALT, AND, CONS, EMPTY, EPS, LIT, NOT, REP, SET, UNKNOWN, Node
+from deepinfer.grammar.nodes import (
+    ALT,
+    AND,
+    CONS,
+    EMPTY,
+    EPS,
+    LIT,
+    NOT,
+    REP,
+    SET,
+    TRIE,
+    UNKNOWN,
+    Node,
+    TrieNode,
+)
 from deepinfer.grammar.vocab import TokenVocab
 
 __all__ = ["FrameStore", "Shapes", "StringTokens", "Unit"]
@@ -24,6 +38,9 @@ StringTokens = dict[tuple[object, Entry], tuple[tuple[int, ...], Entry | None]]
 
 MAX_SHAPE = 20_000
 """Nodes of an expression that is shared."""
+
+MAX_STRINGS = 200
+"""Strings of a set that is shared."""
 
 MAX_NESTING = 100
 
@@ -153,7 +170,9 @@ class Shapes:
             parts = (node.mask,)
         elif kind in (EPS, EMPTY, UNKNOWN):
             parts = ()
-        elif not nesting or self._left < 0:
+        elif isinstance(node, TrieNode) and node.last - node.first <= MAX_STRINGS:
+            parts = tuple([text[node.skip :] for text in node.strings[node.first : node.last]])
+        elif not nesting or self._left < 0 or kind == TRIE:
             return -1  # not kept: from another node there may be room for it
         elif kind in (ALT, AND):
             numbers = sorted([self._number(part, nesting - 1) for part in node.parts])

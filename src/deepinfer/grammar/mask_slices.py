@@ -9,7 +9,7 @@ from deepinfer.grammar.slices import BOUNDARY, DEAD, CharacterSet
 
 __all__ = ["SliceTests"]
 
-MAX_CLOSURE = 160
+MAX_CLOSURE = 110
 """States looked at before a state is taken for one that does not contain a slice."""
 
 

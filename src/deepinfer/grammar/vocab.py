@@ -166,9 +166,9 @@ class TokenVocab:
         """Builds now what masks need, rather than when the first one is asked for."""
         self.splits  # noqa: B018 - made on first use, and so is all that it stands on
         self.byte_loops  # noqa: B018
-        from deepinfer.grammar.frame_store import FrameStore
+        from deepinfer.grammar.warm_up import warm_up
 
-        FrameStore.of(self)
+        warm_up(self)
 
     @property
     def trie(self) -> TokenTrie:

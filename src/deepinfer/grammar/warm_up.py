@@ -1,0 +1,42 @@
+"""The walks that nearly every schema needs, done before the first request."""
+
+from __future__ import annotations
+
+from deepinfer.grammar.json_schema import compile_json_schema
+from deepinfer.grammar.vocab import TokenVocab
+
+__all__ = ["warm_up"]
+
+_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "s": {"type": "string"},
+        "i": {"type": "integer"},
+        "n": {"type": "number"},
+        "b": {"type": "boolean"},
+        "o": {"type": ["string", "null"]},
+        "l": {"type": "array", "items": {"type": "string"}},
+        "m": {"type": "array", "items": {"type": "integer"}},
+    },
+    "required": ["s"],
+}
+_TEXTS = (
+    b'{"i": 12, "n": -0.5e3, "b": true, "o": null, "l": ["a", "b"], "m": [1], "s": "x y\\n\xc3\xa9"}',
+    b'{"k": [{}, "v", 1, 2.5, false], "p": {"q": ""}, "s":"',
+)
+
+
+def warm_up(vocab: TokenVocab) -> None:
+    """Computes the masks along a few JSON texts, for what the grammars over a vocabulary share.
+
+    Args:
+        vocab: The vocabulary.
+    """
+    compiled = compile_json_schema(_SCHEMA).bind(vocab)
+    for text in _TEXTS:
+        state = compiled.start_state
+        for place in range(len(text)):
+            compiled.row(state)
+            state = compiled.advance_bytes(state, text[place : place + 1])
+            if not state:
+                break
