@@ -36,7 +36,7 @@ def some_tokens(kind: str, rows: int, k: int, *lead: int) -> tuple[torch.Tensor,
     """Tokens of a kind of product."""
     if kind == "bf16":
         return torch.randn(*lead, rows, k, device="cuda").bfloat16(), None
-    return (tokens32 if kind.endswith("x32") else tokens)(rows, k, *lead)
+    return (tokens32 if kind.endswith("32") else tokens)(rows, k, *lead)
 
 
 def weights(kind: str, groups: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -49,6 +49,9 @@ def weights(kind: str, groups: int, n: int, k: int) -> tuple[torch.Tensor, torch
     q = torch.empty(groups, n, k, device="cuda", dtype=FP8)
     for g in range(groups):
         q[g] = (torch.randn(n, k, device="cuda") * 100).clamp(-448, 448).to(FP8)
+    if kind == "fp8_32":
+        powers = (groups, -(-n // 32), k // 32)
+        return q, torch.randint(112, 124, powers, device="cuda", dtype=torch.uint8)
     return q, torch.rand(groups, -(-n // 128), k // 128, device="cuda") * 0.01 + 0.001
 
 
@@ -297,6 +300,9 @@ def cases() -> list[Case]:
     add("fp8_gemm_nt", dense, "fp8", (64, 5120, 8192), [(64, 2, 10, 1, 1, 2), (64, 1, 9, 1, 1)])
     add("fp8_gemm_nt", dense, "fp8", (64, 1280, 5120), [(64, 2, 10, 1, 1, 2), (64, 1, 9, 1, 1)])
     add("fp8_gemm_nt", dense, "fp8", (16, 32768, 1280), [(16, 1, 4, 1, 4), (16, 2, 5, 1, 2)])
+    add("fp8_gemm_nt", dense, "fp8_32", (64, 5120, 8192), [(64, 1, 9, 1, 1), (64, 1, 4, 1, 2)])
+    add("fp8_gemm_nt", dense, "fp8_32", (16, 32768, 1280), [(16, 2, 5, 1, 2), (16, 1, 4, 1, 3)])
+    add("fp8_gemm_nt", dense, "fp8_32", (4096, 4096, 7168), [(2, 128, 6, 8), (2, 128, 6, 16)])
     for m, n, k in ((2048, 4096, 7168), (4096, 4096, 7168), (8192, 8192, 8192)):
         add("fp8_gemm_nt", dense, "fp8", (m, n, k), TALL)
     add("fp8_gemm_nt", dense, "fp8", (4096, 5120, 8192), [(2, 128, 6, 8, 2), (2, 256, 4, 8)])

@@ -19,7 +19,9 @@ from deepinfer.kernels.reference.cast import (
 
 pytestmark = pytest.mark.gpu
 ROWS = (1, 2, 3, 15, 16, 17, 63, 64, 65, 128, 257, 1000)
-KINDS = ("bf16", "fp8", "fp4", "raw")  # fp4: prepared MXFP4 weights, raw: as they were cast
+# fp4: prepared MXFP4 weights, raw: as they were cast; 32: tokens, and weights of fp8, with e8m0 scales for 32 channels
+KINDS = ("bf16", "fp8", "fp8_32", "fp4", "fp4_32", "raw")
+GROUPED = KINDS[1:]
 SHAPES = [(640, 1024), (1280, 5120), (5120, 8192)]
 NAN = 0x7F
 
@@ -33,6 +35,9 @@ def tokens(kind: str, *shape: int):
     x = torch.randn(shape, device="cuda")
     if kind == "bf16":
         return x.bfloat16()
+    if kind.endswith("32"):
+        q, s = per_token_cast_to_fp8(x, 32)
+        return q, s.view(torch.uint8)
     q, s = per_token_cast_to_fp8(x, 128)
     return q, s.float()
 
@@ -43,12 +48,12 @@ def weights(kind: str, *shape: int):
         return w.bfloat16()
     if kind == "raw":
         return per_token_cast_to_fp4(w)
-    if kind == "fp4":
+    if kind.startswith("fp4"):
         words, steps = prepare_mxfp4_weights(*per_token_cast_to_fp4(w))
         assert words.dtype == torch.int32
         return words, steps
-    q, s = per_block_cast_to_fp8(w, 128)
-    return q, s.float()
+    q, s = per_block_cast_to_fp8(w, 32 if kind == "fp8_32" else 128)
+    return q, s.view(torch.uint8) if kind == "fp8_32" else s.float()
 
 
 def rows_of(a, rows):
@@ -56,18 +61,18 @@ def rows_of(a, rows):
 
 
 def dense(kind: str):
-    return {"bf16": gemm.bf16_gemm_nt, "fp8": gemm.fp8_gemm_nt}.get(kind, gemm.fp8_fp4_gemm_nt)
+    return {"bf16": gemm.bf16_gemm_nt, "fp8": gemm.fp8_gemm_nt}.get(
+        kind[:4].strip("_"), gemm.fp8_fp4_gemm_nt
+    )
 
 
 def masked(kind: str):
-    return {"fp8": gemm.m_grouped_fp8_gemm_nt_masked}.get(
-        kind, gemm.m_grouped_fp8_fp4_gemm_nt_masked
-    )
+    return gemm.m_grouped_fp8_gemm_nt_masked if kind.startswith("fp8") else gemm.m_grouped_fp8_fp4_gemm_nt_masked  # fmt: skip
 
 
 def contiguous(kind: str):
     return {"bf16": gemm.m_grouped_bf16_gemm_nt_contiguous, "fp8": gemm.m_grouped_fp8_gemm_nt_contiguous}.get(
-        kind, gemm.m_grouped_fp8_fp4_gemm_nt_contiguous
+        kind[:4].strip("_"), gemm.m_grouped_fp8_fp4_gemm_nt_contiguous
     )  # fmt: skip
 
 
@@ -77,10 +82,12 @@ def poison(a, dead) -> None:
         a[dead] = torch.nan
     else:
         a[0].view(torch.uint8)[dead] = NAN
-        a[1][dead] = torch.nan
+        a[1].view(torch.uint8).unflatten(-1, (-1, a[1].itemsize))[dead] = (
+            255  # NaN in fp32 and in e8m0
+        )
 
 
-@pytest.mark.parametrize("kind", ["fp8", "fp4", "raw"])
+@pytest.mark.parametrize("kind", GROUPED)
 @pytest.mark.parametrize("expected", [16, 32, 64])
 def test_masked_products(kind, expected) -> None:
     a, b = tokens(kind, 5, 64, 1024), weights(kind, 5, 640, 1024)
@@ -99,7 +106,7 @@ def test_masked_products(kind, expected) -> None:
         assert torch.equal(again, found)
 
 
-@pytest.mark.parametrize("kind", ["bf16", "fp8", "fp4"])
+@pytest.mark.parametrize("kind", KINDS[:-1])
 def test_contiguous_products(kind) -> None:
     a, b = tokens(kind, 512, 1024), weights(kind, 3, 640, 1024)
     layout = torch.full((512,), -1, device="cuda", dtype=torch.int32)
@@ -135,7 +142,7 @@ def test_a_row_does_not_depend_on_the_others(kind, n, k) -> None:
         assert bool(found[~kept].isnan().all()), rows
 
 
-@pytest.mark.parametrize("kind", ["fp8", "fp4", "raw"])
+@pytest.mark.parametrize("kind", GROUPED)
 def test_a_row_of_a_group_does_not_depend_on_the_counts(kind) -> None:
     a, b = tokens(kind, 4, 64, 1024), weights(kind, 4, 640, 1024)
 
@@ -174,7 +181,7 @@ def test_another_process_gets_the_same_bytes(kind) -> None:
     assert done.stdout.strip().splitlines()[-1] == digest(kind)
 
 
-@pytest.mark.parametrize("kind", ["fp8", "fp4", "raw"])
+@pytest.mark.parametrize("kind", GROUPED)
 def test_groups_without_tokens_leave_the_output_alone(kind) -> None:
     a, b = tokens(kind, 3, 16, 256), weights(kind, 3, 128, 256)
     d = torch.full((3, 16, 128), 777.0, device="cuda", dtype=torch.bfloat16)
@@ -182,7 +189,7 @@ def test_groups_without_tokens_leave_the_output_alone(kind) -> None:
     assert bool((d == 777).all())
 
 
-@pytest.mark.parametrize("kind", ["fp8", "fp4", "raw"])
+@pytest.mark.parametrize("kind", GROUPED)
 def test_outputs_with_gaps(kind) -> None:
     a, b = tokens(kind, 3, 16, 256), weights(kind, 3, 128, 256)
     counts = torch.tensor([16, 5, 0], device="cuda", dtype=torch.int32)

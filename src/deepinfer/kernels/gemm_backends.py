@@ -47,7 +47,7 @@ def _hopper_refusal(
     reason = contract.gluon_refusal(*(t for t in (x, xs, w, ws, d) if t is not None))
     if reason is not None:
         return reason
-    n, k = w.shape[-2], channels(w)
+    k = channels(w)
     if not w.is_contiguous() or w.data_ptr() % 16 or x.data_ptr() % 16:
         return (
             "bulk copies need contiguous weights, and tokens and weights at multiples of 16 bytes"
@@ -56,35 +56,61 @@ def _hopper_refusal(
         return None if k % 8 == 0 else f"K is {k}, and bulk copies need a multiple of 8 for bf16"
     if xs is None or ws is None:
         return "operands without scales are bf16 only"
-    if w.dtype == torch.int32 and xs.itemsize == 1:
-        if xs.shape[-1] != k // 32 or xs.stride(-1) != 1 or any(n % 4 for n in xs.stride()[:-1]):
-            return "the tokens do not have one e8m0 scale for 32 channels, in rows at multiples of 4 bytes"
-        if xs.data_ptr() % 4:
-            return "the scales of the tokens do not begin at a multiple of 4 bytes"
-    elif xs.dtype != torch.float32:
-        return "the scales of the tokens are not fp32"
-    elif xs.shape[-1] != _ceil(k, 128):
-        return "the tokens do not have one scale for 128 channels"
-    if w.dtype == torch.int32:
-        if ws.dtype != torch.int32 or ws.shape[-2:] != (k // 128 + 1, _ceil(n, 4) * 4):
-            return "the scales are not those that prepare_mxfp4_weights returned with the values"
-        return None if ws.is_contiguous() else "the prepared scales are not contiguous"
     if w.dtype == torch.uint8:
-        if k % 128:
-            return f"K is {k}, and MXFP4 weights need a multiple of 128"
-        if (
-            ws.shape[-1] != k // 32
-            or ws.itemsize != 1
-            or not ws.is_contiguous()
-            or ws.data_ptr() % 4
-        ):
-            return "the scales of the weights are not contiguous e8m0 for 32 channels"
-        return None
+        return _packed_refusal(xs, w, ws, k) or _fp32_refusal(xs, k)
+    if w.dtype == torch.int32:
+        return _prepared_refusal(w, ws, k) or (
+            _powers_refusal("tokens", xs, k) if xs.itemsize == 1 else _fp32_refusal(xs, k)
+        )
+    if xs.itemsize == 1 and ws.itemsize == 1:
+        if k % 128 or ws.shape[-2] != _ceil(w.shape[-2], 32):
+            return "with e8m0 scales, K must be a multiple of 128 and the weights have one scale for 32 rows"
+        return _powers_refusal("tokens", xs, k) or _powers_refusal("weights", ws, k)
     if k % 16:
         return f"K is {k}, and bulk copies need a multiple of 16 for fp8"
-    if ws.dtype != torch.float32 or ws.shape[-2:] != (_ceil(n, 128), _ceil(k, 128)):
+    if ws.dtype != torch.float32 or ws.shape[-2:] != (_ceil(w.shape[-2], 128), _ceil(k, 128)):
         return "the weights do not have fp32 scales for blocks of 128x128"
-    return None if ws.stride(-1) == 1 else "the scales of the weights do not lie side by side"
+    if ws.stride(-1) != 1:
+        return "the scales of the weights do not lie side by side"
+    return _fp32_refusal(xs, k)
+
+
+def _fp32_refusal(xs: Tensor, k: int) -> str | None:
+    """Why scales of tokens cannot be read as fp32 for 128 channels."""
+    if xs.dtype != torch.float32:
+        return "the scales of the tokens are not fp32"
+    good = xs.shape[-1] == _ceil(k, 128)
+    return None if good else "the tokens do not have one scale for 128 channels"
+
+
+def _powers_refusal(name: str, s: Tensor, k: int) -> str | None:
+    """Why e8m0 scales for 32 channels cannot be read as words."""
+    if s.shape[-1] != k // 32 or s.stride(-1) != 1:
+        return f"the {name} do not have one e8m0 scale for 32 channels, side by side"
+    if s.data_ptr() % 4 or any(n % 4 for n in s.stride()[:-1]):
+        return f"the scales of the {name} do not begin at multiples of 4 bytes in every row"
+    return None
+
+
+def _prepared_refusal(w: Tensor, ws: Tensor, k: int) -> str | None:
+    """Why these are not weights that `prepare_mxfp4_weights` made."""
+    if ws.dtype != torch.int32 or ws.shape[-2:] != (k // 128 + 1, _ceil(w.shape[-2], 4) * 4):
+        return "the scales are not those that prepare_mxfp4_weights returned with the values"
+    return None if ws.is_contiguous() else "the prepared scales are not contiguous"
+
+
+def _packed_refusal(xs: Tensor, w: Tensor, ws: Tensor, k: int) -> str | None:
+    """Why MXFP4 weights that were not prepared cannot be read."""
+    if xs.itemsize == 1:
+        return (
+            "only prepared MXFP4 weights go with e8m0 scales of the tokens (prepare_mxfp4_weights)"
+        )
+    if k % 128:
+        return f"K is {k}, and MXFP4 weights need a multiple of 128"
+    good = ws.shape[-1] == k // 32 and ws.itemsize == 1 and ws.is_contiguous()
+    if not good or ws.data_ptr() % 4:
+        return "the scales of the weights are not contiguous e8m0 for 32 channels"
+    return None
 
 
 def _dense_refusal(
@@ -103,10 +129,10 @@ def _dense_hopper(x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d:
         if xs is not None and ws is not None and w.dtype == torch.int32:
             _folded(x, xs, w[None], ws[None], None, d, m)
         elif xs is not None and ws is not None and (m <= 64 or w.dtype == torch.uint8):
-            sizes = _few_tokens(x, w, n, k, m)
+            sizes = _few_tokens(x, w, xs.itemsize == 1, n, k, m)
             launch.grouped_swapped(
                 x.contiguous()[None],
-                xs[None],
+                _bytes(xs)[None],
                 w[None],
                 _bytes(ws)[None],
                 None,
@@ -115,17 +141,18 @@ def _dense_hopper(x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d:
             )
         else:
             sizes = _tuning(configs.TALL_BF16 if xs is None else configs.TALL_FP8, x, n, k, m)
-            if xs is not None and configs.dense_split(n, k) == 2:
+            if xs is not None and xs.itemsize == 1:
+                sizes = configs.TALL_FP8_32
+            elif xs is not None and configs.dense_split(n, k) == 2:
                 sizes = configs.TALL_SPLIT
-            tall = launch.TallTuning(*sizes)
-            launch.gemm_tall(x, xs, w[None], None if ws is None else ws[None], None, d, tall)
+            _tall(x, xs, w[None], None if ws is None else ws[None], None, d, sizes)
 
 
-def _few_tokens(x: Tensor, w: Tensor, n: int, k: int, rows: int) -> tuple[int, ...]:
+def _few_tokens(x: Tensor, w: Tensor, small: bool, n: int, k: int, rows: int) -> tuple[int, ...]:
     """Sizes of a dense product of few tokens, or with MXFP4 weights that were not prepared."""
     if w.dtype == torch.uint8:
         return _spanned(_tuning(configs.MASKED_MXFP4, x, n, k, rows), k)
-    split = configs.dense_split(n, k) == 2
+    split = not small and configs.dense_split(n, k) == 2
     return _tuning(configs.SPLIT_FP8 if split else configs.DENSE_FP8, x, n, k, rows)
 
 
@@ -133,11 +160,22 @@ def _folded(
     x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, rows_of: Tensor | None, d: Tensor, rows: int
 ) -> None:
     from deepinfer.kernels.triton import grouped_folded_launch as launch
+    from deepinfer.kernels.triton.gemm_launch import SwappedTuning
 
     table = configs.FOLDED_MXFP4 if xs.itemsize == 4 else configs.FOLDED_MXFP4_32
     sizes = _spanned(_tuning(table, x, w.shape[1], channels(w), rows), channels(w))
-    tuning = launch.SwappedTuning(*sizes)
+    tuning = SwappedTuning(*sizes)
     launch.grouped_folded(x.contiguous(), _bytes(xs), w, ws, rows_of, d, tuning)
+
+
+def _tall(
+    x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, layout: Tensor | None, d: Tensor,
+    sizes: tuple[int, ...],
+) -> None:  # fmt: skip
+    from deepinfer.kernels.triton import gemm_launch as launch
+
+    xs, ws = (None if s is None else _bytes(s) for s in (xs, ws))
+    launch.gemm_tall(x, xs, w, ws, layout, d, launch.TallTuning(*sizes))
 
 
 def _bytes(scale: Tensor) -> Tensor:
@@ -162,8 +200,6 @@ def _contiguous_refusal(
 def _contiguous_hopper(
     x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d: Tensor, layout: Tensor
 ) -> None:
-    from deepinfer.kernels.triton import gemm_launch as launch
-
     if xs is not None and ws is not None and w.dtype == torch.int32:
         with torch.cuda.device(x.device):
             _folded(x, xs, w, ws, layout.contiguous(), d, x.shape[0])
@@ -172,9 +208,10 @@ def _contiguous_hopper(
         x = x.contiguous()
     table = configs.TALL_BF16 if xs is None else configs.CONTIGUOUS_FP8
     sizes = _tuning(table, x, w.shape[1], w.shape[2], x.shape[0] // w.shape[0])
-    tuning = launch.TallTuning(*sizes)
+    if xs is not None and xs.itemsize == 1:
+        sizes = configs.TALL_FP8_32
     with torch.cuda.device(x.device):
-        launch.gemm_tall(x, xs, w, ws, layout.contiguous(), d, tuning)
+        _tall(x, xs, w, ws, layout.contiguous(), d, sizes)
 
 
 def _masked_refusal(
@@ -209,10 +246,18 @@ def _masked_hopper(
             _folded(x, xs, w, ws, counts.contiguous(), d, rows)
         return
     table = configs.MASKED_MXFP4 if w.dtype == torch.uint8 else configs.MASKED_FP8
+    if xs.itemsize == 1:
+        table = configs.MASKED_FP8_32
     sizes = _spanned(_tuning(table, x, n, k, rows), k)
     with torch.cuda.device(x.device):
         launch.grouped_swapped(
-            x.contiguous(), xs, w, _bytes(ws), counts.contiguous(), d, launch.SwappedTuning(*sizes)
+            x.contiguous(),
+            _bytes(xs),
+            w,
+            _bytes(ws),
+            counts.contiguous(),
+            d,
+            launch.SwappedTuning(*sizes),
         )
 
 

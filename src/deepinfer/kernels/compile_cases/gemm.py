@@ -16,11 +16,13 @@ _TENSOR_CORES = ("HMMA", "QMMA", "HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA")
 def cases() -> list[CompileCase]:
     """Each entry once, in the form that needs most."""
     found = [_few(s, False) for s in _sizes(configs.MASKED_FP8, configs.DENSE_FP8, configs.SPLIT_FP8)]  # fmt: skip
+    found += [_few(s, False, 32) for s in _sizes(configs.MASKED_FP8_32)]
     found += [_few(s, True) for s in _sizes(configs.MASKED_MXFP4)]
     found += [_folded(s, 128) for s in _sizes(configs.FOLDED_MXFP4)]
     found += [_folded(s, 32) for s in _sizes(configs.FOLDED_MXFP4_32)]
     found += [_many(s, True, True) for s in _sizes(configs.CONTIGUOUS_FP8)]
-    found += [_many(configs.TALL_SPLIT, True, False)]
+    found += [_many(configs.TALL_SPLIT, True, False), _many(configs.TALL_FP8_32, True, True, 32)]
+    found += [_decoded(s) for s in (configs.DECODED_MASKED, configs.DECODED_MANY)]
     found += [_many(s, False, True) for s in _sizes(configs.TALL_BF16)]
     small, large = configs.PORTABLE[0][4], configs.PORTABLE[-1][4]
     found += [
@@ -66,7 +68,7 @@ def _hopper(operation: str, entry: str, kernel: Any, signature: dict[str, str], 
     )  # fmt: skip
 
 
-def _few(sizes: tuple[int, ...], packed: bool) -> CompileCase:
+def _few(sizes: tuple[int, ...], packed: bool, group: int = 128) -> CompileCase:
     """Few tokens: weights are the tall operand."""
     from deepinfer.kernels.triton.gemm_launch import SwappedTuning, register_shares
     from deepinfer.kernels.triton.grouped_swapped import grouped_swapped_kernel
@@ -78,11 +80,12 @@ def _few(sizes: tuple[int, ...], packed: bool) -> CompileCase:
     signature = {
         "w_desc": _tile("u32", rows, 16 * span, 64 * span, 32) if packed else _tile("fp8e4nv", rows, 128, 128, 8),
         "x_desc": tokens, "s_desc": _list("fp32", max(t.block_m, 32)) if packed else tokens,
-        "out": "*bf16", "w_scale": "*i32" if packed else "*fp32", "x_scale": "*fp32", "counts": "*i32",
+        "out": "*bf16", "w_scale": "*i32" if packed or group == 32 else "*fp32",
+        "x_scale": "*i32" if group == 32 else "*fp32", "counts": "*i32",
         **_integers("num_groups", "N", "max_m", "steps", "stride_og", "stride_om", "stride_wg", "stride_wn",
                     "stride_xg", "stride_xm", "stride_xk"),
     }  # fmt: skip
-    constants = {"COUNTED": t.split == 1, "PACKED": packed, "SPAN": span, "PARTS": t.parts, "BLOCK_M": t.block_m,
+    constants = {"COUNTED": t.split == 1, "PACKED": packed, "GROUP": group, "SPAN": span, "PARTS": t.parts, "BLOCK_M": t.block_m,
                  "SPLIT": t.split, "DEPTH": t.depth, "REGISTERS": registers}  # fmt: skip
     name = "gemm_nt" if t.split == 2 else "m_grouped_gemm_nt_masked"
     entry = f"few tokens {'MXFP4' if packed else 'FP8'} {'x'.join(map(str, sizes))}"
@@ -111,22 +114,46 @@ def _folded(sizes: tuple[int, ...], x_group: int) -> CompileCase:
     return _hopper(name, entry, grouped_folded_kernel, signature, constants, options, _SMALL_STACK)
 
 
-def _many(sizes: tuple[int, ...], scaled: bool, grouped: bool) -> CompileCase:
+def _decoded(sizes: tuple[int, ...]) -> CompileCase:
+    """Prepared MXFP4 weights that are decoded into shared memory."""
+    from deepinfer.kernels.triton.folded_decoded import folded_decoded_kernel
+    from deepinfer.kernels.triton.folded_decoded_launch import DecodedTuning
+
+    t = DecodedTuning(*sizes)
+    signature = {
+        "w_desc": _tile("u32", 64, 16, 64, 32), "x_desc": _tile("fp8e4nv", 64, 128, 128, 8), "t_desc": _list("i32", 64),
+        "out": "*bf16", "factors": "*fp32", "x_scale": "*fp32", "rows_of": "*i32",
+        **_integers("num_groups", "N", "max_m", "steps", "stride_og", "stride_om", "stride_fg", "stride_tg", "stride_tk",
+                    "stride_xg", "stride_xm", "stride_xk"),
+    }  # fmt: skip
+    constants = {
+        "MODE": 2 if t.parts_m == 1 else 1,
+        "TM": t.parts_m,
+        "TN": t.parts_n,
+        "DEPTH": t.depth,
+    }
+    name = "m_grouped_gemm_nt_masked" if t.parts_m == 1 else "m_grouped_gemm_nt_contiguous"
+    entry = f"prepared MXFP4 decoded {'x'.join(map(str, sizes))}"
+    return _hopper(name, entry, folded_decoded_kernel, signature, constants, {}, _SMALL_STACK)
+
+
+def _many(sizes: tuple[int, ...], scaled: bool, grouped: bool, group: int = 128) -> CompileCase:
     """Many tokens: they are the tall operand."""
     from deepinfer.kernels.triton.gemm_launch import TallTuning
     from deepinfer.kernels.triton.gemm_tall import gemm_tall_kernel
 
     t = TallTuning(*sizes)
     dtype, columns, bits = ("fp8e4nv", 128, 8) if scaled else ("bf16", 64, 16)
+    scale = "*fp32" if group == 128 else "*i32"
     signature = {
         "x_desc": _tile(dtype, 64, columns, 128, bits), "w_desc": _tile(dtype, t.block_n, columns, 128, bits),
-        "out": "*bf16", "x_scale": "*fp32", "w_scale": "*fp32", "layout": "*i32",
+        "out": "*bf16", "x_scale": scale, "w_scale": scale, "layout": "*i32",
         **_integers("M", "N", "steps", "stride_om", "stride_xm", "stride_xk", "stride_wg", "stride_wn"),
     }  # fmt: skip
     constants = {"SCALED": scaled, "GROUPED": grouped, "PARTS": t.parts, "BLOCK_N": t.block_n, "BAND": t.band,
-                 "SPLIT": t.split, "DEPTH": t.depth}  # fmt: skip
+                 "SPLIT": t.split, "GROUP": group, "DEPTH": t.depth}  # fmt: skip
     name = "m_grouped_gemm_nt_contiguous" if grouped else "gemm_nt"
-    entry = f"many tokens {'FP8' if scaled else 'bf16'} {'x'.join(map(str, sizes))}"
+    entry = f"many tokens {f'FP8 1x{group}' if scaled else 'bf16'} {'x'.join(map(str, sizes))}"
     return _hopper(name, entry, gemm_tall_kernel, signature, constants, {}, 0, scaled)
 
 

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 __all__ = [
     "CONTIGUOUS_FP8",
+    "DECODED_MANY",
+    "DECODED_MASKED",
     "DENSE_FP8",
     "FOLDED_MXFP4",
     "FOLDED_MXFP4_32",
     "MASKED_FP8",
+    "MASKED_FP8_32",
     "MASKED_MXFP4",
     "PORTABLE",
     "SPLIT_FP8",
     "TALL_BF16",
     "TALL_FP8",
+    "TALL_FP8_32",
     "TALL_SPLIT",
     "dense_split",
     "lookup",
@@ -28,6 +32,12 @@ MASKED_FP8: tuple[Row, ...] = (
     ("", 0, 0, 16, (16, 2, 6, 1, 2)),
     ("", 0, 0, 32, (32, 2, 5, 1, 2)),
     ("", 0, 0, 0, (64, 2, 4, 1, 2)),
+)
+# The same with scales for 32 channels
+MASKED_FP8_32: tuple[Row, ...] = (
+    ("", 0, 0, 16, (16, 2, 5, 1, 2)),
+    ("", 0, 0, 32, (32, 2, 5, 1, 2)),
+    ("", 0, 0, 0, (64, 2, 8, 1, 1)),
 )
 MASKED_MXFP4: tuple[Row, ...] = (
     ("", 0, 0, 16, (16, 1, 5, 2, 3)),
@@ -61,7 +71,11 @@ SPLIT_FP8: tuple[Row, ...] = (
 TALL_FP8: tuple[Row, ...] = (("", 0, 0, 6144, (2, 256, 4, 8)), ("", 0, 0, 0, (2, 256, 4, 16)))
 # (device, N or 0, K or 0, most rows of a group on average, sizes): two warpgroups, whose 128 rows lie in one group
 CONTIGUOUS_FP8: tuple[Row, ...] = (("", 0, 0, 512, (2, 128, 6, 8)), ("", 0, 0, 0, (2, 256, 4, 16)))
+# Prepared MXFP4 weights that are decoded into shared memory: DecodedTuning
+DECODED_MASKED = (1, 2, 5)
+DECODED_MANY = (2, 1, 6)
 TALL_SPLIT = (2, 128, 6, 8, 2)
+TALL_FP8_32 = (2, 128, 6, 8)
 TALL_BF16: tuple[Row, ...] = (("", 0, 0, 0, (2, 256, 4, 8)),)
 # (device, N or 0, K or 0, most rows, (tokens, weight rows, warps, stages)): the portable kernel
 PORTABLE: tuple[Row, ...] = (

@@ -116,15 +116,20 @@ def grouped_swapped(
 
     Args:
         x: Tokens, shape [groups, max_m, K], e4m3, contiguous.
-        x_scale: Shape [groups, max_m, K / 128], fp32, any strides.
+        x_scale: Shape [groups, max_m, K / 128], fp32, any strides; or [groups, max_m, K / 32], e8m0 as uint8, when the
+            scales of e4m3 weights are for 32 channels.
         weight: Shape [groups, N, K] e4m3, or [groups, N, K / 2] uint8 of packed e2m1; contiguous.
-        w_scale: Shape [groups, N / 128, K / 128] fp32, or [groups, N, K / 32] uint8 of e8m0 bytes; last stride 1.
+        w_scale: For e4m3, shape [groups, N / 128, K / 128] fp32, or [groups, N / 32, K / 32] e8m0 as uint8; for e2m1,
+            [groups, N, K / 32] e8m0 as uint8. Last stride 1.
         counts: Shape [groups], int32, or None for `max_m` everywhere.
         out: Shape [groups, max_m, N], bf16 or fp32, last stride 1.
         tuning: Sizes of the tiles.
     """
     groups, max_m, k = x.shape
     packed = weight.dtype == torch.uint8
+    small = not packed and w_scale.dtype == torch.uint8
+    if small:
+        x_scale, w_scale = x_scale.view(torch.int32), w_scale.view(torch.int32)
     n = weight.shape[1]
     span = tuning.span if packed else 1
     rows = 64 * tuning.parts // tuning.split
@@ -165,6 +170,7 @@ def grouped_swapped(
         x_scale.stride(2),
         COUNTED=counts is not None,
         PACKED=packed,
+        GROUP=32 if small else 128,
         SPAN=span,
         PARTS=tuning.parts,
         BLOCK_M=tuning.block_m,
@@ -219,9 +225,10 @@ def gemm_tall(
 
     Args:
         x: Tokens, shape [M, K], e4m3 or bf16, last stride 1.
-        x_scale: Shape [M, K / 128], fp32, any strides; None for bf16.
+        x_scale: Shape [M, K / 128], fp32, any strides, or [M, K / 32], e8m0 as uint8; None for bf16.
         weight: Shape [groups, N, K], as `x`, contiguous; one group without a layout.
-        w_scale: Shape [groups, N / 128, K / 128], fp32, last stride 1; None for bf16.
+        w_scale: Shape [groups, N / 128, K / 128], fp32, or [groups, N / 32, K / 32], e8m0 as uint8, last stride 1; None
+            for bf16.
         layout: Group of each row, shape [M], int32, -1 for rows that are left alone; one group a tile.
         out: Shape [M, N], bf16 or fp32, last stride 1.
         tuning: Sizes of the tiles.
@@ -229,6 +236,9 @@ def gemm_tall(
     m, k = x.shape
     groups, n, _ = weight.shape
     scaled = x_scale is not None
+    small = x_scale is not None and w_scale is not None and x_scale.dtype == torch.uint8
+    if small:
+        x_scale, w_scale = x_scale.view(torch.int32), w_scale.view(torch.int32)  # type: ignore[union-attr]
     block_k = 128 if scaled else 64
     block_m = 64 * tuning.parts
     steps = -(-k // block_k)
@@ -258,6 +268,7 @@ def gemm_tall(
         BLOCK_N=tuning.block_n,
         BAND=tuning.band,
         SPLIT=tuning.split,
+        GROUP=32 if small else 128,
         DEPTH=tuning.depth,
         num_warps=4,
     )

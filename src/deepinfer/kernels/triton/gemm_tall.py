@@ -7,6 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
 from deepinfer.kernels.triton.gemm_tiles import place_tile, plain_tile, scaled_tile, store_tile
+from deepinfer.kernels.triton.gemm_tiles_small import small_groups_tile
 from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
 
 __all__ = ["gemm_tall_kernel"]
@@ -22,6 +23,7 @@ def _copies(
     BLOCK_K: gl.constexpr,
     BYTES: gl.constexpr,
     BAND: gl.constexpr,
+    GROUP: gl.constexpr,
     DEPTH: gl.constexpr,
 ):
     """Fills the ring, tile after tile."""
@@ -33,7 +35,7 @@ def _copies(
     BLOCK_M: gl.constexpr = 64 * PARTS
     lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     row = gl.arange(0, 64, layout=lanes)
-    block = gl.arange(0, 4, layout=lanes) % ((BLOCK_N + 127) // 128)
+    block = gl.arange(0, 4, layout=lanes) % ((BLOCK_N + GROUP - 1) // GROUP)
     slot = 0
     phase = 1
     tiles = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N)
@@ -44,7 +46,7 @@ def _copies(
             group = gl.load(layout + m)
         if group >= 0:
             xp = x_scale + m.to(gl.int64) * stride_xm
-            fp = w_scale + gl.minimum(n // 128 + block, (N - 1) // 128) * stride_wn
+            fp = w_scale + gl.minimum(n // GROUP + block, (N - 1) // GROUP) * stride_wn
             if GROUPED:
                 fp += group.to(gl.int64) * stride_wg  # type: ignore[attr-defined]
             for step in range(steps):
@@ -76,6 +78,7 @@ def _products(
     BLOCK_N: gl.constexpr,
     BAND: gl.constexpr,
     SPLIT: gl.constexpr,
+    GROUP: gl.constexpr,
     DEPTH: gl.constexpr,
     PART: gl.constexpr,
 ):
@@ -99,7 +102,12 @@ def _products(
             group = gl.load(layout + m)
         if group >= 0:
             m += 64 * PART
-            if SCALED:
+            if SCALED and GROUP == 32:
+                acc, slot, phase = small_groups_tile(
+                    x_ring, w_ring, s_ring, f_ring, full, empty, steps, slot, phase, N < 0, PART, PARTS, DEPTH, acc_layout
+                )  # fmt: skip
+                store_tile(acc, out, layout, m, n, M, N, stride_om, GROUPED, WIDTH)
+            elif SCALED:
                 acc, last, slot, phase = scaled_tile(
                     x_ring, w_ring, s_ring, f_ring, full, empty, steps, slot, phase, N < 0,
                     PART, PARTS, BLOCK_N // 128, SPLIT, DEPTH, acc_layout,
@@ -139,9 +147,10 @@ def gemm_tall_kernel(
     BLOCK_N: gl.constexpr,
     BAND: gl.constexpr,
     SPLIT: gl.constexpr,
+    GROUP: gl.constexpr,
     DEPTH: gl.constexpr,
 ):
-    """`out[m, n] = sum over k of x[m, k] * weight[group of m, n, k]`."""
+    """`out[m, n] = sum over k of x[m, k] * weight[group of m, n, k]`; GROUP as in `grouped_swapped_kernel`."""
     BLOCK_K: gl.constexpr = 128 if SCALED else 64
     BYTES: gl.constexpr = 1 if SCALED else 2
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [DEPTH * PARTS, 64, BLOCK_K], x_desc.layout)
@@ -150,8 +159,9 @@ def gemm_tall_kernel(
     f_ring = x_ring
     if SCALED:
         flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-        s_ring = gl.allocate_shared_memory(gl.float32, [DEPTH * PARTS, 64], flat)
-        f_ring = gl.allocate_shared_memory(gl.float32, [DEPTH, 4], flat)
+        kind: gl.constexpr = gl.int32 if GROUP == 32 else gl.float32
+        s_ring = gl.allocate_shared_memory(kind, [DEPTH * PARTS, 64], flat)
+        f_ring = gl.allocate_shared_memory(kind, [DEPTH, 4], flat)
     full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(DEPTH):
@@ -167,9 +177,18 @@ def gemm_tall_kernel(
     if PARTS == 2:
         gl.warp_specialize(
             [
-                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, DEPTH, 0)),
-                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, DEPTH, 1)),
-                (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BLOCK_K, BYTES, BAND, DEPTH)),
+                (
+                    _products,
+                    (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, DEPTH, 0),
+                ),
+                (
+                    _products,
+                    (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, DEPTH, 1),
+                ),
+                (
+                    _copies,
+                    (copy, SCALED, GROUPED, PARTS, BLOCK_N, BLOCK_K, BYTES, BAND, GROUP, DEPTH),
+                ),
             ],
             [4, 1],
             [240, 24],
@@ -177,10 +196,22 @@ def gemm_tall_kernel(
     else:
         gl.warp_specialize(
             [
-                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, DEPTH, 0)),
-                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, DEPTH, 1)),
-                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, DEPTH, 2)),
-                (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BLOCK_K, BYTES, BAND, DEPTH)),
+                (
+                    _products,
+                    (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, DEPTH, 0),
+                ),
+                (
+                    _products,
+                    (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, DEPTH, 1),
+                ),
+                (
+                    _products,
+                    (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, DEPTH, 2),
+                ),
+                (
+                    _copies,
+                    (copy, SCALED, GROUPED, PARTS, BLOCK_N, BLOCK_K, BYTES, BAND, GROUP, DEPTH),
+                ),
             ],
             [4, 4, 1],
             [160, 160, 24],

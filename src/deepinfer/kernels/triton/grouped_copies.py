@@ -22,6 +22,7 @@ def copy_tiles(
     given,
     COUNTED: gl.constexpr,
     PACKED: gl.constexpr,
+    GROUP: gl.constexpr,
     SPAN: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -39,7 +40,10 @@ def copy_tiles(
     )
     lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     token = gl.arange(0, BLOCK_M, layout=lanes)
-    part = gl.arange(0, 4, layout=lanes)
+    # Scales for 128 channels: one of each 64 rows, or a word of powers of every row.
+    FACTORS: gl.constexpr = BLOCK_N if GROUP == 32 else 4
+    EACH: gl.constexpr = 1 if GROUP == 32 else 64
+    part = gl.arange(0, FACTORS, layout=lanes)
     tiles_n = gl.cdiv(N, BLOCK_N)
     tile = gl.program_id(0)
     group = 0
@@ -60,7 +64,9 @@ def copy_tiles(
             xs = (
                 x_scale + g * stride_xg + gl.minimum(m0 + token, max_m - 1).to(gl.int64) * stride_xm
             )
-            ws = w_scale + g * stride_wg + (gl.minimum(n0 + 64 * part, N - 1) // 128) * stride_wn
+            ws = (
+                w_scale + g * stride_wg + (gl.minimum(n0 + EACH * part, N - 1) // GROUP) * stride_wn
+            )
             for step in range(steps):
                 mbarrier.wait(empty.index(slot), phase)
                 bar = full.index(slot)

@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
+from deepinfer.kernels.triton.grouped_tiles import power_of_byte
 
 __all__ = ["grouped_folded_kernel", "load_words", "rows_of_group", "unfold"]
 
@@ -91,12 +92,6 @@ def _block(w, t, x, part, never, HALF: gl.constexpr, acc_layout: gl.constexpr, w
 
 
 @gluon.jit
-def _power(codes, AT: gl.constexpr):
-    """Byte AT of each word, e8m0, as fp32; 0 for byte 0."""
-    return (((codes >> (8 * AT)) & 255) << 23).to(gl.float32, bitcast=True)
-
-
-@gluon.jit
 def _scaled_block(
     w, t, x, codes, acc, HALF: gl.constexpr, BLOCK_M: gl.constexpr, acc_layout: gl.constexpr,
     wide: gl.constexpr,
@@ -108,24 +103,24 @@ def _scaled_block(
     p1 = _group(words[1], t, x, zero, False, 1, acc_layout, wide)
     if BLOCK_M > 32:  # two products at a time are as many as the registers hold
         p0 = warpgroup_mma_wait(1, [p0])
-        acc += p0 * _power(codes, 0)[None, :]
+        acc += p0 * power_of_byte(codes, 0)[None, :]
         acc = warpgroup_mma_wait(1, [acc])
         p2 = _group(words[2], t, x, zero, False, 2, acc_layout, wide)
         p1 = warpgroup_mma_wait(1, [p1])
-        acc += p1 * _power(codes, 1)[None, :]
+        acc += p1 * power_of_byte(codes, 1)[None, :]
         acc = warpgroup_mma_wait(1, [acc])
         p3 = _group(words[3], t, x, zero, False, 3, acc_layout, wide)
     else:
         p2 = _group(words[2], t, x, zero, False, 2, acc_layout, wide)
         p3 = _group(words[3], t, x, zero, False, 3, acc_layout, wide)
         p0 = warpgroup_mma_wait(3, [p0])
-        acc += p0 * _power(codes, 0)[None, :]
+        acc += p0 * power_of_byte(codes, 0)[None, :]
         p1 = warpgroup_mma_wait(2, [p1])
-        acc += p1 * _power(codes, 1)[None, :]
+        acc += p1 * power_of_byte(codes, 1)[None, :]
     p2 = warpgroup_mma_wait(1, [p2])
-    acc += p2 * _power(codes, 2)[None, :]
+    acc += p2 * power_of_byte(codes, 2)[None, :]
     p3 = warpgroup_mma_wait(0, [p3])
-    return acc + p3 * _power(codes, 3)[None, :]
+    return acc + p3 * power_of_byte(codes, 3)[None, :]
 
 
 @gluon.jit
@@ -299,7 +294,9 @@ def _copies(given, MODE: gl.constexpr, SPAN: gl.constexpr, PARTS: gl.constexpr, 
         else:
             first += width
             group += 1
-            width = gl.cdiv(rows_of_group(rows_of, group, num_groups, max_m, MODE), BLOCK_M) * tiles_n
+            width = (
+                gl.cdiv(rows_of_group(rows_of, group, num_groups, max_m, MODE), BLOCK_M) * tiles_n
+            )
 
 
 @gluon.jit(do_not_specialize=["num_groups", "max_m"])

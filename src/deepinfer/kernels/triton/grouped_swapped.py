@@ -22,6 +22,7 @@ def _products(
     given,
     COUNTED: gl.constexpr,
     PACKED: gl.constexpr,
+    GROUP: gl.constexpr,
     SPAN: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -62,7 +63,7 @@ def _products(
                 )  # fmt: skip
             else:
                 acc, slot, phase = fp8_tile(
-                    rings, bars, steps, slot, phase, PART, SPLIT, BLOCK_M, DEPTH, acc_layout
+                    rings, bars, steps, slot, phase, GROUP, PART, SPLIT, BLOCK_M, DEPTH, acc_layout
                 )
             if SPLIT == 2:
                 if PART == 1:
@@ -110,6 +111,7 @@ def grouped_swapped_kernel(
     stride_xk,
     COUNTED: gl.constexpr,
     PACKED: gl.constexpr,
+    GROUP: gl.constexpr,
     SPAN: gl.constexpr,
     PARTS: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -119,6 +121,7 @@ def grouped_swapped_kernel(
 ):
     """`out[g, m, n] = sum over k of x[g, m, k] * weight[g, n, k]` for m below `counts[g]`.
 
+    GROUP: channels that share a scale, for e4m3 weights (rows share it too): 128 (fp32) or 32 (e8m0, four to a word).
     SPLIT 2: two warpgroups add up the even and the odd steps of the same 64 rows, and the sums of the odd ones are added
     last.
     """
@@ -134,8 +137,9 @@ def grouped_swapped_kernel(
         f_ring = s_ring
     else:
         flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-        s_ring = gl.allocate_shared_memory(gl.float32, [DEPTH, BLOCK_M], flat)
-        f_ring = gl.allocate_shared_memory(gl.float32, [DEPTH, 4], flat)
+        kind: gl.constexpr = gl.int32 if GROUP == 32 else gl.float32
+        s_ring = gl.allocate_shared_memory(kind, [DEPTH, BLOCK_M], flat)
+        f_ring = gl.allocate_shared_memory(kind, [DEPTH, BLOCK_N if GROUP == 32 else 4], flat)
     full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(DEPTH):
@@ -162,8 +166,11 @@ def grouped_swapped_kernel(
     if PARTS == 1:
         gl.warp_specialize(
             [
-                (_products, (multiply, COUNTED, PACKED, SPAN, BLOCK_N, BLOCK_M, DEPTH, 0, SPLIT)),
-                (copy_tiles, (copy, COUNTED, PACKED, SPAN, BLOCK_N, BLOCK_M, DEPTH)),
+                (
+                    _products,
+                    (multiply, COUNTED, PACKED, GROUP, SPAN, BLOCK_N, BLOCK_M, DEPTH, 0, SPLIT),
+                ),
+                (copy_tiles, (copy, COUNTED, PACKED, GROUP, SPAN, BLOCK_N, BLOCK_M, DEPTH)),
             ],
             [1],
             [24],
@@ -171,9 +178,15 @@ def grouped_swapped_kernel(
     else:
         gl.warp_specialize(
             [
-                (_products, (multiply, COUNTED, PACKED, SPAN, BLOCK_N, BLOCK_M, DEPTH, 0, SPLIT)),
-                (_products, (multiply, COUNTED, PACKED, SPAN, BLOCK_N, BLOCK_M, DEPTH, 1, SPLIT)),
-                (copy_tiles, (copy, COUNTED, PACKED, SPAN, BLOCK_N, BLOCK_M, DEPTH)),
+                (
+                    _products,
+                    (multiply, COUNTED, PACKED, GROUP, SPAN, BLOCK_N, BLOCK_M, DEPTH, 0, SPLIT),
+                ),
+                (
+                    _products,
+                    (multiply, COUNTED, PACKED, GROUP, SPAN, BLOCK_N, BLOCK_M, DEPTH, 1, SPLIT),
+                ),
+                (copy_tiles, (copy, COUNTED, PACKED, GROUP, SPAN, BLOCK_N, BLOCK_M, DEPTH)),
             ],
             [4, 1],
             [REGISTERS, 24],
