@@ -60,7 +60,7 @@ def cases() -> list[CompileCase]:
                 f"chunk of {block}{form}",
                 draw.best_token_kernel,
                 row,
-                flags | {"BLOCK": block},
+                flags | {"FAST": True, "BLOCK": block},
                 options={"num_warps": warps},
             )
         )
@@ -127,7 +127,7 @@ def cases() -> list[CompileCase]:
             bracket.bracket_mass_kernel,
             row,
             flags | {"FINE": True},
-            options=options,
+            options={"num_warps": configs.lookup("bracket", _VOCAB)[1]},
             chips=(80, 90, 120),
         )
     )
@@ -138,7 +138,8 @@ def cases() -> list[CompileCase]:
             bracket.bracket_tokens_kernel,
             row,
             flags | {"EACH": 256},
-            options=options,
+            stack_bytes=64,
+            options={"num_warps": configs.lookup("bracket", _VOCAB)[1]},
             chips=(80, 90, 120),
         )
     )

@@ -12,7 +12,7 @@ _SIZES = {
     "argmax": (8192, 8),
     "gumbel": (4096, 8),
     "maxima": (8192, 8),
-    "bracket": (8192, 8),
+    "bracket": (8192, 16),
     "logprobs": (8192, 8),
     "edit": (8192, 8),
     "verify": (4096, 8),

@@ -8,12 +8,17 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-__all__ = ["on_device", "warps"]
+__all__ = ["interpreted", "on_device", "warps"]
+
+
+def interpreted() -> bool:
+    """Whether kernels run under Triton's interpreter, which has none of the chip's own instructions."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def warps(wanted: int) -> int:
     """Warps of a program: one under the interpreter, which knows no threads."""
-    return 1 if os.environ.get("TRITON_INTERPRET") == "1" else wanted
+    return 1 if interpreted() else wanted
 
 
 def on_device(x: Tensor) -> AbstractContextManager[object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 __all__ = [
     "chosen_word",
@@ -86,7 +87,15 @@ def exact_gumbel(seed, position, token, stream):
 
 
 @triton.jit
-def fast_log2_exponential(word):
+def _log2(x, FAST: tl.constexpr):
+    """log2 of normal numbers; with FAST by one instruction of the chip."""
+    if FAST:
+        return libdevice.fast_log2f(x)
+    return tl.log2(x)
+
+
+@triton.jit
+def fast_log2_exponential(word, FAST: tl.constexpr):
     """log2(-log(u)) of words in fp32: minus Gumbel noise over log 2, with an error below 1e-4."""
     signed = word.to(tl.int32, bitcast=True)
     upper = signed < 0
@@ -94,7 +103,7 @@ def fast_log2_exponential(word):
     near = (signed ^ (signed >> 31)).to(
         tl.float32
     ) * 2.3283064365386963e-10 + 1.1641532182693481e-10
-    e = tl.log2(tl.where(upper, 1.0 - near, near)) * -0.6931471805599453
+    e = _log2(tl.where(upper, 1.0 - near, near), FAST) * -0.6931471805599453
     series = near * (1.0 + near * (0.5 + near * 0.3333333333))
     e = tl.where(upper & (near < 0.015625), series, e)
-    return tl.log2(e)
+    return _log2(e, FAST)

@@ -21,7 +21,7 @@ def _larger(a, b):
 
 @triton.jit
 def drawn_chunk(
-    x, values, at, inside, seed, position, stream, temperature, BLOCK: tl.constexpr
+    x, values, at, seed, position, stream, temperature, FAST: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """The token of the highest `value / temperature + noise` of a chunk, its noise, and the chunk's highest value.
 
@@ -38,11 +38,9 @@ def drawn_chunk(
         words = tl.join(tl.join(w0, w2), tl.join(w1, w3)).reshape(BLOCK)
         factor = (1.4426950408889634 / temperature).to(tl.float32)
         # Times log2(e), like the noise.
-        scores = (values - anchor) * factor - fast_log2_exponential(words)
-        scores = tl.where(values > float("-inf"), scores, float("-inf"))
-        bound = tl.max(scores, 0) - 1e-3
-        open_ = (scores >= bound) & (scores > float("-inf"))
-        left = tl.sum(open_.to(tl.int32), 0)
+        scores = (values - anchor) * factor - fast_log2_exponential(words, FAST)
+        open_ = scores >= tl.max(scores, 0) - 1e-3
+        left = tl.where(highest > float("-inf"), tl.sum(open_.to(tl.int32), 0), 0)
         best = tl.full((), float("-inf"), tl.float64)
         last = -1
         while left > 0:
@@ -79,6 +77,7 @@ def best_token_kernel(
     DRAWN: tl.constexpr,
     WARM: tl.constexpr,
     CUT: tl.constexpr,
+    FAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One chunk of one row: its best token, the noise of that, and its highest logit."""
@@ -106,7 +105,7 @@ def best_token_kernel(
             seed = tl.load(seeds + row).to(tl.int64)
             position = tl.load(positions + row).to(tl.int64)
             token, noise, highest = drawn_chunk(
-                x, values, at, inside, seed, position, stream, temperature, BLOCK
+                x, values, at, seed, position, stream, temperature, FAST, BLOCK
             )
             tl.store(noises + to, noise)
         else:

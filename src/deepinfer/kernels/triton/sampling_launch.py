@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from deepinfer.kernels.configs import sampling as configs
-from deepinfer.kernels.triton.launches import on_device, warps
+from deepinfer.kernels.triton.launches import interpreted, on_device, warps
 from deepinfer.kernels.triton.sampling_bracket import bracket_mass_kernel, bracket_tokens_kernel
 from deepinfer.kernels.triton.sampling_cut import chunk_maxima_kernel, row_cut_kernel
 from deepinfer.kernels.triton.sampling_draw import best_of_chunks_kernel, best_token_kernel
@@ -85,6 +85,7 @@ def best_tokens(
         logits.stride(0),
         chunks,
         stream,
+        FAST=not interpreted(),
         BLOCK=block,
         num_warps=warps(num_warps),
         **flags,
@@ -162,15 +163,17 @@ def cut_rows(
             "TOP_K": filters.top_k is not None,
             "MIN_P": filters.min_p is not None,
             "CHUNKS": padded,
+            "BLOCK": block,
+            "num_warps": warps(configs.lookup("bracket", vocab)[1]),
         }
         for is_fine, sums in ((False, coarse), (True, fine)):
             bracket_mass_kernel[grid](
                 logits, *given, tops, coarse, sums, vocab, logits.stride(0), chunks,
-                FINE=is_fine, **flags, **common,
+                FINE=is_fine, **flags,
             )  # fmt: skip
         bracket_tokens_kernel[grid](
             logits, *given, tops, coarse, fine, exact, found, counts, vocab,
-            logits.stride(0), chunks, EACH=each, **flags, **common,
+            logits.stride(0), chunks, EACH=each, **flags,
         )  # fmt: skip
     row_cut_kernel[(rows,)](
         logits,

@@ -9,7 +9,7 @@ from torch import Tensor
 from deepinfer.kernels.configs import sampling as configs
 from deepinfer.kernels.triton import spec_rows as rows_kernels
 from deepinfer.kernels.triton import spec_standard as standard
-from deepinfer.kernels.triton.launches import on_device, warps
+from deepinfer.kernels.triton.launches import interpreted, on_device, warps
 from deepinfer.kernels.triton.sampling_launch import best_tokens
 from deepinfer.kernels.triton.spec_ngram import ngram_kernel
 
@@ -132,7 +132,7 @@ def verify_standard(
     standard.residual_chunk_kernel[(requests * chunks,)](
         target, q, drafts, each, seeds, positions, num_accepted, next_rows, next_laws, tokens, scores,
         vocab, *strides, drafts.stride(0), chunks,
-        DRAWN=drawn, BLOCK=block, num_warps=warps(num_warps), **flags,
+        DRAWN=drawn, FAST=not interpreted(), BLOCK=block, num_warps=warps(num_warps), **flags,
     )  # fmt: skip
     standard.chosen_token_kernel[(requests,)](
         drafts, num_accepted, next_rows, next_laws, tokens, scores, out, drafts.stride(0), chunks,

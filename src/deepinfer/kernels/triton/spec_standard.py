@@ -196,6 +196,7 @@ def residual_chunk_kernel(
     num_chunks,
     WARM: tl.constexpr,
     DRAWN: tl.constexpr,
+    FAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The best token of one chunk, with its score, for the draw behind the accepted drafts of a request."""
@@ -241,7 +242,7 @@ def residual_chunk_kernel(
             quarter = tl.arange(0, BLOCK // 4) + chunk * (BLOCK // 4)
             w0, w1, w2, w3 = token_words(seed, position, quarter, stream)
             words = tl.join(tl.join(w0, w2), tl.join(w1, w3)).reshape(BLOCK)
-            rough = (values - highest) * 1.4426950408889634 - fast_log2_exponential(words)
+            rough = (values - highest) * 1.4426950408889634 - fast_log2_exponential(words, FAST)
             rough = tl.where(values > float("-inf"), rough, float("-inf"))
             open_ = rough >= tl.max(rough, 0) - 1e-3
             left = tl.sum(open_.to(tl.int32), 0)
