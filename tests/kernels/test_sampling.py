@@ -324,3 +324,27 @@ def test_operations_of_torch() -> None:
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x, bits), step(x, bits))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a form of the kernels")
+def test_rows_in_several_chunks_give_the_same() -> None:
+    from deepinfer.kernels.reference import sampling as reference
+    from deepinfer.kernels.triton import sampling_launch as launch
+
+    x, small = randn(2, 600, seed=3) * 3, (256, 1)
+    seeds, positions = SEEDS[:2], POSITIONS[:2]
+    out, wanted = torch.empty((2, 2), dtype=torch.int64).unbind(0)
+    launch.best_tokens(x, out, sizes=small)
+    assert torch.equal(out, x.argmax(-1))
+    launch.best_tokens(x, out, seeds=seeds, positions=positions, sizes=small)
+    reference.gumbel_sample(x, None, seeds, positions, 0, wanted)
+    assert torch.equal(out, wanted)
+    half = torch.full((2,), 0.5)
+    for filters in (
+        launch.Filters(None, torch.tensor([30, 9]), half, None, 30),
+        launch.Filters(None, None, half + 0.4, half * 0.01, 0),
+    ):
+        cuts = launch.cut_rows(x, filters, seeds, positions, 0, out, sizes=small)
+        launch.best_tokens(x, out, seeds=seeds, positions=positions, cuts=cuts, sizes=small)
+        reference.top_k_top_p_sample(x, *filters[:4], seeds, positions, 0, 0, wanted)
+        assert torch.equal(out, wanted)

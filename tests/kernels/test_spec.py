@@ -49,7 +49,7 @@ def drawn(draft: torch.Tensor, stream: int, warm: torch.Tensor | None) -> torch.
 @pytest.mark.parametrize("warm", [None, WARM])
 @pytest.mark.parametrize("spread", [0.3, 3.0])
 def test_coupled_verdicts_are_what_plain_sampling_emits(backend, warm, spread) -> None:
-    target, draft = near_laws(300, spread)
+    target, draft = near_laws(200, spread)
     drafts = drawn(draft, 0, warm)
     out, accepted = spec.speculative_verify(
         target, drafts, LENGTHS, POSITIONS, SEEDS, temperature=warm, backend=backend
@@ -72,7 +72,7 @@ def test_coupled_verdicts_are_what_plain_sampling_emits(backend, warm, spread) -
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("spread", [0.3, 3.0])
 def test_standard_verdicts_of_the_kernels_are_those_of_the_reference(warm, known, spread) -> None:
-    target, draft = near_laws(300, spread)
+    target, draft = near_laws(200, spread)
     drafts = drawn(draft, 1, warm)
     drafts[0, 2] = -1
     keys = {"rule": "standard", "temperature": warm, "draft_logits": draft if known else None}
