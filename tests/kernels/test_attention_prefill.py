@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from deepinfer.core.errors import ShapeError, UnsupportedHardware
+from deepinfer.kernels.attention import merge_attn_states
 from deepinfer.kernels.attention_prefill import (
     flash_mla_sparse_fwd,
     owned_indices,
@@ -192,20 +193,25 @@ def test_owned_indices_are_local_and_complete() -> None:
 def test_parts_of_the_keys_join_to_the_whole(backend) -> None:
     q, kv, indices = randn(4, 16, 16), randn(64, 1, 16, seed=1), lists(4, 50, 64)
     indices = indices.where((indices >= 0) & (indices < 64), -1)
-    whole, _, whole_lse = flash_mla_sparse_fwd(q, kv, indices, d_v=16, backend=backend)
+    sink = randn(16, seed=3)
+    indices[0] = torch.where(indices[0] % 3 == 1, -1, indices[0])
+    whole, _, whole_lse = flash_mla_sparse_fwd(
+        q, kv, indices, d_v=16, attn_sink=sink, backend=backend
+    )
     outs, sums = [], []
     for rank in range(3):
         local, count = owned_indices(indices, rank, 3)
-        mine = kv[rank::3]
         out, _, lse = flash_mla_sparse_fwd(
-            q, mine, local, d_v=16, topk_length=count, backend=backend
+            q, kv[rank::3], local, d_v=16, topk_length=count, backend=backend
         )
         outs.append(out)
-        sums.append(lse.masked_fill(lse == torch.inf, -torch.inf))
-    shares = torch.stack(sums).softmax(0)
-    joined = (torch.stack(outs) * shares[..., None]).sum(0)
+        sums.append(lse)
+    assert (sums[1][0] == torch.inf).all()
+    joined, lse = merge_attn_states(
+        torch.stack(outs, 1), torch.stack(sums, 1), attn_sink=sink, backend=backend
+    )
     torch.testing.assert_close(joined, whole, rtol=2e-6, atol=2e-6)
-    torch.testing.assert_close(torch.stack(sums).logsumexp(0), whole_lse)
+    torch.testing.assert_close(lse, whole_lse)
 
 
 def test_wrong_arguments_are_refused_with_a_reason() -> None:
