@@ -135,11 +135,12 @@ def flash_mla_with_kvcache(
         ConfigError: A format, page size or split size is not served.
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
-    contract.check_shape("q", q, (None, None, None, format.channels), "batch, s_q, heads, channels")
+    contract.check_shape("q", q, (None, None, None, None), "batch, s_q, heads, channels")
     contract.check_last_stride("q", q)
     batch, s_q, heads, channels = q.shape
     rows = batch * s_q
     lists = _scope("", k_cache, indices, topk_length, format, page_size, batch, s_q)
+    contract.check_shape("q", q, (None, None, None, format.channels), "batch, s_q, heads, channels")
     more: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
     extra_form, extra_page = extra_format or format, extra_page_size or page_size
     if extra_k_cache is not None and extra_indices_in_kvcache is not None:
