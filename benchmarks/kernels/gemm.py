@@ -202,6 +202,24 @@ def contiguous(kind: str, groups: int, m: int, n: int, k: int, sizes: tuple[int,
                  {"deepgemm": lambda: deepgemm_contiguous(groups, m, n, k)})  # fmt: skip
 
 
+def invariant(kind: str, m: int, n: int, k: int, sizes: tuple[int, ...], small: bool) -> Built:
+    """The linear layer of the batch-invariant mode, which is also for fp32 and for every GPU."""
+    from deepinfer.kernels.batch_invariant import linear
+
+    x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+
+    def check() -> Mapping[str, float]:
+        found = linear(x, w)
+        rows = torch.randperm(m, device="cuda")[:512]
+        assert torch.equal(linear(x[rows], w), found[rows]), "rows depend on the batch"
+        return {"calc_diff": near(x[rows].float() @ w.float().T, found[rows], "the product")}
+
+    peers = {"torch": lambda: torch_mm(m, n, k)}
+    size = 2 * (m * k + n * k + m * n)
+    return Built(lambda: linear(x, w), check, 2 * m * n * k, size, "bf16", peers)
+
+
 # ---- peers -----------------------------------------------------------------------------------------------------------
 
 
@@ -315,6 +333,7 @@ def cases() -> list[Case]:
     add("fp8_fp4_gemm_nt", dense, "fp4", (4096, 4096, 7168), many)
     for m, n, k in ((4096, 4096, 7168), (8192, 8192, 8192)):
         add("bf16_gemm_nt", dense, "bf16", (m, n, k), [(2, 256, 4, 8)])
+        add("batch_invariant.linear", invariant, "bf16", (m, n, k), [()])
     raw: list[Sizes] = [(16, 1, 5, 2, 3), (16, 1, 8, 1, 4)]
     add("m_grouped_fp8_fp4_gemm_nt_masked", masked, "raw", (48, 16, 4608, 5120), raw)
     return found
