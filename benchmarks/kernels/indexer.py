@@ -87,6 +87,76 @@ def scores(t: int, s: int, heads: int, keys: str, tuning: tuple[int, ...]):
     return build
 
 
+def paged(requests: int, next_n: int, keys: int, heads: int, packed: bool, tuning: tuple[int, ...]):
+    """Builds scores over paged keys; the tuning is keys at once, stages, warps and programs a processor."""
+
+    def build(small: bool) -> Built:
+        from deepinfer.kernels import indexer_paged
+        from deepinfer.kernels.formats import KVCacheFormat
+        from deepinfer.kernels.reference import cache as rows
+        from deepinfer.kernels.reference import indexer as reference
+        from deepinfer.kernels.triton import indexer_paged_launch as launch
+
+        form = KVCacheFormat.INDEXER_MXFP4 if packed else KVCacheFormat.INDEXER_FP8
+        count, most = (9, 1500) if small else (requests, keys)
+        lengths = torch.full((count,), most, device="cuda", dtype=torch.int32)
+        if small:
+            lengths = torch.randint(1, most, (count,), device="cuda", dtype=torch.int32)
+            lengths[2], lengths[4] = 0, most
+        each = -(-most // 64)
+        size = form.page_bytes(64)
+        cache = torch.full((count * each + 3, size + 256), 0xFF, device="cuda", dtype=torch.uint8)[
+            :, :size
+        ]
+        table = torch.randperm(count * each, device="cuda").view(count, each).int()
+        at = torch.arange(each * 64, device="cuda")
+        for b in range(count):
+            slots = table[b, at // 64].long() * 64 + at % 64
+            used = slots[: int(lengths[b])]
+            rows.insert_rows(torch.randn(len(used), 128, device="cuda"), cache, used, form, 64)
+        ends = lengths[:, None] - torch.arange(next_n - 1, -1, -1, device="cuda", dtype=torch.int32)
+        q = torch.randn(count, next_n, heads, 128, device="cuda").to(FP8)
+        w = torch.randn(count * next_n, heads, device="cuda")
+        out = torch.full((count * next_n, most), 777.0, device="cuda")
+        processors = torch.cuda.get_device_properties(0).multi_processor_count
+        meta = indexer_paged.get_paged_mqa_logits_metadata(ends, tuning[3] * processors)
+        conf = launch.PagedTuning(*tuning[:3])
+
+        def run():
+            launch.paged_scores(q, cache, w, ends, table, meta, out, 64, packed, conf)
+
+        def check():
+            right = torch.full_like(out, 777.0)
+            reference.paged_mqa_logits(q, cache, w, ends, table, right, form, 64)
+            assert torch.equal(right.isinf(), out.isinf()), "another mask"
+            assert torch.equal(right == 777, out == 777), "columns behind the keys"
+            seen = right.isfinite() & (right != 777)
+            found = calc_diff(right[seen], out[seen])
+            assert found < 5e-6, f"diff {found}"
+            assert_repeats(run, out)
+            first = out.clone()
+            other = indexer_paged.get_paged_mqa_logits_metadata(ends, 7)
+            launch.paged_scores(q, cache, w, ends, table, other, out, 64, packed, conf)
+            assert torch.equal(first, out), "scores hang on the number of programs"
+            return {"diff": found}
+
+        def deepgemm():
+            import deep_gemm
+
+            theirs = cache.contiguous().view(-1, 64, 1, 132)
+            plan = deep_gemm.get_paged_mqa_logits_metadata(lengths, 64, processors)
+            return lambda: deep_gemm.fp8_paged_mqa_logits(
+                q, theirs, w, lengths, table, plan, most, clean_logits=False
+            )
+
+        peers = {} if packed else {"deepgemm": deepgemm}
+        flops = 2.0 * count * next_n * most * heads * 128
+        size = count * most * form.bytes_per_token + 4 * count * next_n * most
+        return Built(run, check, flops, size, "fp8", peers)
+
+    return build
+
+
 def cases() -> list[Case]:
     """The goals' shapes with several tunings, and the form with MXFP4 keys."""
     found = []
@@ -131,6 +201,26 @@ def cases() -> list[Case]:
                 peer=PEER[t, s, heads],
             )
         )
+    tunings = (
+        (64, 2, 4, 4),
+        (64, 4, 4, 4),
+        (64, 4, 4, 6),
+        (128, 3, 4, 3),
+        (128, 3, 8, 3),
+        (64, 4, 8, 3),
+    )
+    for requests, next_n, keys, heads in (
+        (64, 1, 32768, 32),
+        (64, 1, 32768, 64),
+        (64, 2, 32768, 32),
+        (4, 1, 131072, 32),
+    ):
+        for packed in (False, True):
+            for tuning in tunings if heads == 32 and next_n == 1 else tunings[1::2]:
+                op = "fp8_fp4_paged_mqa_logits" if packed else "fp8_paged_mqa_logits"
+                name = "{} keys {} stages {} warps {} programs".format(*tuning)
+                build = paged(requests, next_n, keys, heads, packed, tuning)
+                found.append(Case(op, f"{requests}x{next_n}x{keys} {heads} heads", name, build))
     for heads in (8, 16, 32, 64):
         build = scores(67, 3001, heads, "fp8", ())
         found.append(Case("fp8_mqa_logits", f"67x3001 {heads} heads", "table", build, True))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["mqa_logits"]
+from deepinfer.kernels.formats import KVCacheFormat
+from deepinfer.kernels.reference.cache import gather_rows
+
+__all__ = ["mqa_logits", "paged_mqa_logits"]
 
 _QUERIES = 256
 
@@ -30,3 +33,41 @@ def mqa_logits(
         y = torch.einsum("ths,th->ts", scores, weights[rows].float())
         seen = (at >= starts[rows, None]) & (at < ends[rows, None])
         out[rows] = y.masked_fill_(~seen, -torch.inf).to(out.dtype)
+
+
+def paged_mqa_logits(
+    q: Tensor,
+    cache: Tensor,
+    weights: Tensor,
+    lengths: Tensor,
+    table: Tensor,
+    out: Tensor,
+    form: KVCacheFormat,
+    page_size: int,
+) -> None:
+    """Writes the scores of each request over its pages; what is behind its keys is left as it is.
+
+    Args:
+        q: Shape [requests, next_n, heads, dim], any float dtype.
+        cache: Shape [pages, bytes], uint8.
+        weights: Shape [requests * next_n, heads], fp32.
+        lengths: Keys that each query sees, shape [requests, next_n], integers.
+        table: Pages of each request, shape [requests, most pages], integers; scores of negative pages are -inf.
+        out: Shape [requests * next_n, at least the longest length].
+        form: Format of the keys.
+        page_size: Keys of a page.
+    """
+    requests, next_n = q.shape[:2]
+    for b in range(requests):
+        count = int(lengths[b].max())
+        if count <= 0:
+            continue
+        at = torch.arange(count, device=q.device)
+        pages = table[b, at // page_size].long()
+        slots = torch.where(pages >= 0, pages * page_size + at % page_size, -1)
+        keys = torch.empty((count, form.channels), device=q.device)
+        gather_rows(cache, slots, keys, form, page_size)
+        rows = slice(b * next_n, (b + 1) * next_n)
+        starts = torch.zeros_like(lengths[b])
+        mqa_logits(q[b], keys, weights[rows], starts, lengths[b], out[rows, :count])
+        out[rows, :count].masked_fill_(pages < 0, -torch.inf)

@@ -16,10 +16,13 @@ from deepinfer.kernels.triton.topk_select import (
 )
 
 __all__ = [
+    "ByGroupsTuning",
     "GroupedTuning",
     "TopkTuning",
     "WideTuning",
+    "by_groups_constants",
     "grouped_constants",
+    "topk_by_groups",
     "topk_grouped",
     "topk_select",
     "topk_wide",
@@ -116,7 +119,7 @@ def topk_grouped(
     raw = x.view(torch.int16 if bits == 16 else torch.int32)
     chunks = triton.cdiv(n, tuning.block)
     width = chunks * tuning.block // tuning.group
-    maxima = torch.empty((rows, width), dtype=torch.float32, device=x.device)
+    maxima = torch.empty((rows, width), dtype=raw.dtype, device=x.device)
     scratch = torch.empty((rows, 2 * tuning.capacity), dtype=torch.int32, device=x.device)
     # With fewer groups than this the bound would say little.
     least = tuning.groups * tuning.group
@@ -129,6 +132,84 @@ def topk_grouped(
     topk_grouped_kernel[(rows,)](
         raw, given, out, maxima, scratch, n, k, fill, least, x.stride(0), out.stride(0), width, **flags,
         **grouped_constants(tuning, n, k), num_warps=1 if interpreted else tuning.num_warps,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ByGroupsTuning:
+    """How long rows are searched by `topk_by_groups`.
+
+    Attributes:
+        group: Neighbours of which the maximum is kept, 8 or 16.
+        block: Elements of a program that makes maxima, a power of two.
+        block_warps: Its warps.
+        capacity: Elements gathered for the exact search, a power of two; more than k.
+        tiles: Groups that a thread gathers at once, up to 4.
+        num_warps: Warps a row: 256 * num_warps is 2 * k at least.
+        max_registers: Of a thread of the program that selects; 0 for as many as it wants.
+    """
+
+    group: int
+    block: int
+    block_warps: int
+    capacity: int
+    tiles: int
+    num_warps: int
+    max_registers: int = 0
+
+
+def by_groups_constants(tuning: ByGroupsTuning, n: int) -> dict[str, int]:
+    """Sizes of the kernel that selects, for rows of n elements.
+
+    Args:
+        tuning: Sizes.
+        n: Elements of a row.
+    """
+    coarse = 256 * tuning.num_warps
+    count = triton.next_power_of_2(triton.cdiv(n, tuning.group))
+    return {
+        "GROUPS": min(coarse, tuning.capacity), "CAPACITY": tuning.capacity, "GROUP": tuning.group,
+        "ALL": max(count, coarse), "TILES": tuning.tiles,
+    }  # fmt: skip
+
+
+def topk_by_groups(
+    x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: int, tuning: ByGroupsTuning
+) -> None:
+    """As `topk_grouped`, with the places of all elements in registers set by hand; rows begin at multiples of 16 bytes.
+
+    Args:
+        x: Shape [rows, n], bf16 or fp32, last stride 1.
+        k: How many to select.
+        lengths: Elements of each row that count, shape [rows], int32, or None for all.
+        out: Shape [rows, k], integers, last stride 1.
+        fill: Written behind the last index of a row with fewer than k elements.
+        tuning: Sizes.
+    """
+    from deepinfer.kernels.triton.topk_grouped import topk_by_groups_kernel
+
+    rows, n = x.shape
+    bits = 8 * x.itemsize
+    raw = x.view(torch.int16 if bits == 16 else torch.int32)
+    chunks = triton.cdiv(n, tuning.block)
+    sizes = by_groups_constants(tuning, n)
+    width = max(sizes["ALL"], chunks * tuning.block // tuning.group)
+    maxima = torch.empty((rows, width), dtype=raw.dtype, device=x.device)
+    scratch = torch.empty(
+        (rows, sizes["ALL"] + tuning.capacity), dtype=torch.int32, device=x.device
+    )
+    # With fewer groups than this the bound would say little.
+    least = max(2 * k, 1024) * tuning.group
+    given = lengths if lengths is not None else out
+    flags = {"HAS_LENGTHS": lengths is not None, "BITS": bits}
+    group_maxima_kernel[(rows * chunks,)](
+        raw, given, maxima, n, chunks, least, x.stride(0), width, **flags,
+        BLOCK=tuning.block, GROUP=tuning.group, num_warps=tuning.block_warps,
+    )  # fmt: skip
+    limit = {"maxnreg": tuning.max_registers} if tuning.max_registers else {}
+    topk_by_groups_kernel[(rows,)](
+        raw, given, out, maxima, scratch, n, k, fill, least, x.stride(0), out.stride(0), width, **flags,
+        **sizes, num_warps=tuning.num_warps, **limit,
     )  # fmt: skip
 
 

@@ -65,21 +65,30 @@ def group_maxima_kernel(
     x, lengths, maxima, n, chunks, least_length, stride_x, stride_maxima,
     HAS_LENGTHS: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Maxima of groups of neighbours, in fp32; rows shorter than `least_length` are left out."""
+    """Maxima of groups of neighbours, as bits of the dtype; rows shorter than `least_length` are left out."""
+    VECTOR: tl.constexpr = min(128 // BITS, GROUP)
     row = (tl.program_id(0) // chunks).to(tl.int64)
     start = tl.program_id(0) % chunks * BLOCK
     length = _length(lengths, row, n, HAS_LENGTHS)
     if (start < length) & (length >= least_length):
-        xs = x + row * stride_x + start
-        i = tl.arange(0, BLOCK)
-        to = maxima + row * stride_maxima + start // GROUP + tl.arange(0, BLOCK // GROUP)
+        g = tl.arange(0, BLOCK // GROUP)
+        at = start + g[:, None] * GROUP + tl.arange(0, VECTOR)[None, :]
+        xs = x + row * stride_x + at
+        best = tl.full((BLOCK // GROUP, VECTOR), float("-inf"), tl.float32)
         if start + BLOCK <= length:
-            v = value_of(tl.load(xs + i), BITS)
+            for i in tl.static_range(0, GROUP, VECTOR):
+                best = tl.maximum(best, value_of(tl.load(xs + i), BITS))
         else:
-            inside = start + i < length
-            v = value_of(tl.load(xs + i, mask=inside, other=0), BITS)
-            v = tl.where(inside, v, float("-inf"))
-        tl.store(to, tl.max(tl.reshape(v, (BLOCK // GROUP, GROUP)), 1))
+            for i in tl.static_range(0, GROUP, VECTOR):
+                inside = at + i < length
+                v = value_of(tl.load(xs + i, mask=inside, other=0), BITS)
+                best = tl.maximum(best, tl.where(inside, v, float("-inf")))
+        bits = tl.max(best, 1).to(tl.int32, bitcast=True)
+        if BITS == 16:
+            bits = bits >> 16
+        tl.store(
+            maxima + row * stride_maxima + start // GROUP + g, bits.to(maxima.dtype.element_ty)
+        )
 
 
 @triton.jit(do_not_specialize=["n", "k", "fill", "least_length"])
@@ -102,7 +111,8 @@ def topk_grouped_kernel(
         g = tl.arange(0, ALL)
         known = g * GROUP < length
         lowest = float("-inf")
-        best = tl.load(maxima + row * stride_maxima + g, mask=known, other=lowest)
+        best = value_of(tl.load(maxima + row * stride_maxima + g, mask=known, other=0), BITS)
+        best = tl.where(known, best, lowest)
         coarse = tl.max(tl.reshape(best, (ALL // GROUPS, GROUPS)), 0) if ALL > GROUPS else best
         bound = search(keys_of(coarse, BITS), coarse == coarse, k, 8)
         least = from_key(bound, BITS)

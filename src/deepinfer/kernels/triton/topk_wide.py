@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 
 from deepinfer.kernels.triton.gluon_names import block_barrier
 
-__all__ = ["topk_wide_kernel"]
+__all__ = ["select_row", "topk_wide_kernel", "whole_row"]
 
 
 @gluon.jit
@@ -89,7 +89,49 @@ def _append(index_at, total, goods, starts, at, CAPACITY: gl.constexpr):
 
 
 @gluon.jit
-def _row(
+def whole_row(xs, to, length, k, BITS: gl.constexpr):
+    """Writes the k best of a row, searching its keys bit by bit."""
+    WARPS: gl.constexpr = gl.num_warps()
+    THREADS: gl.constexpr = 32 * WARPS
+    BLOCK: gl.constexpr = 8 * THREADS
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [WARPS, 1], [1, 0])
+    at = gl.arange(0, THREADS, layout=gl.SliceLayout(1, layout))[:, None] * 8
+    at += gl.arange(0, 8, layout=gl.SliceLayout(0, layout))[None, :]
+    wide: gl.constexpr = gl.int32 if BITS == 16 else gl.int64
+    last = gl.to_tensor(0).to(wide)
+    for b in range(BITS):
+        trial = last | (gl.to_tensor(1).to(wide) << (BITS - 1 - b))
+        count = 0
+        for start in range(0, length, BLOCK):
+            inside = start + at < length
+            row_keys = _keys(gl.load(xs + start + at, mask=inside, other=0), BITS)
+            count += gl.sum(gl.ravel((inside & (row_keys >= trial)).to(gl.int32)), 0)
+        last = gl.where(count >= k, trial, last)
+    count = 0
+    for start in range(0, length, BLOCK):
+        inside = start + at < length
+        row_keys = _keys(gl.load(xs + start + at, mask=inside, other=0), BITS)
+        count += gl.sum(gl.ravel((inside & (row_keys > last)).to(gl.int32)), 0)
+    room = k - count
+    done = 0
+    for start in range(0, length, BLOCK):
+        inside = start + at < length
+        row_keys = _keys(gl.load(xs + start + at, mask=inside, other=0), BITS)
+        same = (inside & (row_keys == last)).to(gl.int32)
+        mine = gl.sum(same, 1)
+        rank = _before(mine)[:, None] + gl.associative_scan(same, 1, _add)
+        more = (inside & (row_keys > last)).to(gl.int32)
+        chosen = more | (same & (rank <= room).to(gl.int32))
+        mine_chosen = gl.sum(chosen, 1)
+        place = (done + _before(mine_chosen))[:, None]
+        place += gl.associative_scan(chosen, 1, _add) - 1
+        gl.store(to + place, start + at, mask=chosen > 0)
+        done += gl.sum(mine_chosen, 0)
+        room -= gl.sum(mine, 0)
+
+
+@gluon.jit
+def select_row(
     xs, to, index_at, length, k, BITS: gl.constexpr, GROUPS: gl.constexpr, CAPACITY: gl.constexpr
 ):
     WARPS: gl.constexpr = gl.num_warps()
@@ -164,37 +206,7 @@ def _row(
         place = gl.associative_scan(chosen, 0, _add) - 1
         gl.store(to + place, index, mask=chosen > 0)
     else:
-        # The whole row, bit by bit.
-        last = gl.to_tensor(0).to(keys.dtype)
-        for b in range(BITS):
-            trial = last | (gl.to_tensor(1).to(keys.dtype) << (BITS - 1 - b))
-            count = 0
-            for start in range(0, length, BLOCK):
-                inside = start + at < length
-                row_keys = _keys(gl.load(xs + start + at, mask=inside, other=0), BITS)
-                count += gl.sum(gl.ravel((inside & (row_keys >= trial)).to(gl.int32)), 0)
-            last = gl.where(count >= k, trial, last)
-        count = 0
-        for start in range(0, length, BLOCK):
-            inside = start + at < length
-            row_keys = _keys(gl.load(xs + start + at, mask=inside, other=0), BITS)
-            count += gl.sum(gl.ravel((inside & (row_keys > last)).to(gl.int32)), 0)
-        room = k - count
-        done = 0
-        for start in range(0, length, BLOCK):
-            inside = start + at < length
-            row_keys = _keys(gl.load(xs + start + at, mask=inside, other=0), BITS)
-            same = (inside & (row_keys == last)).to(gl.int32)
-            mine = gl.sum(same, 1)
-            rank = _before(mine)[:, None] + gl.associative_scan(same, 1, _add)
-            more = (inside & (row_keys > last)).to(gl.int32)
-            chosen = more | (same & (rank <= room).to(gl.int32))
-            mine_chosen = gl.sum(chosen, 1)
-            place = (done + _before(mine_chosen))[:, None]
-            place += gl.associative_scan(chosen, 1, _add) - 1
-            gl.store(to + place, start + at, mask=chosen > 0)
-            done += gl.sum(mine_chosen, 0)
-            room -= gl.sum(mine, 0)
+        whole_row(xs, to, length, k, BITS)
 
 
 @gluon.jit(do_not_specialize=["n", "k", "fill"])
@@ -216,7 +228,7 @@ def topk_wide_kernel(
                 to + start + i, gl.where(start + i < length, start + i, fill), mask=start + i < k
             )
     else:
-        _row(
+        select_row(
             x + row * stride_x,
             to,
             scratch_index + row * CAPACITY,

@@ -1,0 +1,35 @@
+"""Sizes of the index scores."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+__all__ = ["SPLIT", "lookup_paged", "programs"]
+
+SPLIT = 256
+"""Keys of a split of the paged work, which programs share."""
+
+
+def lookup_paged(columns: int, packed: bool) -> tuple[int, int, int]:
+    """Sizes over paged keys.
+
+    Args:
+        columns: Queries of a request times heads.
+        packed: Whether the keys are MXFP4.
+
+    Returns:
+        In the order of the tuning's fields: keys at once, stages, warps.
+    """
+    return 64, 4 if not packed else 3, 4 if columns <= 64 else 8
+
+
+def programs(device: torch.device) -> int:
+    """Programs that share the paged work on a device."""
+    return 4 * _processors(device.index) if device.type == "cuda" else 4
+
+
+@lru_cache(maxsize=16)
+def _processors(index: int | None) -> int:
+    return torch.cuda.get_device_properties(index or 0).multi_processor_count

@@ -1,0 +1,237 @@
+"""Index scores over a paged cache of keys, and what makes candidates of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deepinfer.core.errors import ShapeError
+from deepinfer.kernels import contract
+from deepinfer.kernels.configs import indexer as configs
+from deepinfer.kernels.formats import KVCacheFormat
+from deepinfer.kernels.reference import indexer as reference
+from deepinfer.kernels.registry import Operation
+
+__all__ = ["fp8_fp4_paged_mqa_logits", "fp8_paged_mqa_logits", "get_paged_mqa_logits_metadata"]
+
+_ARGUMENTS = "Tensor q, Tensor cache, Tensor weights, Tensor lengths, Tensor table, Tensor meta, Tensor(x!) out, int page_size"
+FP8 = Operation("fp8_paged_mqa_logits", _ARGUMENTS)
+FP4 = Operation("fp8_fp4_paged_mqa_logits", _ARGUMENTS)
+OPERATIONS = (FP8, FP4)
+
+
+def get_paged_mqa_logits_metadata(context_lens: Tensor, num_programs: int) -> Tensor:
+    """The work of each program of the paged scores: equal shares of the splits of all requests, in order.
+
+    It is made on the device without a look at the values from the host, so it may be part of a recorded graph. Scores do
+    not depend on it.
+
+    Args:
+        context_lens: Keys of each request, shape [requests], or of each of its queries, shape [requests, next_n], int32.
+        num_programs: Programs to share among, at least 1.
+
+    Returns:
+        Shape [num_programs + 1, 2], int32: the request and the split where each program begins; the next row is its end.
+
+    Raises:
+        ShapeError: A shape or dtype is not as above.
+    """
+    contract.check_dtype("context_lens", context_lens, torch.int32)
+    if context_lens.dim() not in (1, 2) or num_programs < 1:
+        raise ShapeError(
+            f"context_lens has shape {tuple(context_lens.shape)} for {num_programs} programs; it must be [requests] or "
+            "[requests, next_n], for at least 1 program.",
+            argument="context_lens", expected="[requests] or [requests, next_n]", found=tuple(context_lens.shape),
+        )  # fmt: skip
+    most = context_lens if context_lens.dim() == 1 else context_lens.amax(1)
+    splits = (most.clamp_min(0) + (configs.SPLIT - 1)) // configs.SPLIT
+    ends = splits.cumsum(0)
+    ends = torch.cat((ends.new_zeros(1), ends))
+    places = torch.arange(num_programs + 1, device=ends.device) * ends[-1] // num_programs
+    # The last request that begins at or before a place; behind everything it is the end of the last request.
+    request = torch.searchsorted(ends, places, right=True) - 1
+    request = request.clamp(0, max(context_lens.shape[0] - 1, 0))
+    return torch.stack((request, places - ends[request]), 1).to(torch.int32)
+
+
+def fp8_paged_mqa_logits(
+    q: Tensor,
+    kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    schedule_meta: Tensor | None,
+    max_context_len: int,
+    *,
+    page_size: int = 64,
+    clean_logits: bool = True,
+    out: Tensor | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """Scores of the last queries of each request over its cached keys (`INDEXER_FP8`, 132 bytes a key).
+
+    `out[b * next_n + j, s] = scale[s] * sum over h of weights[b * next_n + j, h] * max(q[b, j, h] . k[s], 0)`
+
+    The heads are summed in one order, and a score hangs on its query and key alone.
+
+    Args:
+        q: Queries, shape [requests, next_n, heads, dim], e4m3; heads a power of two from 8 to 128.
+        kv_cache: Shape [pages, bytes], uint8, bytes at least `KVCacheFormat.INDEXER_FP8.page_bytes(page_size)`.
+        weights: Shape [requests * next_n, heads], fp32.
+        context_lens: Keys of each request with its new ones, shape [requests], int32: query j of next_n sees all but the
+            last next_n - 1 - j; or the keys that each query sees, shape [requests, next_n].
+        block_table: Pages of each request in order, shape [requests, most pages], int32; negative ones are not read, and
+            their scores are -inf.
+        schedule_meta: Of `get_paged_mqa_logits_metadata`; None to make it.
+        max_context_len: Columns of the result, at least the longest length.
+        page_size: Keys of a page.
+        clean_logits: Write -inf behind the keys of a query; else these places are left as they are.
+        out: Shape [requests * next_n, max_context_len], fp32 or bf16, last stride 1; a new fp32 tensor when None.
+        backend: "torch" or "triton"; None for the best that serves the call.
+
+    Returns:
+        Shape [requests * next_n, max_context_len].
+
+    Raises:
+        ShapeError: A shape, dtype or stride is not as above.
+        UnsupportedHardware: The backend asked for cannot serve the call.
+    """
+    return _call(
+        FP8, KVCacheFormat.INDEXER_FP8, q, kv_cache, weights, context_lens, block_table, schedule_meta,
+        max_context_len, page_size, clean_logits, out, backend,
+    )  # fmt: skip
+
+
+def fp8_fp4_paged_mqa_logits(
+    q: Tensor,
+    kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    schedule_meta: Tensor | None,
+    max_context_len: int,
+    *,
+    page_size: int = 64,
+    clean_logits: bool = True,
+    out: Tensor | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """The same scores over MXFP4 keys (`INDEXER_MXFP4`, 68 bytes a key), which are used as they lie.
+
+    Args:
+        q: As in `fp8_paged_mqa_logits`.
+        kv_cache: Shape [pages, bytes], uint8, bytes at least `KVCacheFormat.INDEXER_MXFP4.page_bytes(page_size)`.
+        weights: As in `fp8_paged_mqa_logits`.
+        context_lens: As in `fp8_paged_mqa_logits`.
+        block_table: As in `fp8_paged_mqa_logits`.
+        schedule_meta: As in `fp8_paged_mqa_logits`.
+        max_context_len: As in `fp8_paged_mqa_logits`.
+        page_size: Keys of a page.
+        clean_logits: As in `fp8_paged_mqa_logits`.
+        out: As in `fp8_paged_mqa_logits`.
+        backend: "torch" or "triton"; None for the best that serves the call.
+
+    Returns:
+        Shape [requests * next_n, max_context_len].
+
+    Raises:
+        ShapeError: A shape, dtype or stride is not as above.
+        UnsupportedHardware: The backend asked for cannot serve the call.
+    """
+    return _call(
+        FP4, KVCacheFormat.INDEXER_MXFP4, q, kv_cache, weights, context_lens, block_table, schedule_meta,
+        max_context_len, page_size, clean_logits, out, backend,
+    )  # fmt: skip
+
+
+def _call(
+    op: Operation, form: KVCacheFormat, q: Tensor, cache: Tensor, weights: Tensor, lengths: Tensor, table: Tensor,
+    meta: Tensor | None, columns: int, page_size: int, clean: bool, out: Tensor | None, backend: str | None,
+) -> Tensor:  # fmt: skip
+    contract.check_dtype("q", q, torch.float8_e4m3fn)
+    contract.check_shape("q", q, (None, None, None, form.channels), "requests, next_n, heads, dim")
+    requests, next_n, heads, _ = q.shape
+    if heads not in (8, 16, 32, 64, 128):
+        raise ShapeError(
+            f"q has {heads} heads; there must be 8, 16, 32, 64 or 128.",
+            argument="q", expected="8, 16, 32, 64 or 128 heads", found=heads,
+        )  # fmt: skip
+    contract.check_dtype("kv_cache", cache, torch.uint8)
+    contract.check_shape("kv_cache", cache, (None, None), "pages, bytes")
+    contract.check_last_stride("kv_cache", cache)
+    if cache.shape[1] < form.page_bytes(page_size):
+        raise ShapeError(
+            f"kv_cache has pages of {cache.shape[1]} bytes; {page_size} keys of {form.name} take "
+            f"{form.page_bytes(page_size)}.",
+            argument="kv_cache", expected=form.page_bytes(page_size), found=cache.shape[1],
+        )  # fmt: skip
+    contract.check_dtype("weights", weights, torch.float32)
+    contract.check_shape("weights", weights, (requests * next_n, heads), "requests * next_n, heads")
+    contract.check_last_stride("weights", weights)
+    contract.check_dtype("context_lens", lengths, torch.int32)
+    contract.check_dtype("block_table", table, torch.int32)
+    contract.check_shape("block_table", table, (requests, None), "requests, most pages")
+    if lengths.dim() == 1:
+        contract.check_shape("context_lens", lengths, (requests,), "requests")
+        back = torch.arange(next_n - 1, -1, -1, device=lengths.device, dtype=torch.int32)
+        lengths = lengths[:, None] - back
+    contract.check_shape("context_lens", lengths, (requests, next_n), "requests, next_n")
+    if out is None:
+        out = weights.new_empty((requests * next_n, columns))
+    contract.check_dtype("out", out, torch.float32, torch.bfloat16)
+    contract.check_shape("out", out, (requests * next_n, columns), "requests * next_n, columns")
+    contract.check_last_stride("out", out)
+    if clean:
+        out.fill_(-torch.inf)
+    if out.numel() and table.shape[1]:
+        if meta is None:
+            meta = get_paged_mqa_logits_metadata(lengths, configs.programs(q.device))
+        contract.check_dtype("schedule_meta", meta, torch.int32)
+        contract.check_shape("schedule_meta", meta, (None, 2), "programs + 1, 2")
+        op(backend, q, cache, weights, lengths, table, meta, out, page_size)
+    return out
+
+
+def _always(*args: object) -> None:
+    """The references serve every call."""
+
+
+@FP8.register("torch", supports=_always)
+def _fp8_torch(q, cache, weights, lengths, table, meta, out, page_size):  # type: ignore[no-untyped-def]
+    reference.paged_mqa_logits(
+        q, cache, weights, lengths, table, out, KVCacheFormat.INDEXER_FP8, page_size
+    )
+
+
+@FP4.register("torch", supports=_always)
+def _fp4_torch(q, cache, weights, lengths, table, meta, out, page_size):  # type: ignore[no-untyped-def]
+    reference.paged_mqa_logits(
+        q, cache, weights, lengths, table, out, KVCacheFormat.INDEXER_MXFP4, page_size
+    )
+
+
+def _refusal(q, cache, weights, lengths, table, meta, out, page_size):  # type: ignore[no-untyped-def]
+    if (cache.data_ptr() | cache.stride(0) | page_size) % 4:
+        return "pages and their scales do not begin at multiples of 4 bytes"
+    return contract.triton_refusal(q, cache, weights, lengths, table, meta, out)
+
+
+def _triton(packed, q, cache, weights, lengths, table, meta, out, page_size):  # type: ignore[no-untyped-def]
+    from deepinfer.kernels.triton import indexer_paged_launch as launch
+
+    tuning = launch.PagedTuning(*configs.lookup_paged(q.shape[1] * q.shape[2], packed))
+    with torch.cuda.device(q.device if q.is_cuda else -1):
+        launch.paged_scores(
+            q.contiguous(), cache, weights, lengths.contiguous(), table.contiguous(), meta.contiguous(), out,
+            page_size, packed, tuning,
+        )  # fmt: skip
+
+
+@FP8.register("triton", supports=_refusal, priority=10)
+def _fp8_triton(*args):  # type: ignore[no-untyped-def]
+    _triton(False, *args)
+
+
+@FP4.register("triton", supports=_refusal, priority=10)
+def _fp4_triton(*args):  # type: ignore[no-untyped-def]
+    _triton(True, *args)
