@@ -93,7 +93,7 @@ def test_products_take_prepared_weights() -> None:
     wanted = fp8_fp4_gemm_nt((a, a_scale.float()), pair, torch.empty(6, 40))
     prepared = prepare_mxfp4_weights(*pair)
     assert torch.equal(fp8_fp4_gemm_nt((a, a_scale.float()), prepared, torch.empty(6, 40)), wanted)
-    with pytest.raises(UnsupportedHardware, match="CUDA|Triton|triton|Hopper"):
+    with pytest.raises(UnsupportedHardware, match="cannot serve"):
         fp8_fp4_gemm_nt((a, a_scale.float()), prepared, backend="triton")
 
 
