@@ -91,7 +91,7 @@ def paged(requests: int, next_n: int, keys: int, heads: int, packed: bool, tunin
     """Builds scores over paged keys; the tuning is keys at once, stages, warps and programs a processor."""
 
     def build(small: bool) -> Built:
-        from deepinfer.kernels import indexer_paged
+        from deepinfer.kernels.configs.indexer import SPLIT
         from deepinfer.kernels.formats import KVCacheFormat
         from deepinfer.kernels.reference import cache as rows
         from deepinfer.kernels.reference import indexer as reference
@@ -119,7 +119,7 @@ def paged(requests: int, next_n: int, keys: int, heads: int, packed: bool, tunin
         w = torch.randn(count * next_n, heads, device="cuda")
         out = torch.full((count * next_n, most), 777.0, device="cuda")
         processors = torch.cuda.get_device_properties(0).multi_processor_count
-        meta = indexer_paged.get_paged_mqa_logits_metadata(ends, tuning[3] * processors)
+        meta = reference.share_splits(ends, tuning[3] * processors, SPLIT)
         conf = launch.PagedTuning(*tuning[:3])
 
         def run():
@@ -135,7 +135,7 @@ def paged(requests: int, next_n: int, keys: int, heads: int, packed: bool, tunin
             assert found < 5e-6, f"diff {found}"
             assert_repeats(run, out)
             first = out.clone()
-            other = indexer_paged.get_paged_mqa_logits_metadata(ends, 7)
+            other = reference.share_splits(ends, 7, SPLIT)
             launch.paged_scores(q, cache, w, ends, table, other, out, 64, packed, conf)
             assert torch.equal(first, out), "scores hang on the number of programs"
             return {"diff": found}

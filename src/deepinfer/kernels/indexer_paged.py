@@ -20,7 +20,7 @@ FP4 = Operation("fp8_fp4_paged_mqa_logits", _ARGUMENTS)
 OPERATIONS = (FP8, FP4)
 
 
-def get_paged_mqa_logits_metadata(context_lens: Tensor, num_programs: int) -> Tensor:
+def get_paged_mqa_logits_metadata(context_lens: Tensor, block_kv: int, num_sms: int) -> Tensor:
     """The work of each program of the paged scores: equal shares of the splits of all requests, in order.
 
     It is made on the device without a look at the values from the host, so it may be part of a recorded graph. Scores do
@@ -28,30 +28,23 @@ def get_paged_mqa_logits_metadata(context_lens: Tensor, num_programs: int) -> Te
 
     Args:
         context_lens: Keys of each request, shape [requests], or of each of its queries, shape [requests, next_n], int32.
-        num_programs: Programs to share among, at least 1.
+        block_kv: Keys of a page, at least 1; splits end where they may within one.
+        num_sms: Processors of the device, at least 1.
 
     Returns:
-        Shape [num_programs + 1, 2], int32: the request and the split where each program begins; the next row is its end.
+        Shape [programs + 1, 2], int32: the request and the split where each program begins; the next row is its end.
 
     Raises:
-        ShapeError: A shape or dtype is not as above.
+        ShapeError: A shape or dtype is not as above, or a number is below 1.
     """
     contract.check_dtype("context_lens", context_lens, torch.int32)
-    if context_lens.dim() not in (1, 2) or num_programs < 1:
+    if context_lens.dim() not in (1, 2) or num_sms < 1 or block_kv < 1:
         raise ShapeError(
-            f"context_lens has shape {tuple(context_lens.shape)} for {num_programs} programs; it must be [requests] or "
-            "[requests, next_n], for at least 1 program.",
+            f"context_lens has shape {tuple(context_lens.shape)}, for pages of {block_kv} and {num_sms} processors; it must "
+            "be [requests] or [requests, next_n], and the numbers at least 1.",
             argument="context_lens", expected="[requests] or [requests, next_n]", found=tuple(context_lens.shape),
         )  # fmt: skip
-    most = context_lens if context_lens.dim() == 1 else context_lens.amax(1)
-    splits = (most.clamp_min(0) + (configs.SPLIT - 1)) // configs.SPLIT
-    ends = splits.cumsum(0)
-    ends = torch.cat((ends.new_zeros(1), ends))
-    places = torch.arange(num_programs + 1, device=ends.device) * ends[-1] // num_programs
-    # The last request that begins at or before a place; behind everything it is the end of the last request.
-    request = torch.searchsorted(ends, places, right=True) - 1
-    request = request.clamp(0, max(context_lens.shape[0] - 1, 0))
-    return torch.stack((request, places - ends[request]), 1).to(torch.int32)
+    return reference.share_splits(context_lens, configs.PROGRAMS * num_sms, configs.SPLIT)
 
 
 def fp8_paged_mqa_logits(
@@ -185,7 +178,7 @@ def _call(
         out.fill_(-torch.inf)
     if out.numel() and table.shape[1]:
         if meta is None:
-            meta = get_paged_mqa_logits_metadata(lengths, configs.programs(q.device))
+            meta = get_paged_mqa_logits_metadata(lengths, page_size, configs.num_sms(q.device))
         contract.check_dtype("schedule_meta", meta, torch.int32)
         contract.check_shape("schedule_meta", meta, (None, 2), "programs + 1, 2")
         op(backend, q, cache, weights, lengths, table, meta, out, page_size)

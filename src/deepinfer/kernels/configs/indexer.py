@@ -6,10 +6,13 @@ from functools import lru_cache
 
 import torch
 
-__all__ = ["SPLIT", "lookup_paged", "programs"]
+__all__ = ["PROGRAMS", "SPLIT", "lookup_paged", "num_sms"]
 
 SPLIT = 256
 """Keys of a split of the paged work, which programs share."""
+
+PROGRAMS = 4
+"""Programs a processor that share it."""
 
 
 def lookup_paged(columns: int, packed: bool) -> tuple[int, int, int]:
@@ -25,9 +28,9 @@ def lookup_paged(columns: int, packed: bool) -> tuple[int, int, int]:
     return 64, 4 if not packed else 3, 4 if columns <= 64 else 8
 
 
-def programs(device: torch.device) -> int:
-    """Programs that share the paged work on a device."""
-    return 4 * _processors(device.index) if device.type == "cuda" else 4
+def num_sms(device: torch.device) -> int:
+    """Processors of a device."""
+    return _processors(device.index) if device.type == "cuda" else 1
 
 
 @lru_cache(maxsize=16)

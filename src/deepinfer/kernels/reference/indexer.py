@@ -8,7 +8,7 @@ from torch import Tensor
 from deepinfer.kernels.formats import KVCacheFormat
 from deepinfer.kernels.reference.cache import gather_rows
 
-__all__ = ["mqa_logits", "paged_mqa_logits"]
+__all__ = ["mqa_logits", "paged_mqa_logits", "share_splits"]
 
 _QUERIES = 256
 
@@ -71,3 +71,25 @@ def paged_mqa_logits(
         starts = torch.zeros_like(lengths[b])
         mqa_logits(q[b], keys, weights[rows], starts, lengths[b], out[rows, :count])
         out[rows, :count].masked_fill_(pages < 0, -torch.inf)
+
+
+def share_splits(lengths: Tensor, num_programs: int, split: int) -> Tensor:
+    """Equal shares of the splits of all requests, in order.
+
+    Args:
+        lengths: Keys of each request, shape [requests], or of each of its queries, shape [requests, next_n], integers.
+        num_programs: Programs that share.
+        split: Keys of a split.
+
+    Returns:
+        Shape [num_programs + 1, 2], int32: the request and the split where each share begins; the last row is the end.
+    """
+    most = lengths if lengths.dim() == 1 else lengths.amax(1)
+    splits = (most.clamp_min(0) + (split - 1)) // split
+    ends = splits.cumsum(0)
+    ends = torch.cat((ends.new_zeros(1), ends))
+    places = torch.arange(num_programs + 1, device=ends.device) * ends[-1] // num_programs
+    # The last request that begins at or before a place; the place behind everything is the end of the last request.
+    request = torch.searchsorted(ends, places, right=True) - 1
+    request = request.clamp(0, max(lengths.shape[0] - 1, 0))
+    return torch.stack((request, places - ends[request]), 1).to(torch.int32)

@@ -134,6 +134,7 @@ def whole_row(xs, to, length, k, BITS: gl.constexpr):
 def select_row(
     xs, to, index_at, length, k, BITS: gl.constexpr, GROUPS: gl.constexpr, CAPACITY: gl.constexpr
 ):
+    """Writes the k best of a row with more than k elements, reading it twice."""
     WARPS: gl.constexpr = gl.num_warps()
     THREADS: gl.constexpr = 32 * WARPS
     BLOCK: gl.constexpr = 8 * THREADS
