@@ -19,8 +19,8 @@ _MMA = {
 }
 _WGMMA = {90: ("HGMMA",)}
 # Spilled at the begin and end of a row, and nowhere in the loops over tiles.
-_WIDE_STACK = 64
-_PORTABLE_STACK = 400
+_HOPPER_STACK = 144
+_PORTABLE_STACK = {"*bf16": 96, "*fp32": 2048}
 
 
 def cases() -> list[CompileCase]:
@@ -87,7 +87,7 @@ def _wide(fp4: bool, partial: bool) -> CompileCase:
     lead, follow = configs.WIDE
     sizes = {"DEPTH": 2, "FOLLOWERS": follow, "REGISTERS": 504 - lead - follow}
     entry = f"64 heads {'288' if fp4 else '528'} B{' parts' if partial else ''}"
-    return _hopper(mla_decode_pair_kernel, 64, fp4, partial, sizes, entry, _WIDE_STACK)
+    return _hopper(mla_decode_pair_kernel, 64, fp4, partial, sizes, entry, _HOPPER_STACK)
 
 
 def _few(heads: int, fp4: bool) -> CompileCase:
@@ -96,7 +96,7 @@ def _few(heads: int, fp4: bool) -> CompileCase:
     warps, registers = configs.FEW[heads]
     sizes = {"HEADS": heads, "DEPTH": 2, "WARPS": warps, "REGISTERS": registers}
     entry = f"{heads} heads {'288' if fp4 else '528'} B"
-    return _hopper(mla_decode_few_kernel, heads, fp4, False, sizes, entry, _WIDE_STACK)
+    return _hopper(mla_decode_few_kernel, heads, fp4, False, sizes, entry, _HOPPER_STACK)
 
 
 def _portable(heads: int, form: str, more: str, kind: str, chips: tuple[int, ...]) -> CompileCase:
@@ -113,7 +113,7 @@ def _portable(heads: int, form: str, more: str, kind: str, chips: tuple[int, ...
     return CompileCase(
         "flash_mla_with_kvcache", f"portable {heads} heads {form} {more} {kind[1:]}", mla_decode_portable_kernel, types,
         constants, aligned=_aligned(types), options={"num_warps": warps, "num_stages": 1}, chips=chips,
-        tensor_core={} if kind == "*fp32" else _MMA, stack_bytes=_PORTABLE_STACK,
+        tensor_core={} if kind == "*fp32" else _MMA, stack_bytes=_PORTABLE_STACK[kind],
     )  # fmt: skip
 
 

@@ -14,13 +14,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
 )
 
-from deepinfer.kernels.triton.gluon_names import block_barrier
-from deepinfer.kernels.triton.mla_records import copy_queries, decode_rows, rows_layout, tile_range
+from deepinfer.kernels.triton.gluon_names import block_barrier, copy_elements
+from deepinfer.kernels.triton.mla_records import (
+    copy_queries,
+    decode_rows,
+    rows_layout,
+    tile_range,
+    view_memory,
+)
 
 __all__ = ["copy_records"]
-
-# Called async_copy_global_to_shared up to Triton 3.6; the same arguments.
-_copy_async = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 
 @gluon.constexpr_function
@@ -82,8 +85,8 @@ def _views(raw, raw_scales, WARPS: gl.constexpr, FP4: gl.constexpr):
     KEYS: gl.constexpr = 4 * WARPS
     layout: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
     plain: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 1, [1, 0])
-    values = raw._reinterpret(gl.int32, [KEYS, 64 if FP4 else 128], layout)
-    scales = raw_scales._reinterpret(gl.int32, [KEYS, 8 if FP4 else 4], plain)
+    values = view_memory(raw, gl.int32, [KEYS, 64 if FP4 else 128], layout)
+    scales = view_memory(raw_scales, gl.int32, [KEYS, 8 if FP4 else 4], plain)
     return values, scales
 
 
@@ -106,12 +109,12 @@ def _copy(
     word = gl.arange(0, WORDS, layout=gl.SliceLayout(0, C))
     at = (page * 4 + line * WORDS)[:, None] + word[None, :]
     values, scales = _views(raw, raw_scales, WARPS, FP4)
-    _copy_async(values, words + at, mask=valid[:, None].broadcast_to([KEYS, WORDS]))
+    copy_elements(values, words + at, mask=valid[:, None].broadcast_to([KEYS, WORDS]))
     at = gl.convert_layout(page * 4 + (PAGE * WORDS + line * SCALES), gl.SliceLayout(1, S), assert_trivial=True)  # fmt: skip
     valid = gl.convert_layout(valid, gl.SliceLayout(1, S), assert_trivial=True)
     word = gl.arange(0, SCALES, layout=gl.SliceLayout(0, S))
     mask = valid[:, None].broadcast_to([KEYS, SCALES])
-    _copy_async(scales, words + (at[:, None] + word[None, :]), mask=mask)
+    copy_elements(scales, words + (at[:, None] + word[None, :]), mask=mask)
 
 
 @gluon.jit
@@ -142,9 +145,9 @@ def _finish(raw, raw_scales, to, WARPS: gl.constexpr, FP4: gl.constexpr):
     w = values.load(_flat_layout(WARPS, KEYS, FP4)).reshape([KEYS, 16, WORDS])
     w = gl.convert_layout(w, L, assert_trivial=True)
     if FP4:
-        s = scales._reinterpret(gl.int16, [KEYS, 16], bytes_layout).load(gl.SliceLayout(2, L))
+        s = view_memory(scales, gl.int16, [KEYS, 16], bytes_layout).load(gl.SliceLayout(2, L))
     else:
-        s = scales._reinterpret(gl.uint8, [KEYS, 16], bytes_layout).load(gl.SliceLayout(2, L))
+        s = view_memory(scales, gl.uint8, [KEYS, 16], bytes_layout).load(gl.SliceLayout(2, L))
     decode_rows(w, s, to, L, FP4)
 
 
@@ -214,7 +217,7 @@ def copy_records(
             for step in gl.static_range(STEPS):
                 raw = raw_ring.index(step % 2)
                 raw_scales = scale_ring.index(step % 2)
-                to = k_ring.index(slot)._reinterpret(gl.int32, [64, 256], tile_layout)
+                to = view_memory(k_ring.index(slot), gl.int32, [64, 256], tile_layout)
                 to = to.slice(step * KEYS, KEYS)
                 async_copy.wait_group(1)
                 block_barrier()

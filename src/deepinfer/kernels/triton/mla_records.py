@@ -14,7 +14,21 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from deepinfer.kernels.triton.gluon_names import block_barrier, load_tile
 
-__all__ = ["copy_queries", "decode_rows", "read_records", "rows_layout", "tile_range"]
+__all__ = [
+    "copy_queries",
+    "decode_rows",
+    "read_records",
+    "rows_layout",
+    "tile_range",
+    "view_memory",
+]
+
+# Called _reinterpret up to Triton 3.6; the same arguments.
+view_memory = (
+    getattr(gl.shared_memory_descriptor, "reinterpret", None)
+    or gl.shared_memory_descriptor._reinterpret
+)
+"""Shared memory with another type, shape and layout."""
 
 # Four e4m3 codes and a pair of equal bf16 factors to four bf16: s eeee mmm to s 0000eeee mmm0000.
 _FP8 = gl.constexpr("""{
@@ -233,7 +247,7 @@ def _fill_tiles(
             n = gl.load(index + at, mask=at < end, other=-1)
             if step == 0:
                 mbarrier.wait(empty.index(slot), phase)
-            to = k_ring.index(slot)._reinterpret(gl.int32, [64, 256], tile_layout)
+            to = view_memory(k_ring.index(slot), gl.int32, [64, 256], tile_layout)
             decode_rows(w_now, s_now, to.slice(step * KEYS, KEYS), L, FP4)
             bias = gl.where((v_now >= 0) & (v_now < limit), 0.0, float("-inf"))
             bias_ring.index(slot).slice(step * KEYS, KEYS).store(bias)
