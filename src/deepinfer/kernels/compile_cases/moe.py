@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from deepinfer.kernels.codegen import CompileCase
+from deepinfer.kernels.codegen import CHIPS, CompileCase
 
 __all__ = ["cases"]
 
-_FEW = (80, 90, 120)
+_ONE = (90,)
 
 
 def _case(
@@ -39,7 +39,7 @@ def cases() -> list[CompileCase]:
     found = [
         _case("topk_gate", "top-6 of 384", moe_gate.topk_gate_kernel, gate, forms | v41, options=one),
         _case("topk_gate", "top-8 of 8 groups", moe_gate.topk_gate_kernel, gate,
-              forms | v3 | {"VISION": True, "COUNTED": True}, options=one, chips=_FEW),
+              forms | v3 | {"VISION": True, "COUNTED": True}, options=one, chips=_ONE),
     ]  # fmt: skip
     names = ("counts", "pair_place", "place_pair", "place_expert", "starts", "ends")
     pairs = {"topk_ids": "*i64"} | dict.fromkeys(names, "*i32")
@@ -53,7 +53,7 @@ def cases() -> list[CompileCase]:
             pairs,
             bins,
             options=four,
-            chips=_FEW,
+            chips=_ONE,
         )
     )
     for masked, counted in ((False, False), (False, True), (True, False)):
@@ -73,7 +73,7 @@ def cases() -> list[CompileCase]:
                 pairs,
                 bins | flags,
                 options=four,
-                chips=_FEW,
+                chips=_ONE if masked or counted else CHIPS,
             )
         )
     rows = {"x": "*i32", "out": "*i32", "scale": "*i32", "out_scale": "*i32", "topk_weights": "*fp32",
@@ -125,15 +125,16 @@ def cases() -> list[CompileCase]:
         "GROUPS": 8,
         "GROUP": 128,
     }
-    found.append(
-        _case(
-            "silu_and_mul_quant_fused",
-            "fp8",
-            moe_swiglu.swiglu_pairs_kernel,
-            swiglu,
-            flags,
-            options=four | {"enable_fp_fusion": False},
-            chips=(90, 120),
+    for hardware in (True, False):
+        found.append(
+            _case(
+                "silu_and_mul_quant_fused",
+                "fp8" if hardware else "fp8 by hand",
+                moe_swiglu.swiglu_pairs_kernel,
+                swiglu,
+                flags | {"HARDWARE": hardware},
+                options=four | {"enable_fp_fusion": False},
+                chips=tuple(c for c in CHIPS if (c >= 89) == hardware),
+            )
         )
-    )
     return found

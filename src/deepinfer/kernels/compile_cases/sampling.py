@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deepinfer.kernels.codegen import CompileCase
+from deepinfer.kernels.codegen import CHIPS, CompileCase
 from deepinfer.kernels.configs import sampling as configs
 
 __all__ = ["cases"]
@@ -62,6 +62,7 @@ def cases() -> list[CompileCase]:
                 row,
                 flags | {"FAST": True, "BLOCK": block},
                 options={"num_warps": warps},
+                chips=(90,) if is_cut else CHIPS,
             )
         )
         if not is_cut:
@@ -73,7 +74,7 @@ def cases() -> list[CompileCase]:
                     row,
                     flags | {"CHUNKS": 32},
                     options={"num_warps": 1},
-                    chips=(80, 90, 120),
+                    chips=(90,),
                 )
             )
     block, warps = sizes["maxima"]
@@ -117,7 +118,7 @@ def cases() -> list[CompileCase]:
                 flags | last | {"BINS": bins, "SAMPLE": is_sample},
                 options={"num_warps": 8},
                 stack_bytes=160,  # around the calls of fp64 divisions
-                chips=(80, 90, 120),
+                chips=(80, 90, 120) if bins else (90,),
             )
         )
     found.append(
@@ -128,7 +129,7 @@ def cases() -> list[CompileCase]:
             row,
             flags | {"FINE": True},
             options={"num_warps": configs.lookup("bracket", _VOCAB)[1]},
-            chips=(80, 90, 120),
+            chips=(90,),
         )
     )
     found.append(
@@ -140,7 +141,7 @@ def cases() -> list[CompileCase]:
             flags | {"EACH": 256},
             stack_bytes=64,
             options={"num_warps": configs.lookup("bracket", _VOCAB)[1]},
-            chips=(80, 90, 120),
+            chips=(90,),
         )
     )
     block, warps = sizes["edit"]
@@ -152,7 +153,6 @@ def cases() -> list[CompileCase]:
             row | {"out": "*fp32"},
             {"BLOCK": block},
             options={"num_warps": warps},
-            chips=(80, 90),
         )
     )
     found.append(
@@ -163,7 +163,6 @@ def cases() -> list[CompileCase]:
             {"logits": "*fp32", "bitmask": "*i32", "rows": "*i32"},
             {"ROWS": True, "BLOCK": block, "stride_column": 1, "stride_mask_word": 1},
             options={"num_warps": warps},
-            chips=(80, 90),
         )
     )
     found.append(
@@ -181,7 +180,6 @@ def cases() -> list[CompileCase]:
             },
             {"BLOCK": 64},
             options={"num_warps": 4, "enable_fp_fusion": False},
-            chips=(80, 90),
         )
     )
     block, warps = configs.lookup("logprobs", _VOCAB)
@@ -201,7 +199,6 @@ def cases() -> list[CompileCase]:
             row,
             {"BLOCK": block},
             options={"num_warps": warps},
-            chips=(80, 90),
         )
     )
     found.append(
@@ -212,7 +209,7 @@ def cases() -> list[CompileCase]:
             row,
             {"CHUNKS": 16, "TOP": 8},
             options={"num_warps": 1},
-            chips=(80, 90),
+            chips=(90,),
         )
     )
     return found

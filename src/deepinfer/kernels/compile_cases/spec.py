@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from deepinfer.kernels.codegen import CompileCase
+from deepinfer.kernels.codegen import CHIPS, CompileCase
 from deepinfer.kernels.configs import sampling as configs
 
 __all__ = ["cases"]
 
 _VOCAB = 129_280
-_FEW = (80, 90, 120)
+_ONE = (90,)
 
 
 def _case(
@@ -19,7 +19,7 @@ def _case(
     kernel: Any,
     constants: dict[str, Any],
     warps: int,
-    chips: tuple[int, ...] = _FEW,
+    chips: tuple[int, ...] = _ONE,
 ) -> CompileCase:
     types = {"target": "*fp32", "draft": "*fp32", "drafts": "*i64", "lengths": "*i64", "temperatures": "*fp64",
              "row_temperatures": "*fp64", "seeds": "*i64", "positions": "*i64", "row_seeds": "*i64",
@@ -47,12 +47,12 @@ def cases() -> list[CompileCase]:
     coupled, other = "speculative_verify_coupled", "speculative_verify_standard"
     return [
         _case(coupled, "options", spec_rows.row_options_kernel, row | warm, 1),
-        _case(coupled, "verdict", spec_rows.coupled_accept_kernel, row, 1),
+        _case(coupled, "verdict", spec_rows.coupled_accept_kernel, row, 1, CHIPS),
         _case(other, "sums", standard.law_sums_kernel, warm | {"DRAFTS": 5, "BLOCK": block}, warps),
         _case(other, "verdict", standard.standard_accept_kernel, row | warm | {"DRAWN": True, "CHUNKS": padded}, 1),
-        _case(other, "residual", standard.residual_chunk_kernel, warm | {"DRAWN": True, "FAST": True, "BLOCK": block}, warps),
+        _case(other, "residual", standard.residual_chunk_kernel, warm | {"DRAWN": True, "FAST": True, "BLOCK": block}, warps, CHIPS),
         _case(other, "residual of chosen", standard.residual_chunk_kernel, warm | {"DRAWN": False, "FAST": True, "BLOCK": block}, warps),
         _case(other, "token", standard.chosen_token_kernel, {"DRAFTS": 5, "CHUNKS": padded}, 1),
         _case("ngram_propose", "1024", spec_ngram.ngram_kernel,
-              {"NUM_DRAFTS": 5, "MIN_N": 2, "MAX_N": 4, "BLOCK": 1024, "WIDTH": 8}, 4),
+              {"NUM_DRAFTS": 5, "MIN_N": 2, "MAX_N": 4, "BLOCK": 1024, "WIDTH": 8}, 4, CHIPS),
     ]  # fmt: skip
