@@ -20,6 +20,10 @@ _POOR_STEPS = (
     4  # of a probe: the first may only feed the draft, and the next have little behind them
 )
 _PROBE_STEPS = 24  # at most
+_TRUST_DRAFTS, _MOST_TRUST = (
+    1000.0,
+    0.2,
+)  # expected drafts over which trust is averaged; share of one step
 _HOPELESS = -0.25  # a probe that finds this little ends at once
 
 
@@ -40,6 +44,7 @@ class DraftSwitch:
     Attributes:
         is_on: Whether drafts are made, probes not counted.
         promise: Share of tokens a second that drafting was expected to add at the last look.
+        trust: Drafts accepted for each that was expected to be, of late; what drafting promises is corrected by it.
 
     Raises:
         ConfigError: A number is out of range.
@@ -59,11 +64,13 @@ class DraftSwitch:
         self.probe_share = checks.check_float("probe_share", probe_share, 0.0, 1.0, ConfigError)
         self.is_on = True
         self.promise = 0.0
+        self.trust = 1.0
         self._seen: npt.NDArray[np.float32] = np.zeros((0, 0), np.float32)
         self._fresh: npt.NDArray[np.float32] = np.zeros((0, 0), np.float32)  # of the probe
         self._promises: dict[int, tuple[float, float]] = {}
         self._idle = 0  # steps since drafting stopped or was last probed
         self._probe = 0  # steps of the probe so far
+        self._spent = 0  # steps of the last probe
 
     def note(self, survival: npt.NDArray[np.float32]) -> None:
         """Takes the survivals of a step's blocks.
@@ -78,6 +85,18 @@ class DraftSwitch:
             self._promises.clear()
         elif self._probe > _POOR_STEPS:
             self._fresh = _newest(self._fresh, survival, _LEAST_BLOCKS)
+
+    def compare(self, expected: float, accepted: float) -> None:
+        """Takes how many drafts of a step were expected to be accepted, and how many were.
+
+        Args:
+            expected: Survivals of the verified drafts added up.
+            accepted: Drafts accepted.
+        """
+        if expected > 0:
+            weight = min(_MOST_TRUST, expected / _TRUST_DRAFTS)
+            self.trust += weight * (min(2.0, accepted / expected) - self.trust)
+            self._promises.clear()
 
     def draws(self, num_requests: int) -> bool:
         """Whether the next step drafts.
@@ -108,6 +127,7 @@ class DraftSwitch:
         return {
             "is_on": self.is_on,
             "promise": self.promise,
+            "trust": self.trust,
             "blocks": self._seen.shape[0],
             "mean_survival": self._seen.mean(0).tolist() if self._seen.size else [],
         }
@@ -118,22 +138,22 @@ class DraftSwitch:
         if known >= min(_LEAST_BLOCKS, _PROBE_STEPS * requests) or (
             known and steps >= _PROBE_STEPS
         ):
-            promise, _ = _promise(self._fresh, self.cost, requests)
+            promise, _ = _promise(self._fresh, self.cost, requests, self.trust)
             is_good = promise > self.off_gain + self.hysteresis
             if is_good or promise < _HOPELESS or steps >= _PROBE_STEPS:
-                self._seen, self._probe = self._fresh, 0
+                self._seen, self._spent, self._probe = self._fresh, steps, 0
                 self._promises.clear()
                 self.promise, self.is_on = promise, is_good
                 return is_good
         if steps >= 2 * _PROBE_STEPS:  # nothing was drafted
-            self._probe = 0
+            self._spent, self._probe = steps, 0
             return False
         self._probe += 1
         return True
 
     def _look_up(self, requests: int) -> tuple[float, float]:
         if requests not in self._promises:
-            self._promises[requests] = _promise(self._seen, self.cost, requests)
+            self._promises[requests] = _promise(self._seen, self.cost, requests, self.trust)
         return self._promises[requests]
 
     def _gap(self, requests: int) -> float:
@@ -142,7 +162,7 @@ class DraftSwitch:
             return math.inf
         promise, seconds = self._look_up(requests)
         plain = self.cost.plain_seconds(requests)
-        steps = _POOR_STEPS + max(1, min(_PROBE_STEPS, _LEAST_BLOCKS // requests))
+        steps = max(self._spent, _POOR_STEPS + 1)
         lost = steps * max(seconds * max(-promise, 0.02), 0.01 * plain)
         return max(8.0, lost / (self.probe_share * plain))
 
@@ -157,14 +177,14 @@ def _newest(
 
 
 def _promise(
-    survival: npt.NDArray[np.float32], cost: StepCostModel, requests: int
+    survival: npt.NDArray[np.float32], cost: StepCostModel, requests: int, trust: float
 ) -> tuple[float, float]:
     """Share of tokens a second that the best budget adds for requests like those seen, and the seconds of its step."""
     scale = requests / survival.shape[0]
     falling = np.sort(survival.ravel())[::-1].cumsum(dtype=np.float64)
     tokens = np.empty(falling.size + 1)
     tokens[0] = requests
-    tokens[1:] = requests + scale * falling
+    tokens[1:] = requests + trust * scale * falling
     rows = requests + np.ceil(np.arange(tokens.size) * scale).astype(np.int64)
     seconds = cost.seconds(requests, rows)
     theta = tokens / seconds

@@ -18,6 +18,7 @@ __all__ = ["LiveLengths"]
 
 _NOTE_EVERY = 4  # steps; what text is like changes slowly
 _SKIP = 7
+_EXPLORE = 64  # blocks
 _LEAST_GAIN = 0.01
 
 
@@ -28,6 +29,9 @@ class LiveLengths:
     whole blocks. Once they are made, `trim` says how much of each block is verified. For engines whose tokens do not
     depend on how many drafts are verified, greedy or coupled ones; the engine of this library is one. For others that
     would let drafts decide about themselves; only `search="early_stop"` of the scheduler never does.
+
+    A calibration that learns is fed by whole blocks until it knows enough, and from then on by one of 64 as
+    far as the budget goes.
 
     Planning takes time on the host too. Where it would win less than that, or less than 1 %, everything is verified, and
     the next look is some steps away.
@@ -74,6 +78,7 @@ class LiveLengths:
         self._skipped = 0  # steps that are still verified whole without a look
         self._steps = 0
         self._planning_s = 0.0
+        self._expected = 0.0  # drafts that are accepted, of the step that was planned last
 
     @property
     def calibration(self) -> Any:
@@ -127,11 +132,12 @@ class LiveLengths:
             One number a row, from 0 to its count.
         """
         self._steps += 1
+        self._expected = 0.0
         if self._skipped:
             self._skipped -= 1
             return list(counts)
-        if not len(counts):
-            return []
+        if not len(counts) or self._calibrated.is_new:
+            return list(counts)
         began = time.perf_counter()
         known = [at for at, row in enumerate(confidences) if len(row) and counts[at]]
         lengths = list(counts)
@@ -149,16 +155,29 @@ class LiveLengths:
         others = max(0, other_rows) + len(counts) - len(known) + whole
         if others:
             survival = np.concatenate([survival, np.zeros((others, width), np.float32)])
-        plan = self.scheduler.plan(survival, invariant=np.ones(len(survival), bool))
+        plan = self.scheduler.plan(self._explored(survival, len(known)), lagged=survival)
         chosen: npt.NDArray[np.int64] = np.minimum(plan.lengths[: len(known)], room)
         for at, length in zip(known, chosen.tolist(), strict=True):
             lengths[at] = length
         pays = self._pays(plan, survival, int(room.sum()))
+        verified = chosen if pays else room
+        taken = np.arange(width) < verified[:, None]
+        self._expected = float(survival[: len(known)][taken].sum(dtype=np.float64))
         elapsed = time.perf_counter() - began
         # The least of late: what disturbs the host now and then is no reason to plan less.
         self._planning_s = min(elapsed, 1.1 * self._planning_s or elapsed)
         self._skipped = 0 if pays else _SKIP
         return lengths if pays else list(counts)
+
+    def _explored(self, survival: npt.NDArray[np.float32], blocks: int) -> npt.NDArray[np.float32]:
+        """Puts a block now and then before all others: what is never looked at is never learnt."""
+        first = -self._steps % _EXPLORE
+        if not self._calibrated.learns or first >= blocks:
+            return survival
+        changed = survival.copy()
+        whole = changed[first:blocks:_EXPLORE]
+        whole[whole > 0] = 1.0
+        return changed
 
     def _pays(self, plan: VerifyPlan, survival: npt.NDArray[np.float32], drafts: int) -> bool:
         """Whether a plan is worth the time that it takes to make it."""
@@ -171,8 +190,8 @@ class LiveLengths:
 
     @property
     def wants_outcomes(self) -> bool:
-        """Whether `learn` has a use for the blocks of this step."""
-        return self._calibrated.learns and self._steps % _NOTE_EVERY == 1
+        """Whether `learn` is to be told of this step; it need not be of all."""
+        return self._steps % _NOTE_EVERY == 1 or self._calibrated.is_new
 
     def learn(
         self,
@@ -190,6 +209,8 @@ class LiveLengths:
             accepted: Those of them that were accepted.
             margins: Margins of each block; or empty.
         """
+        self.switch.compare(self._expected, float(sum(accepted)))
+        self._expected = 0.0
         self._calibrated.learn(confidences, verified, accepted, margins)
 
     def to_dict(self) -> dict[str, Any]:

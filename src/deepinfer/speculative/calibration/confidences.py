@@ -18,7 +18,7 @@ __all__ = ["ConfidenceCalibration", "padded"]
 
 _Floats = npt.NDArray[np.float64]
 _REFIT_EVERY = 32
-_FIRST_FIT = 8
+_MOST_UPDATES = 512  # for which a calibration may count as new
 _EDGE = 1e-7
 
 
@@ -46,11 +46,20 @@ class ConfidenceCalibration:
         self.scaling = scaling
         self._temperatures: _Floats | None = None
         self._updates = 0
+        self._next_fit = 8
 
     @property
     def learns(self) -> bool:
         """Whether `learn` does anything."""
         return isinstance(self.scaling, OnlineTemperatureScaling | AcceptanceEstimator)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it learns, and knows too little to be acted upon."""
+        scaling = self.scaling
+        return isinstance(scaling, AcceptanceEstimator) and not (
+            scaling.is_fitted or self._updates >= _MOST_UPDATES
+        )
 
     def __call__(
         self, confidences: npt.NDArray[np.float32], margins: npt.NDArray[np.float32] | None = None
@@ -104,7 +113,7 @@ class ConfidenceCalibration:
             return
         logits = _logits(padded(confidences, scaling.num_drafts))
         self._updates += 1
-        is_due = self._updates % _REFIT_EVERY == 0 or self._updates == _FIRST_FIT
+        is_due = self._updates >= self._next_fit or self.is_new
         if isinstance(scaling, AcceptanceEstimator):
             m = padded(margins, scaling.num_drafts) if len(margins) else None
             scaling.update(logits, m, accepted, verified)
@@ -114,6 +123,8 @@ class ConfidenceCalibration:
             scaling.update(logits, accepted, verified)
             if is_due:
                 self._temperatures = None
+        if is_due:  # often at first, when each fit changes much
+            self._next_fit = min(2 * self._updates, self._updates + _REFIT_EVERY)
 
     def to_dict(self) -> dict[str, Any] | None:
         """What the scaling gives, or None without one."""

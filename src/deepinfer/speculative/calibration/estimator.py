@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ _FORMAT = "deepinfer-acceptance-1"
 _FEATURES = 5
 _MOST_LOGIT, _MOST_MARGIN = 12.0, 30.0
 _Floats = npt.NDArray[np.float64]
+_HELD_TO_START, _HELD_TO_COMMON = 1.0, 8.0  # how much a deviation of 1 costs, in log likelihood
 _START = np.array([1.0, 0.0, 0.0, 0.0, 0.0])  # the confidence as it is
 
 
@@ -32,13 +33,13 @@ class AcceptanceEstimator:
     that the draft was chosen by, says how contested it was. They know different things. Where margins are missing the
     confidence is scaled and moved alone.
 
-    Only drafts that were verified behind an accepted prefix count. Of the latest of them, `capacity` a position are kept;
-    a fit starts at the last one and is held near it by as much as one trial weighs, so few trials change little.
+    Only drafts that were verified behind an accepted prefix count; of the latest of them, `capacity` a position are kept.
+    All positions together are fitted first, and each of them is held near that: deep positions are rarely reached.
 
     Args:
         num_drafts: Drafts of a block.
         capacity: Trials of a position that are remembered.
-        min_trials: Trials below which a position stays as it is.
+        min_trials: Trials of all positions below which nothing is fitted.
 
     Attributes:
         coefficients: Of each position, shape [drafts, 5]; at first they leave confidences as they are.
@@ -47,7 +48,7 @@ class AcceptanceEstimator:
         ConfigError: A number is out of range.
     """
 
-    def __init__(self, num_drafts: int, *, capacity: int = 2048, min_trials: int = 64) -> None:
+    def __init__(self, num_drafts: int, *, capacity: int = 2048, min_trials: int = 256) -> None:
         self.num_drafts = checks.check_int("num_drafts", num_drafts, 1, 256, ConfigError)
         self.capacity = checks.check_int("capacity", capacity, 1, 2**24, ConfigError)
         self.min_trials = checks.check_int("min_trials", min_trials, 1, 2**31, ConfigError)
@@ -79,19 +80,24 @@ class AcceptanceEstimator:
             self._trials[position, at] = new[-count:]
             self._counts[position] += count
 
+    @property
+    def is_fitted(self) -> bool:
+        """Whether it is more than confidences as they are."""
+        return bool((self.coefficients != _START).any())
+
+    @property
+    def num_trials(self) -> int:
+        """Trials that are remembered."""
+        return int(np.minimum(self._counts, self.capacity).sum())
+
     def refit(self) -> AcceptanceEstimator:
-        """Fits every position that has enough trials.
+        """Fits what is remembered, if it is enough.
 
         Returns:
             Itself.
         """
-        for position in range(self.num_drafts):
-            count = min(int(self._counts[position]), self.capacity)
-            if count >= self.min_trials:
-                z, m, hits = self._trials[position, :count].T
-                start = self.coefficients[position]
-                self.coefficients[position] = _logistic(_features(z, m), hits, start)
-        return self
+        counts = np.minimum(self._counts, self.capacity).tolist()
+        return self._fit([self._trials[k, :count].T for k, count in enumerate(counts)])
 
     def fit(self, logits: Any, margins: Any, accepted: Any, verified: Any = None) -> AcceptanceEstimator:  # fmt: skip
         """Fits recorded blocks, all of them at once.
@@ -111,12 +117,13 @@ class AcceptanceEstimator:
         z, m = self._inputs(logits, margins)
         seen = np.full(len(z), self.num_drafts) if verified is None else verified
         rows, columns, hits = verified_trials(z, accepted, seen)
-        for position in range(self.num_drafts):
-            mine = columns == position
-            if np.count_nonzero(mine) >= self.min_trials:
-                x = _features(z[rows[mine], position], m[rows[mine], position])
-                self.coefficients[position] = _logistic(x, hits[mine], _START)
-        return self
+        places = [np.flatnonzero(columns == position) for position in range(self.num_drafts)]
+        return self._fit(
+            [
+                np.stack([z[rows[mine], position], m[rows[mine], position], hits[mine]])
+                for position, mine in enumerate(places)
+            ]
+        )
 
     def predict(self, logits: Any, margins: Any = None) -> _Floats:
         """Calibrated confidences.
@@ -195,6 +202,17 @@ class AcceptanceEstimator:
             ) from error
         return cls.from_dict(values)
 
+    def _fit(self, trials: Sequence[_Floats]) -> AcceptanceEstimator:
+        """Fits trials of each position, shape [3, trials] each: logit, margin, outcome."""
+        z, m, hits = np.concatenate(trials, 1)
+        if hits.size < self.min_trials:
+            return self
+        common = _logistic(_features(z, m), hits, _START, _HELD_TO_START)
+        for position, (z, m, hits) in enumerate(trials):
+            found = _logistic(_features(z, m), hits, common, _HELD_TO_COMMON)
+            self.coefficients[position] = found
+        return self
+
     def _inputs(self, logits: Any, margins: Any) -> tuple[_Floats, _Floats]:
         shape = f"[blocks, drafts={self.num_drafts}]"
         z: _Floats = matrix("logits", logits, shape)
@@ -210,13 +228,13 @@ def _features(z: _Floats, m: _Floats) -> _Floats:
     return np.stack([z, m, np.sqrt(m), np.log1p(m), np.ones_like(z)], -1)
 
 
-def _logistic(x: _Floats, hits: _Floats, start: _Floats) -> _Floats:
+def _logistic(x: _Floats, hits: _Floats, start: _Floats, weight: float) -> _Floats:
     """Logistic regression by Newton's method, held near `start`."""
     found = start.copy()
-    for _ in range(30):
+    for _ in range(30 if hits.size else 0):
         p = sigmoid(x @ found)
-        gradient = x.T @ (hits - p) - (found - start)
-        hessian = (x * (p * (1.0 - p))[:, None]).T @ x + np.eye(x.shape[1])
+        gradient = x.T @ (hits - p) - weight * (found - start)
+        hessian = (x * (p * (1.0 - p))[:, None]).T @ x + weight * np.eye(x.shape[1])
         change = np.linalg.solve(hessian, gradient)
         change *= min(1.0, 5.0 / max(1e-12, float(np.abs(change).max())))
         found += change
