@@ -41,7 +41,7 @@ def sum_columns(p):
 
 
 @gluon.jit
-def share_tile(s, mask, scale, highest, base, sums, tops, p_tile, LAZY: gl.constexpr):
+def share_tile(s, mask, scale, highest, base, sums, tops, rises, p_tile, LAZY: gl.constexpr):
     """Shares of a tile's keys to shared memory.
 
     New maximum, base and sums, the factor of what was summed before, and whether it differs from one for any head.
@@ -52,10 +52,10 @@ def share_tile(s, mask, scale, highest, base, sums, tops, p_tile, LAZY: gl.const
     s = s * scale + mask[None, :]
     # Each warpgroup has the highest logits of its half of the keys.
     halves = gl.max(s.reshape([64, 2, 32]), axis=2)
-    tops.slice(0, 128).store(gl.permute(halves, (1, 0)).reshape([128]))
     if LAZY:
         rise = halves - gl.convert_layout(base, gl.SliceLayout(1, halves.type.layout))[:, None]
-        tops.slice(128, 8).store(gl.max(rise.reshape([4, 16, 2]), axis=1).reshape([8]))
+        rises.store(gl.max(rise.reshape([4, 16, 2]), axis=1).reshape([8]))
+    tops.store(gl.permute(halves, (1, 0)).reshape([128]))
     top = gl.maximum(tops.slice(0, 64).load(head_layout), tops.slice(64, 64).load(head_layout))
     highest = gl.maximum(highest, top)
     # The base follows the highest logit only when the shares would get large.
@@ -68,7 +68,7 @@ def share_tile(s, mask, scale, highest, base, sums, tops, p_tile, LAZY: gl.const
     sums = sums * gl.convert_layout(fade, sums_head_layout)[:, None, None] + sum_columns(p)
     moved = 8.5
     if LAZY:
-        moved = gl.max(tops.slice(128, 8).load(gl.BlockedLayout([8], [32], [8], [0])), 0)
+        moved = gl.max(rises.load(gl.BlockedLayout([8], [32], [8], [0])), 0)
     return highest, raised, sums, fade, moved
 
 

@@ -96,6 +96,7 @@ def _products(
     masks,
     p_tile,
     tops,
+    rises,
     q_full,
     q_empty,
     full,
@@ -161,59 +162,44 @@ def _products(
                     HELD,
                     TAIL,
                 )
+                mask = masks.index(count & 1).load(mask_layout)
                 s = warpgroup_mma_wait(0, [s])
                 for _ in range(total - 1):
-                    mask = masks.index(count & 1).load(mask_layout)
                     highest, base, sums, fade, moved = share_tile(
-                        s, mask, scale, highest, base, sums, tops, p_tile, LAZY
+                        s, mask, scale, highest, base, sums, tops, rises, p_tile, LAZY
                     )
                     acc = rescale(acc, fade, moved, LAZY)
-                    _wait_tile(full, count + 1, PARTS)
                     block_barrier()
-                    following = ring.index((count + 1) & 1)
                     keys = ring.index(count & 1)
-                    if PARTS == 1:
-                        acc = warpgroup_mma(p_tile, keys, acc, is_async=True)
-                        s = _logits(
-                            q_part,
-                            q_tile,
-                            following,
-                            q_tail,
-                            tails.index((count + 1) & 1),
-                            no_logits,
-                            HELD,
-                            TAIL,
+                    for part in gl.static_range(PARTS):
+                        acc = warpgroup_mma(
+                            p_tile.slice(part * SPAN, SPAN, dim=1),
+                            keys.slice(part * SPAN, SPAN, dim=0),
+                            acc,
+                            is_async=True,
                         )
-                        acc = warpgroup_mma_wait(BEHIND, [acc])
-                        release(empty, count & 1)
-                    else:
-                        for part in gl.static_range(PARTS):
-                            acc = warpgroup_mma(
-                                p_tile.slice(part * SPAN, SPAN, dim=1),
-                                keys.slice(part * SPAN, SPAN, dim=0),
-                                acc,
-                                is_async=True,
-                            )
-                        s = _logits(
-                            q_part,
-                            q_tile,
-                            following,
-                            q_tail,
-                            tails.index((count + 1) & 1),
-                            no_logits,
-                            HELD,
-                            TAIL,
-                        )
-                        for part in gl.static_range(PARTS):
-                            acc = warpgroup_mma_wait(BEHIND + PARTS - 1 - part, [acc])
-                            release(empty, (count & 1) * PARTS + part)
+                    _wait_tile(full, count + 1, PARTS)
+                    following = ring.index((count + 1) & 1)
+                    s = _logits(
+                        q_part,
+                        q_tile,
+                        following,
+                        q_tail,
+                        tails.index((count + 1) & 1),
+                        no_logits,
+                        HELD,
+                        TAIL,
+                    )
+                    mask = masks.index((count + 1) & 1).load(mask_layout)
+                    for part in gl.static_range(PARTS):
+                        acc = warpgroup_mma_wait(BEHIND + PARTS - 1 - part, [acc])
+                        release(empty, (count & 1) * PARTS + part)
                     s = warpgroup_mma_wait(0, [s])
                     count += 1
                 block_barrier()
                 mbarrier.arrive(q_empty, count=1)
-                mask = masks.index(count & 1).load(mask_layout)
                 highest, base, sums, fade, moved = share_tile(
-                    s, mask, scale, highest, base, sums, tops, p_tile, LAZY
+                    s, mask, scale, highest, base, sums, tops, rises, p_tile, LAZY
                 )
                 acc = rescale(acc, fade, moved, LAZY)
                 block_barrier()
@@ -233,7 +219,7 @@ def _products(
                     block_barrier()
                     mbarrier.arrive(q_empty, count=1)
                 highest, base, sums, fade, moved = share_tile(
-                    s, mask, scale, highest, base, sums, tops, p_tile, LAZY
+                    s, mask, scale, highest, base, sums, tops, rises, p_tile, LAZY
                 )
                 acc = rescale(acc, fade, moved, LAZY)
                 block_barrier()
@@ -319,7 +305,8 @@ def mla_prefill_wide_kernel(
     p_tile = gl.allocate_shared_memory(gl.bfloat16, [64, 64], tile_layout)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     masks = gl.allocate_shared_memory(gl.float32, [2, 64], plain)
-    tops = gl.allocate_shared_memory(gl.float32, [256], plain)
+    tops = gl.allocate_shared_memory(gl.float32, [128], plain)
+    rises = gl.allocate_shared_memory(gl.float32, [8], plain)
     bar: gl.constexpr = mbarrier.MBarrierLayout()
     q_full = gl.allocate_shared_memory(gl.int64, [1], bar)
     q_empty = gl.allocate_shared_memory(gl.int64, [1], bar)
@@ -349,6 +336,7 @@ def mla_prefill_wide_kernel(
                     masks,
                     p_tile,
                     tops,
+                    rises,
                     q_full,
                     q_empty,
                     full,
