@@ -134,7 +134,7 @@ def _decoded(sizes: tuple[int, ...]) -> CompileCase:
     }
     name = "m_grouped_gemm_nt_masked" if t.parts_m == 1 else "m_grouped_gemm_nt_contiguous"
     entry = f"prepared MXFP4 decoded {'x'.join(map(str, sizes))}"
-    return _hopper(name, entry, folded_decoded_kernel, signature, constants, {}, _SMALL_STACK)
+    return _hopper(name, entry, folded_decoded_kernel, signature, constants, {}, 64)
 
 
 def _many(sizes: tuple[int, ...], scaled: bool, grouped: bool, group: int = 128) -> CompileCase:
