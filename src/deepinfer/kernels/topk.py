@@ -15,10 +15,17 @@ from deepinfer.kernels.configs import topk as configs
 from deepinfer.kernels.reference import topk as reference
 from deepinfer.kernels.registry import Operation
 
-__all__ = ["topk"]
+__all__ = ["candidate_block_max", "topk", "topk_to_physical_indices"]
 
 TOPK = Operation("topk", "Tensor x, int k, Tensor? lengths, Tensor(x!) out, int fill")
-OPERATIONS = (TOPK,)
+SLOTS = Operation(
+    "topk_to_physical_indices",
+    "Tensor indices, Tensor table, Tensor? requests, Tensor(x!) out, int page_size",
+)
+BLOCKS = Operation(
+    "candidate_block_max", "Tensor scores, Tensor lengths, Tensor(x!) out, int block_size"
+)
+OPERATIONS = (TOPK, SLOTS, BLOCKS)
 
 _MOST = 4096
 
@@ -89,6 +96,96 @@ def topk(
     return _finish(input, out, sorted, idx_oob_fill_value, value_oob_fill_value, return_value)
 
 
+def topk_to_physical_indices(
+    indices: Tensor,
+    block_table: Tensor,
+    page_size: int,
+    *,
+    requests: Tensor | None = None,
+    out: Tensor | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """Positions within requests to slots of a paged cache.
+
+    Args:
+        indices: Positions, negative for none, shape [rows, k], int32 or int64, last stride 1.
+        block_table: Pages of each request in order, negative for none, shape [requests, most pages], int32.
+        page_size: Positions of a page, at least 1.
+        requests: Request of each row, negative for none, shape [rows], int32 or int64; None when row i is of request i.
+        out: Shape [rows, k], int32 or int64, last stride 1; a new tensor of the dtype of `indices` when None.
+        backend: "torch" or "triton"; None for the best that serves the call.
+
+    Returns:
+        `block_table[request, position // page_size] * page_size + position % page_size`, shape [rows, k]; -1 where the
+        position, the request or the page is negative, or the position behind the table.
+
+    Raises:
+        ShapeError: A shape, dtype or stride is not as above.
+        UnsupportedHardware: The backend asked for cannot serve the call.
+    """
+    contract.check_dtype("indices", indices, torch.int32, torch.int64)
+    contract.check_shape("indices", indices, (None, None), "rows, k")
+    contract.check_last_stride("indices", indices)
+    contract.check_dtype("block_table", block_table, torch.int32)
+    rows = indices.shape[0]
+    if requests is None:
+        contract.check_shape("block_table", block_table, (rows, None), "rows, most pages")
+    else:
+        contract.check_dtype("requests", requests, torch.int32, torch.int64)
+        contract.check_shape("requests", requests, (rows,), "rows")
+        contract.check_shape("block_table", block_table, (None, None), "requests, most pages")
+    contract.check_last_stride("block_table", block_table)
+    if page_size < 1:
+        raise ShapeError(
+            f"page_size is {page_size}; a page has at least 1 position.",
+            argument="page_size", expected="at least 1", found=page_size,
+        )  # fmt: skip
+    if out is None:
+        out = torch.empty_like(indices, memory_format=torch.contiguous_format)
+    contract.check_dtype("out", out, torch.int32, torch.int64)
+    contract.check_shape("out", out, tuple(indices.shape), "rows, k")
+    contract.check_last_stride("out", out)
+    if out.numel():
+        SLOTS(backend, indices, block_table, requests, out, page_size)
+    return out
+
+
+def candidate_block_max(
+    scores: Tensor, lengths: Tensor, block_size: int, *, backend: str | None = None
+) -> Tensor:
+    """The best score of each block of consecutive keys, of which `topk` then selects the candidates of later layers.
+
+    Args:
+        scores: Shape [rows, keys], fp32 or bf16, last stride 1.
+        lengths: Keys that each row sees, from the first on, shape [rows], int32.
+        block_size: Keys of a block, a power of two up to 128.
+        backend: "torch" or "triton"; None for the best that serves the call.
+
+    Returns:
+        Shape [rows, ceil(keys / block_size)], fp32; -inf for a block without a key that counts (NaN does not), +inf for
+        the block of the newest key that the row sees, which is always a candidate, unless all its scores are -inf.
+
+    Raises:
+        ShapeError: A shape, dtype or stride is not as above.
+        UnsupportedHardware: The backend asked for cannot serve the call.
+    """
+    contract.check_dtype("scores", scores, torch.float32, torch.bfloat16)
+    contract.check_shape("scores", scores, (None, None), "rows, keys")
+    contract.check_last_stride("scores", scores)
+    contract.check_dtype("lengths", lengths, torch.int32)
+    contract.check_shape("lengths", lengths, (scores.shape[0],), "rows")
+    if block_size < 1 or block_size > 128 or block_size & (block_size - 1):
+        raise ShapeError(
+            f"block_size is {block_size}; it must be a power of two up to 128.",
+            argument="block_size", expected="a power of two up to 128", found=block_size,
+        )  # fmt: skip
+    rows, keys = scores.shape
+    out = scores.new_empty((rows, -(-keys // block_size)), dtype=torch.float32)
+    if out.numel():
+        BLOCKS(backend, scores, lengths, out, block_size)
+    return out
+
+
 def _finish(
     x: Tensor, out: Tensor, by_value: bool, fill: int, value_fill: float, return_value: bool
 ) -> tuple[Tensor | None, Tensor]:
@@ -112,6 +209,39 @@ def _always(*args: object) -> None:
 
 
 TOPK.register("torch", supports=_always)(reference.topk_indices)
+SLOTS.register("torch", supports=_always)(reference.physical_slots)
+BLOCKS.register("torch", supports=_always)(reference.block_max)
+
+
+def _slots_refusal(
+    indices: Tensor, table: Tensor, requests: Tensor | None, out: Tensor, page_size: int
+) -> str | None:
+    found = (indices, table, out) if requests is None else (indices, table, out, requests)
+    return contract.triton_refusal(*found)
+
+
+@SLOTS.register("triton", supports=_slots_refusal, priority=10)
+def _slots_triton(
+    indices: Tensor, table: Tensor, requests: Tensor | None, out: Tensor, page_size: int
+) -> None:
+    from deepinfer.kernels.triton.topk_slots import physical_slots
+
+    with torch.cuda.device(out.device if out.is_cuda else -1):
+        physical_slots(
+            indices, table, None if requests is None else requests.contiguous(), out, page_size
+        )
+
+
+def _blocks_refusal(scores: Tensor, lengths: Tensor, out: Tensor, block_size: int) -> str | None:
+    return contract.triton_refusal(scores, lengths, out)
+
+
+@BLOCKS.register("triton", supports=_blocks_refusal, priority=10)
+def _blocks_triton(scores: Tensor, lengths: Tensor, out: Tensor, block_size: int) -> None:
+    from deepinfer.kernels.triton.topk_slots import block_max
+
+    with torch.cuda.device(out.device if out.is_cuda else -1):
+        block_max(scores, lengths.contiguous(), out, block_size)
 
 
 def _refusal(x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: int) -> str | None:

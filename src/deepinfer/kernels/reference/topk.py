@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["order_keys", "topk_indices"]
+__all__ = ["block_max", "order_keys", "physical_slots", "topk_indices"]
 
 
 def order_keys(x: Tensor) -> Tensor:
@@ -46,3 +46,48 @@ def topk_indices(x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: i
     best = torch.where(inside.gather(1, best), best, behind).sort(dim=1).values
     out.fill_(fill)
     out[:, : best.shape[1]] = torch.where(best == behind, fill, best).to(out.dtype)
+
+
+def physical_slots(
+    indices: Tensor, table: Tensor, requests: Tensor | None, out: Tensor, page_size: int
+) -> None:
+    """Writes slots of positions; see `deepinfer.kernels.topk.topk_to_physical_indices`.
+
+    Args:
+        indices: Shape [rows, k], integers.
+        table: Shape [requests, most pages], int32.
+        requests: Shape [rows], integers, or None.
+        out: Shape [rows, k], integers.
+        page_size: Positions of a page.
+    """
+    rows, most = indices.shape[0], table.shape[1]
+    if most == 0 or table.shape[0] == 0:
+        out.fill_(-1)
+        return
+    if requests is None:
+        requests = torch.arange(rows, device=indices.device)
+    at = indices.long()
+    good = (at >= 0) & (at < most * page_size) & (requests >= 0)[:, None]
+    at = at.where(good, 0)
+    page = table[requests.clamp_min(0).long()[:, None], at // page_size].long()
+    out.copy_((page * page_size + at % page_size).where(good & (page >= 0), -1))
+
+
+def block_max(scores: Tensor, lengths: Tensor, out: Tensor, block_size: int) -> None:
+    """Writes the best score of each block; see `deepinfer.kernels.topk.candidate_block_max`.
+
+    Args:
+        scores: Shape [rows, keys].
+        lengths: Shape [rows], integers.
+        out: Shape [rows, ceil(keys / block_size)], fp32.
+        block_size: Keys of a block.
+    """
+    keys, blocks = scores.shape[1], out.shape[1]
+    at = torch.arange(keys, device=scores.device)
+    seen = (at < lengths[:, None]) & ~scores.isnan()
+    x = scores.float().masked_fill(~seen, -torch.inf)
+    x = torch.nn.functional.pad(x, (0, blocks * block_size - keys), value=-torch.inf)
+    best = x.unflatten(1, (blocks, block_size)).amax(2)
+    newest = (lengths.clamp_max(keys) - 1).clamp_min(0)[:, None] // block_size
+    forced = (torch.arange(blocks, device=scores.device) == newest) & (best > -torch.inf)
+    out.copy_(best.masked_fill(forced, torch.inf))
