@@ -71,8 +71,15 @@ def fill_batch(
             walked += compiled.num_full_walks - before
         if len(members) > 1:
             others = [places[member] for member in members[1:]]
+            first, last = others[0], others[-1]
+            in_one_piece = 0 <= first <= last < len(array) and others == list(
+                range(first, last + 1)
+            )
             try:
-                array[others] = out
+                if in_one_piece:  # written faster
+                    array[first : last + 1] = out
+                else:
+                    array[others] = out
             except (IndexError, ValueError):
                 raise ShapeError(
                     f"rows {others[:8]} of a bitmask of shape {array.shape}; allocate one row a matcher",

@@ -72,8 +72,8 @@ class TriePaths:
         state = np.full(size, BOUNDARY, np.uint8)
         table = any_text().table.ravel()
         bits = np.zeros((3, 256), np.uint64)
-        for part, first, count in ((0, 0, 64), (1, 64, 64), (2, _FIRST_LEAD, len(LEADS))):
-            bits[part, first : first + count] = np.uint64(1) << np.arange(count, dtype=np.uint64)
+        for place, first, count in ((0, 0, 64), (1, 64, 64), (2, _FIRST_LEAD, len(LEADS))):
+            bits[place, first : first + count] = np.uint64(1) << np.arange(count, dtype=np.uint64)
         for level in range(1, trie.num_levels + 1):
             low, high = trie.level_bounds(level)
             labels, above = trie.label_bytes[low:high], trie.parent[low:high]
@@ -84,7 +84,7 @@ class TriePaths:
             state[low:high] = now
             more = ((before == BOUNDARY) & (now != DEAD)).astype(np.uint8)
             chars[low:high] = np.minimum(chars[above], 254) + more
-        return cls(*parts, state != BOUNDARY, chars, state == DEAD)
+        return cls(parts[0], parts[1], parts[2], state != BOUNDARY, chars, state == DEAD)
 
     @property
     def parts(self) -> tuple[tuple[NDArray[np.uint64], int, int], ...]:
@@ -148,9 +148,7 @@ class ByteNodes:
                     here = here[~again]
             self._first.append(here)
 
-    def leaving(
-        self, members: int, exits: list[int], low: int = 0, high: int = 255
-    ) -> Int32Array:
+    def leaving(self, members: int, exits: list[int], low: int = 0, high: int = 255) -> Int32Array:
         """Where strings hold a byte outside of a set for the first time, behind whole characters of the set.
 
         Args:

@@ -27,7 +27,7 @@ __all__ = ["CompiledGrammar"]
 FIRST_DEPTH = 2
 """Frames of the stack that a row is first computed with; doubled while they do not suffice."""
 
-MANY_USES = 16
+MANY_USES = 3
 """Uses after which a row in compact form is kept whole."""
 
 MAX_KEPT = 1 << 18

@@ -63,9 +63,7 @@ class WalkSpace:
         """The space of a residue of this one's strings."""
         space = self._inner.get(id(residue))
         if space is None:
-            space = self._inner.setdefault(
-                id(residue), WalkSpace(residue.splits, residue, self)
-            )
+            space = self._inner.setdefault(id(residue), WalkSpace(residue.splits, residue, self))
         return space
 
     def behind(self, nodes: tuple[int, ...]) -> WalkSpace:

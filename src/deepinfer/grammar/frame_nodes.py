@@ -68,8 +68,6 @@ class FrameNodes:
         self._wide_frames: dict[int, bool] = {}
         self._branches: dict[int, Branch | None] = {}
         self._members: dict[int, tuple[Keys | None, list[Node]]] = {}
-        self.unknown = self._store.unknown
-        self.end = self._store.eps
 
     def node(self, state: int) -> Node:
         """The node of a state."""

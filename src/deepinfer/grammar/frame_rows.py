@@ -33,9 +33,6 @@ MAX_TASKS = 400
 MAX_NESTING = 24
 """Frames within one another that are taken apart."""
 
-MAX_KEPT_BYTES = 48 << 20
-"""Memory of the remembered walks; past it they are forgotten."""
-
 EVERY = -1
 """All members of bags."""
 
@@ -122,7 +119,7 @@ class FrameRows:
             TooManyFrames: Better walk the state as a whole.
             GrammarTooLarge: The automaton ran out of its budget.
         """
-        if self._units.size_bytes > MAX_KEPT_BYTES:
+        if self._units.is_full:
             self.forget()
         with self._automaton.at_work:
             self._nesting = 0
@@ -190,7 +187,7 @@ class FrameRows:
                         run.tokens[id(unit.tokens)] = unit.tokens
                     exits = unit.exits
                 elif way == STRINGS:
-                    ids, exits = units.strings(what, entry)  # type: ignore[arg-type]
+                    ids, exits = units.strings.of(what, entry)  # type: ignore[arg-type]
                     run.ids += ids
                 elif way == PARTS:
                     exits = self._through(what, entry, run)  # type: ignore[arg-type]
@@ -276,12 +273,12 @@ class FrameRows:
         keys, others = self._nodes.members(pick)
         left = [(part, entry) for part in others]
         if keys is not None:
-            for members, ids in self._units.keys(keys, entry)[0]:
+            for members, ids in self._units.strings.keys(keys, entry)[0]:
                 if members & allowed:
                     run.ids += ids
             left += [
                 (rest, exits)
-                for number, exits in self._units.keys(keys, entry)[1]
+                for number, exits in self._units.strings.keys(keys, entry)[1]
                 for rest in keys.rests[number]
             ]
         for part, start in left:
@@ -297,12 +294,12 @@ class FrameRows:
     ) -> None:
         """Runs through a repeat without some strings, and what follows it."""
         plain, closing = self._nodes.without(stack)
-        banned = self._units.behind_strings(strings, closing, entry)
+        banned = self._units.strings.behind_strings(strings, closing, entry)
         if banned is None:
             run.push(plain, entry)
         elif stack.tags and banned.is_exact:
             piece = self._piece(plain.uid, [plain], entry, members)
-            tokens = self._units.without(piece.tokens, piece.ids, banned)
+            tokens = self._units.strings.without(piece.tokens, piece.ids, banned)
             run.tokens[id(tokens)] = tokens
             for member, exits in piece.ends:
                 left = self._units.entries.restricted(exits, banned.others)

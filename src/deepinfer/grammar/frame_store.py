@@ -112,9 +112,14 @@ class FrameStore:
     def of(cls, vocab: TokenVocab) -> FrameStore:
         """The store of a vocabulary; a new one when that takes too much memory."""
         store: FrameStore | None = vocab.shared.get("frames")
-        if store is None or store.size_bytes > MAX_SHARED_BYTES:
+        if store is None or store.is_full:
             store = vocab.shared["frames"] = cls(vocab)
         return store
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes too much memory."""
+        return self.size_bytes > MAX_SHARED_BYTES
 
     def number(self, expression: tuple[object, ...]) -> int:
         """A number for an expression that is written with the numbers of its parts."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.grammar.automaton import Automaton
 from deepinfer.grammar.byte_loops import LEADS
-from deepinfer.grammar.finite import Branch, Keys
-from deepinfer.grammar.frame_entries import Entry, Keep, Places, WalkSpace
+from deepinfer.grammar.frame_entries import Entry, Keep, WalkSpace
 from deepinfer.grammar.frame_nodes import FrameNodes
-from deepinfer.grammar.frame_store import FrameStore, Shapes, StringTokens, Unit, unit_bytes
-from deepinfer.grammar.frame_tokens import Tokens
+from deepinfer.grammar.frame_store import FrameStore, Shapes, Unit, unit_bytes
+from deepinfer.grammar.frame_strings import StringUnits
 from deepinfer.grammar.frame_walk import Found, FrameWalk
 from deepinfer.grammar.mask_slices import SliceTests
 from deepinfer.grammar.mask_states import StateRows
@@ -21,12 +18,13 @@ from deepinfer.grammar.nodes import Node
 from deepinfer.grammar.slices import CharacterSet, other_characters
 from deepinfer.grammar.vocab import TokenVocab
 
-__all__ = ["Banned", "FrameUnits"]
+__all__ = ["FrameUnits"]
 
 Int32Array = NDArray[np.int32]
 
 
-KeyTokens = tuple[list[tuple[int, tuple[int, ...]]], list[tuple[int, Entry]]]
+MAX_KEPT_BYTES = 48 << 20
+"""Memory of the walks of one grammar; past it they are forgotten."""
 
 FEW_BYTES = 6
 """Sets of fewer bytes are walked."""
@@ -36,23 +34,6 @@ MANY_EXITS = 100
 
 WIDE_TOKENS = 4000
 """A frame that so many tokens may begin in is walked with the next one; see `FrameNodes.unit`."""
-
-
-class Banned:
-    """Tokens that may not come.
-
-    Args:
-        ranks: Their ranks, ascending, shape [n], int32.
-        is_exact: Whether each goes through the entry in one way only, so that it is banned as a whole.
-        vocab: The vocabulary.
-
-    Attributes:
-        others: All other tokens.
-    """
-
-    def __init__(self, ranks: Int32Array, is_exact: bool, vocab: TokenVocab) -> None:
-        self.is_exact = is_exact
-        self.others = Keep(vocab, without=ranks)
 
 
 class FrameUnits:
@@ -66,6 +47,7 @@ class FrameUnits:
         nodes: The automaton's states taken apart.
         entries: Where frames are entered.
         root: The entry at the beginning of all tokens.
+        strings: What finite sets of strings do.
     """
 
     def __init__(self, automaton: Automaton, vocab: TokenVocab) -> None:
@@ -81,17 +63,9 @@ class FrameUnits:
         self._class_bits = [
             sum(1 << byte for byte in members if byte < 128) for members in self._states.members
         ]
-        self._walk = FrameWalk(
-            self._states,
-            self.nodes,
-            self._loop_set,
-            self.loop_bytes,
-        )
+        self._walk = FrameWalk(self._states, self.nodes, self._loop_set, self.loop_bytes)
         self._take_store()
         self._units: dict[tuple[int, Entry], Unit] = {}
-        self._strings: StringTokens = {}
-        self._keys: dict[tuple[Keys, Entry], KeyTokens] = {}
-        self._banned: dict[tuple[Branch, int, Entry], Banned | None] = {}
         self._own_bytes = 0
 
     def _take_store(self) -> None:
@@ -99,6 +73,7 @@ class FrameUnits:
         store = self._store = FrameStore.of(self._vocab)
         self._main, self._sets = store.main, store.sets
         self.entries, self.root = store.entries, store.root
+        self.strings = StringUnits(self._vocab, store)
         self._shapes = Shapes(store)
 
     @property
@@ -107,12 +82,13 @@ class FrameUnits:
         return self._walk.num_dense_nodes
 
     @property
-    def size_bytes(self) -> int:
-        """Memory of what is remembered, estimated."""
-        return self._own_bytes
+    def is_full(self) -> bool:
+        """Whether what is remembered takes too much memory."""
+        own = self._own_bytes + self.strings.size_bytes
+        return own > MAX_KEPT_BYTES or self._store.is_full
 
     def is_shared(self, node: Node) -> bool:
-        """Whether a node is an expression that other grammars over the vocabulary may hold too."""
+        """Whether a node is an expression that other grammars may hold too."""
         return self._shapes.of(node) != 0
 
     def is_wide(self, state: int, repeats: bool) -> bool:
@@ -205,170 +181,6 @@ class FrameUnits:
                 self._walk.open.discard(pair)
         return Unit(self._sets.tokens(found, found.words), self.entries.of(found.exits))
 
-    def strings(self, strings: Branch, entry: Entry) -> tuple[tuple[int, ...], Entry | None]:
-        """What a finite set of strings does.
-
-        Args:
-            strings: The strings.
-            entry: Where they are entered.
-
-        Returns:
-            Ids of the tokens that end in them or at their end, and where they are over.
-        """
-        key = (strings.name or strings, entry)
-        shared = self._store.strings if strings.name else self._strings
-        found = shared.get(key)
-        if found is not None:
-            return found
-        ids: list[int] = []
-        places = Places()
-        for space, nodes, keep in entry.segments:
-            ranks: list[int] = []
-            over: list[int] = []
-            trie = space.trie
-            children, labels, trie_ranks = trie.children, trie.labels, trie.ranks
-            stack = [(node, strings) for node in nodes]
-            if strings.ends:
-                over += nodes
-            while stack:
-                node, branch = stack.pop()
-                low, high = children[node], children[node + 1]
-                below = branch.below
-                if len(below) <= 2 * (high - low):
-                    pairs = [(labels.find(byte, low, high), b) for byte, b in below.items()]
-                else:
-                    pairs = [(c, below[labels[c]]) for c in range(low, high) if labels[c] in below]
-                for child, after in pairs:
-                    if child < 0:
-                        continue
-                    if trie_ranks[child] >= 0:
-                        ranks.append(trie_ranks[child])
-                    if children[child] != children[child + 1]:
-                        if after.ends:
-                            over.append(child)
-                        if after.below:
-                            stack.append((child, after))
-            if over:
-                places.at(space, keep).extend(over)
-            ids += self._sets.ids(space, keep, ranks)
-        found = shared[key] = (tuple(ids), self.entries.of(places))
-        if strings.name:
-            self._store.size_bytes += 400 + 8 * len(ids)
-        else:
-            self._own_bytes += 200 + 8 * len(ids)
-        return found
-
-    def keys(self, keys: Keys, entry: Entry) -> KeyTokens:
-        """What strings that are walked together do.
-
-        Args:
-            keys: The strings.
-            entry: Where they are entered.
-
-        Returns:
-            Ids by the members of the bag that they belong to, as bits; and by the number of each string that is over
-            somewhere: where that is.
-        """
-        found = self._keys.get((keys, entry))
-        if found is not None:
-            return found
-        ids: dict[int, list[int]] = {}
-        over: dict[int, Places] = {}
-        strings, groups = keys.strings, keys.below
-        for space, nodes, keep in entry.segments:
-            trie = space.trie
-            children, labels, trie_ranks = trie.children, trie.labels, trie.ranks
-            ranks: dict[int, list[int]] = {}
-            stack = [(node, 0, len(strings), 0) for node in nodes]
-            while stack:
-                node, first, last, depth = stack.pop()
-                low, high = children[node], children[node + 1]
-                for byte, start, end, members in groups(first, last, depth):
-                    child = labels.find(byte, low, high)
-                    if child < 0:
-                        continue
-                    if trie_ranks[child] >= 0:
-                        ranks.setdefault(members, []).append(trie_ranks[child])
-                    if children[child] == children[child + 1]:
-                        continue
-                    if len(strings[start]) == depth + 1:
-                        over.setdefault(start, Places()).at(space, keep).append(child)
-                    stack.append((child, start, end, depth + 1))
-            for members, some in ranks.items():
-                ids.setdefault(members, []).extend(self._sets.ids(space, keep, some))
-        ends = [(number, self.entries.of(places)) for number, places in over.items()]
-        found = self._keys[keys, entry] = (
-            [(members, tuple(some)) for members, some in ids.items()],
-            [(number, where) for number, where in ends if where is not None],
-        )
-        self._own_bytes += 500 + 100 * len(ids)
-        return found
-
-    def behind_strings(self, strings: Branch, closing: int, entry: Entry) -> Banned | None:
-        """The tokens that hold one of some strings from an entry on, and then a byte.
-
-        Args:
-            strings: The strings.
-            closing: The byte.
-            entry: The entry.
-
-        Returns:
-            Those tokens; None when there are none.
-        """
-        key = (strings, closing, entry)
-        if key in self._banned:
-            return self._banned[key]
-        chunks: list[Int32Array] = []
-        for space, nodes, _ in entry.segments:
-            trie = space.trie
-            children, labels = trie.children, trie.labels
-            stack = [(node, strings) for node in nodes]
-            while stack:
-                node, branch = stack.pop()
-                low, high = children[node], children[node + 1]
-                if branch.ends and (child := labels.find(closing, low, high)) >= 0:
-                    ranks = np.arange(trie.rank_lows[child], trie.rank_highs[child], dtype=np.int32)
-                    chunks.append(space.tokens(ranks))
-                below = branch.below
-                if len(below) <= 2 * (high - low):
-                    pairs = [(labels.find(byte, low, high), b) for byte, b in below.items()]
-                else:
-                    pairs = [(c, below[labels[c]]) for c in range(low, high) if labels[c] in below]
-                stack += [pair for pair in pairs if pair[0] >= 0]
-        found = None
-        if chunks:
-            ranks = np.sort(np.concatenate(chunks))
-            ranks = ranks[np.flatnonzero(np.diff(ranks, prepend=-1))]
-            found = Banned(ranks, self._num_places(ranks, entry) == len(ranks), self._vocab)
-            self._own_bytes += 200_000
-        self._banned[key] = found
-        return found
-
-    @staticmethod
-    def _num_places(ranks: Int32Array, entry: Entry) -> int:
-        """Ways in which some strings go through an entry's nodes, all together."""
-        count = 0
-        for space, nodes, _ in entry.segments:
-            trie = space.trie
-            for node in nodes:
-                low, high = trie.rank_lows[node], trie.rank_highs[node]
-                if space.is_main:
-                    count += int(np.searchsorted(ranks, high) - np.searchsorted(ranks, low))
-                else:
-                    below = space.tokens(np.arange(low, high, dtype=np.int32))
-                    count += int(np.isin(below, ranks).sum())
-        return count
-
-    def without(self, tokens: Sequence[Tokens], ids: Sequence[int], banned: Banned) -> Tokens:
-        """Some tokens without those that are banned."""
-        words = self._sets.empty.copy()
-        for part in tokens:
-            part.add_to(words)
-        if ids:
-            Tokens.of_ids(ids).add_to(words)
-        self._own_bytes += words.nbytes
-        return Tokens(words & banned.others.words)
-
     def loop_bytes(self, state: int) -> int:
         """The bytes that lead a state back to itself without leaving its frames.
 
@@ -399,9 +211,7 @@ class FrameUnits:
             self._loop_bytes[state] = members
         return members
 
-    def _from_root(
-        self, space: WalkSpace, state: int, keep: Keep | None, found: Found
-    ) -> None:
+    def _from_root(self, space: WalkSpace, state: int, keep: Keep | None, found: Found) -> None:
         """Walks a frame over all strings of a trie."""
         is_main = space.is_main
         base, members, low, high = state, self.loop_bytes(state), 0, 255
@@ -415,9 +225,9 @@ class FrameUnits:
         if not members:
             base, low, high = self.nodes.uncounted(state)
             members = self.loop_bytes(base) if base and high < 255 else 0
-        if is_main and is_text and (not members or base == state):
-            if self._takes_text(space, state, keep, found):
-                return
+        whole = is_main and is_text and (not members or base == state)
+        if whole and self._takes_text(space, state, keep, found):
+            return
         if members:
             self._from_loop(space, state, keep, found, base, members, low, high)
         elif is_main:
@@ -425,9 +235,7 @@ class FrameUnits:
         else:
             self._walk.walk(space, keep, [(0, state)], found)
 
-    def _takes_text(
-        self, space: WalkSpace, state: int, keep: Keep | None, found: Found
-    ) -> bool:
+    def _takes_text(self, space: WalkSpace, state: int, keep: Keep | None, found: Found) -> bool:
         """Whether any string text is live from a state, such as in front of what must occur; then takes its tokens."""
         text, tests = self._tests[0]
         if text.outside is None or not tests.may_hold(state) or not tests.contains(state):
@@ -448,13 +256,11 @@ class FrameUnits:
 
     def _behind_blank(self, after: int, keep: Keep | None, found: Found) -> None:
         """Takes the strings that begin with a blank, from the state behind it."""
-        led, trie = self._store.led, self._main.trie
-        if led is None:
-            return
-        node = self._store.led_node
-        if trie.ranks[node] >= 0:
-            found.tokens.append((self._main, keep, np.array([trie.ranks[node]], dtype=np.int32)))
-        self._take(self.unit(after, led), keep, found)
+        led, rank = self._store.led, self._main.trie.ranks[self._store.led_node]
+        if rank >= 0:
+            found.tokens.append((self._main, keep, np.array([rank], dtype=np.int32)))
+        if led is not None:
+            self._take(self.unit(after, led), keep, found)
 
     def _take(self, unit: Unit, keep: Keep | None, found: Found) -> None:
         """Adds what another unit found, as far as it is in a part of the vocabulary."""
@@ -522,9 +328,7 @@ class FrameUnits:
                 ranks = trie.rank_low[nodes]
                 nodes = nodes[(ranks < first) | (ranks >= last)]
                 self._behind_blank(blank, keep, found)
-            states = np.array(row, dtype=np.int32)[
-                self._states.byte_class[trie.label_bytes[nodes]]
-            ]
+            states = np.array(row, dtype=np.int32)[self._states.byte_class[trie.label_bytes[nodes]]]
             child.append(nodes)
             after.append(states)
         if again:
@@ -586,8 +390,7 @@ class FrameUnits:
 
     def forget(self) -> None:
         """Drops everything remembered; it is computed again when needed."""
-        for kept in (self._units, self._strings, self._keys, self._banned):
-            kept.clear()
+        self._units.clear()
         self._loops.clear()
         self._loop_bytes.clear()
         self._take_store()

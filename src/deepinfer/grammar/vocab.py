@@ -25,6 +25,7 @@ from deepinfer.grammar.trie_cache import load_or_build
 
 __all__ = ["TokenVocab"]
 
+
 class TokenVocab:
     """The tokens of a model as byte strings.
 
@@ -92,9 +93,10 @@ class TokenVocab:
         self.rank_offset: NDArray[np.int32] = np.append(at, len(ids)).astype(np.int32)
         self.id_of_rank: NDArray[np.int32] = ids[at]
         self._slice_words: dict[str, NDArray[np.int32]] = {}
-        self._text_words: dict[int, NDArray[np.int32]] = {}
         self._has_twins = len(at) < len(ids)
-        self.shared: dict[str, Any] = {}  # what the grammars over the vocabulary share, by who keeps it
+        self.shared: dict[
+            str, Any
+        ] = {}  # what the grammars over the vocabulary share, by who keeps it
 
     @classmethod
     def from_tokenizer(
@@ -197,18 +199,6 @@ class TokenVocab:
         return splits
 
     @cached_property
-    def whole_text(self) -> NDArray[np.bool_]:
-        """Whether the way to each node of the trie is whole characters of string text, shape [nodes], bool."""
-        trie, table = self.trie, self.slices[0].characters.table.ravel()
-        state = np.ones(len(trie), dtype=np.uint8)
-        for level in range(1, trie.num_levels + 1):
-            low, high = trie.level_bounds(level)
-            key = state[trie.parent[low:high]].astype(np.int32) * 256 + trie.label_bytes[low:high]
-            state[low:high] = table[key]
-        whole: NDArray[np.bool_] = state == 1
-        return whole
-
-    @cached_property
     def byte_loops(self) -> ByteLoops:
         """Tokens by the bytes that they hold."""
         return ByteLoops(self)
@@ -260,27 +250,6 @@ class TokenVocab:
             words = np.packbits(bits, bitorder="little").view("<i4").astype(np.int32, copy=False)
             words.flags.writeable = False  # shared by every grammar over this vocabulary
             self._slice_words[part.characters.name] = words
-        return words
-
-    def text_words(self, most: int) -> NDArray[np.int32]:
-        """Mask of the tokens that are string text of bounded length.
-
-        Args:
-            most: Characters that they have at most, one that is cut short included.
-
-        Returns:
-            Shape [words], int32; read-only.
-        """
-        most = min(most, 255)
-        words = self._text_words.get(most)
-        if words is None:
-            count = self.slices[0].num_chars
-            ranks = np.flatnonzero((count > 0) & (count <= most)).astype(np.int32)
-            bits = np.zeros(self.num_words * 32, dtype=np.uint8)
-            bits[self.ids_of(ranks)] = 1
-            words = np.packbits(bits, bitorder="little").view("<i4").astype(np.int32, copy=False)
-            words.flags.writeable = False
-            self._text_words[most] = words
         return words
 
     @property
