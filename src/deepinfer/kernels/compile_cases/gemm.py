@@ -22,7 +22,8 @@ def cases() -> list[CompileCase]:
     found += [_folded(s, 32) for s in _sizes(configs.FOLDED_MXFP4_32)]
     found += [_many(s, True, True) for s in _sizes(configs.CONTIGUOUS_FP8)]
     found += [_many(configs.TALL_SPLIT, True, False), _many(configs.TALL_FP8_32, True, True, 32)]
-    found += [_decoded(s) for s in (configs.DECODED_MASKED, configs.DECODED_MANY)]
+    found += [_decoded(configs.DECODED_MASKED, 128), _decoded(configs.DECODED_MANY, 128)]
+    found += [_decoded(configs.DECODED_MANY, 32)]
     found += [_many(s, False, True) for s in _sizes(configs.TALL_BF16)]
     small, large = configs.PORTABLE[0][4], configs.PORTABLE[-1][4]
     found += [
@@ -114,7 +115,7 @@ def _folded(sizes: tuple[int, ...], x_group: int) -> CompileCase:
     return _hopper(name, entry, grouped_folded_kernel, signature, constants, options, _SMALL_STACK)
 
 
-def _decoded(sizes: tuple[int, ...]) -> CompileCase:
+def _decoded(sizes: tuple[int, ...], x_group: int) -> CompileCase:
     """Prepared MXFP4 weights that are decoded into shared memory."""
     from deepinfer.kernels.triton.folded_decoded import folded_decoded_kernel
     from deepinfer.kernels.triton.folded_decoded_launch import DecodedTuning
@@ -133,7 +134,7 @@ def _decoded(sizes: tuple[int, ...]) -> CompileCase:
         "DEPTH": t.depth,
     }
     name = "m_grouped_gemm_nt_masked" if t.parts_m == 1 else "m_grouped_gemm_nt_contiguous"
-    entry = f"prepared MXFP4 decoded {'x'.join(map(str, sizes))}"
+    entry = f"prepared MXFP4 decoded, tokens 1x{x_group}, {'x'.join(map(str, sizes))}"
     return _hopper(name, entry, folded_decoded_kernel, signature, constants, {}, 64)
 
 

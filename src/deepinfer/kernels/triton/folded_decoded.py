@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from deepinfer.kernels.triton.gemm_tiles import place_tile
 from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
 from deepinfer.kernels.triton.grouped_folded import load_words, rows_of_group, unfold
+from deepinfer.kernels.triton.grouped_tiles import power_of_byte
 
 __all__ = ["folded_decoded_kernel"]
 
@@ -172,7 +173,15 @@ def _decode(given, MODE: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH
 
 
 @gluon.jit
-def _products(given, MODE: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH: gl.constexpr, ROWS: gl.constexpr,
+def _start(x, w, part, never, FIRST: gl.constexpr, WIDTH: gl.constexpr):
+    """Begins the product of some channels; `never` as in `gemm_tiles`."""
+    a = x.slice(FIRST, WIDTH, dim=1)
+    b = w.slice(FIRST, WIDTH, dim=1).permute((1, 0))
+    return warpgroup_mma(a, b, part, use_acc=never, is_async=True)
+
+
+@gluon.jit
+def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH: gl.constexpr, ROWS: gl.constexpr,
               COLUMNS: gl.constexpr):  # fmt: skip
     """Multiplies 64 tokens with 128 rows of weights of every tile."""
     out, factors, rows_of, rings, bars, sizes, strides = given
@@ -211,14 +220,25 @@ def _products(given, MODE: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEP
                 mbarrier.wait(full.index(slot), phase)
                 xs = s_ring.index(slot).slice(64 * ROWS, 64).load(row_layout)
                 mbarrier.wait(ready.index(2 * COLUMNS + side), turn)
-                part = warpgroup_mma(
-                    x_ring.index(slot * TM + ROWS), b_ring.index(2 * COLUMNS + side).permute((1, 0)), part,
-                    use_acc=never, is_async=True,
-                )  # fmt: skip
+                x = x_ring.index(slot * TM + ROWS)
+                b = b_ring.index(2 * COLUMNS + side)
+                if X_GROUP == 32:
+                    for i in gl.static_range(3):
+                        part = _start(x, b, part, never, 32 * i, 32)
+                        part = warpgroup_mma_wait(0, [part])
+                        acc += part * power_of_byte(xs, i)[:, None]
+                        # No sum may be left for later, while the next product takes the registers of this one.
+                        acc = warpgroup_mma_wait(0, [acc])
+                    part = _start(x, b, part, never, 96, 32)
+                else:
+                    part = _start(x, b, part, never, 0, 128)
                 part = warpgroup_mma_wait(0, [part])
                 mbarrier.arrive(freed.index(2 * COLUMNS + side), count=1)
                 mbarrier.arrive(empty.index(slot), count=1)
-                acc += part * xs[:, None]
+                if X_GROUP == 32:
+                    acc += part * power_of_byte(xs, 3)[:, None]
+                else:
+                    acc += part * xs[:, None]
                 turn ^= side
                 side ^= 1
                 slot += 1
@@ -264,16 +284,18 @@ def folded_decoded_kernel(
     stride_xm,
     stride_xk,
     MODE: gl.constexpr,
+    X_GROUP: gl.constexpr,
     TM: gl.constexpr,
     TN: gl.constexpr,
     DEPTH: gl.constexpr,
 ):
-    """`out[g, m, n] = sum over k of x[g, m, k] * weight[g, n, k]`; MODE as in `grouped_folded_kernel`."""
+    """`out[g, m, n] = sum over k of x[g, m, k] * weight[g, n, k]`; MODE and X_GROUP as in `grouped_folded`."""
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [DEPTH * TN * 2, 64, 16], w_desc.layout)
     x_ring = gl.allocate_shared_memory(gl.float8e4nv, [DEPTH * TM, 64, 128], x_desc.layout)
     t_ring = gl.allocate_shared_memory(gl.int32, [DEPTH * TN * 2, 64], t_desc.layout)
-    s_ring = gl.allocate_shared_memory(gl.float32, [DEPTH, 64 * TM], flat)
+    kind: gl.constexpr = gl.int32 if X_GROUP == 32 else gl.float32
+    s_ring = gl.allocate_shared_memory(kind, [DEPTH, 64 * TM], flat)
     b_ring = gl.allocate_shared_memory(gl.float8e4nv, [2 * TN, 128, 128], x_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
@@ -296,8 +318,8 @@ def folded_decoded_kernel(
     if TN == 2:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, TM, TN, DEPTH, 0, 0)),
-                (_products, (multiply, MODE, TM, TN, DEPTH, 0, 1)),
+                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 0, 0)),
+                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 0, 1)),
                 (_decode, (decode, MODE, TM, TN, DEPTH, 0)),
                 (_decode, (decode, MODE, TM, TN, DEPTH, 1)),
                 (_copies, (copy, MODE, TM, TN, DEPTH)),
@@ -308,8 +330,8 @@ def folded_decoded_kernel(
     else:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, TM, TN, DEPTH, 0, 0)),
-                (_products, (multiply, MODE, TM, TN, DEPTH, 1, 0)),
+                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 0, 0)),
+                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 1, 0)),
                 (_decode, (decode, MODE, TM, TN, DEPTH, 0)),
                 (_copies, (copy, MODE, TM, TN, DEPTH)),
             ],

@@ -42,7 +42,7 @@ def folded_decoded(
 
     Args:
         x: Tokens, shape [M, K] or [groups, max_m, K], e4m3, contiguous.
-        x_scale: Shape [..., K / 128], fp32, any strides.
+        x_scale: Shape [..., K / 128], fp32, any strides; or [..., K / 32], e8m0 as uint8, four of a row in a word.
         words: Shape [groups, N, K / 8], int32, contiguous.
         steps: Shape [groups, K / 128 + 1, N rounded up to 4], int32, contiguous.
         rows_of: As there; groups of rows begin at multiples of 64 `parts_m`.
@@ -52,6 +52,9 @@ def folded_decoded(
     mode = 0 if rows_of is None else x.dim() - 1
     groups, n, k = words.shape[0], words.shape[1], 8 * words.shape[2]
     max_m = x.shape[-2]
+    x_group = 128
+    if x_scale.dtype == torch.uint8:
+        x_group, x_scale = 32, x_scale.view(torch.int32)
     w_desc = matrix(words.view(torch.uint32).view(groups * n, k // 8), 64, 16)
     x_desc = matrix(x.view(-1, k), 64, 128)
     flat = steps.view(-1)
@@ -80,6 +83,7 @@ def folded_decoded(
         x_scale.stride(-2),
         x_scale.stride(-1),
         MODE=mode,
+        X_GROUP=x_group,
         TM=tuning.parts_m,
         TN=tuning.parts_n,
         DEPTH=tuning.depth,
