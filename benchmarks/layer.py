@@ -170,7 +170,8 @@ def least_ms(config: DeepseekV41Config, rows: int, context: int, source: bool) -
 class Bench:
     """Times cases and writes them."""
 
-    def __init__(self, path: Path, device: str, small: bool, seconds: float) -> None:
+    def __init__(self, path: Path, device: str, small: bool, seconds: float, profile: bool) -> None:
+        self.with_profile = profile
         self.file, self.device, self.small = path.open("a"), device, small
         self.end = time.perf_counter() + seconds
 
@@ -210,6 +211,25 @@ class Bench:
             found.append(begin.elapsed_time(end))
         return sorted(found)[len(found) // 2]
 
+    def profile(self, case: str, call: Any) -> None:
+        """The kernels of a call that take longest, as one line."""
+        if not self.with_profile or self.device != "cuda":
+            return
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            call()
+            torch.cuda.synchronize()
+        times: dict[str, list[float]] = {}
+        for event in found.events():
+            if event.device_time:
+                times.setdefault(event.name[:70], []).append(event.device_time)
+        print(
+            f"-- {case}: {sum(map(sum, times.values())) / 1e3:.3f} ms in {sum(map(len, times.values()))} kernels"
+        )
+        for name, each in sorted(times.items(), key=lambda kv: -sum(kv[1]))[:22]:
+            print(f"   {sum(each):9.1f} us {len(each):4d} x {name}", flush=True)
+
     def decode(self, model: DeepseekV41, rows: int, context: int, torch_too: bool) -> float:
         """A recorded step of one token a request."""
         cache = filled_cache(model, rows, context, 16)
@@ -218,6 +238,7 @@ class Bench:
         inputs.fill([[5 + s] for s in range(rows)], [row_values(s, 0) for s in segments])
         step = DecodeStep(model, cache)
         ms = self.time(lambda: step(inputs, context + 16), record=True)
+        self.profile(f"decode {rows}", lambda: step(inputs, context + 16))
         layers = model.config.num_hidden_layers
         more: dict[str, Any] = {"layers": layers, "context": context}
         if torch_too:
@@ -239,6 +260,7 @@ class Bench:
             model(ForwardBatch(ids, (Segment(0, 0, tokens),)), cache)
 
         ms = self.time(call, record=False, repeats=3)
+        self.profile(f"prefill {tokens}", call)
         layers = model.config.num_hidden_layers
         self.write(f"prefill, {tokens} tokens, {layers} layers", ms, layers=layers)
         return ms
@@ -249,6 +271,7 @@ class Bench:
         batches = (4,) if self.small else (64, 256)
         times: dict[tuple[str, int], list[float]] = {}
         for layers in (1, 2):
+            self.with_profile &= layers == 1
             model = random_model(layer_config(layers, self.small), self.device)
             prepare_experts(model)
             jobs = [("decode", b) for b in batches] + [("prefill", contexts[1])]
@@ -286,13 +309,20 @@ def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--out", default=str(Path(os.environ.get("OUT", ".")) / "layer.jsonl"))
     arguments = parser.parse_args()
     torch.manual_seed(0)
     with torch.inference_mode():
-        Bench(Path(arguments.out), arguments.device, arguments.small, arguments.seconds).run()
+        Bench(
+            Path(arguments.out),
+            arguments.device,
+            arguments.small,
+            arguments.seconds,
+            arguments.profile,
+        ).run()
 
 
 if __name__ == "__main__":
