@@ -433,7 +433,7 @@ def cases() -> list[Case]:
             found.append(Case(op, f"far pages {name}", words, build, check_only=True))
             build = partial(invariance_case, backend=backend, heads=heads, form=form)
             found.append(Case(op, f"batch invariance {name}", words, build, check_only=True))
-    for rows, parts, heads in ((64, 2, 64), (1024, 4, 64), (16, 10, 16)):
+    for rows, parts, heads in ((64, 2, 64), (1024, 4, 64), (16, 10, 16), (16, 33, 16)):
         shape = f"{rows} rows, {parts} parts, {heads} heads"
         build = partial(merge, rows=rows, parts=parts, heads=heads)
         found.append(Case("merge_attn_states", shape, "table", build))

@@ -194,6 +194,10 @@ def test_merge_of_parts_equals_the_whole(backend) -> None:
         v, s, attn_sink=sink, phases=phases.flip(0), phase_index=index, backend=backend
     )
     assert torch.equal(other, merged)
+    many = v[:, [0, 1, 2] * 11], s[:, [0, 1, 2] * 11]
+    found, _ = merge_attn_states(*many, backend=backend)
+    once, _ = merge_attn_states(v, s, backend=backend)
+    torch.testing.assert_close(found, once, atol=2e-6, rtol=2e-5)
 
 
 @each_backend

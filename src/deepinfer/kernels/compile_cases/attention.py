@@ -33,7 +33,7 @@ def cases() -> list[CompileCase]:
         _portable(16, "V4_FP8", "V41_MXFP8", "*bf16", (90,)),
         _portable(16, "V41_MXFP8", "V41_NVFP4", "*fp32", (89, 90)),
     ]
-    return [*found, _merge()]
+    return [*found, _merge(16), _merge(17, (90,))]
 
 
 def _types(kernel: Any, special: Mapping[str, str]) -> dict[str, str]:
@@ -117,19 +117,14 @@ def _portable(heads: int, form: str, more: str, kind: str, chips: tuple[int, ...
     )  # fmt: skip
 
 
-def _merge() -> CompileCase:
+def _merge(parts: int, chips: tuple[int, ...] = (80, 89, 90, 100, 120)) -> CompileCase:
     from deepinfer.kernels.triton.mla_merge import merge_states_kernel
 
     types = _types(merge_states_kernel, {"v": "*fp32", "s": "*fp32"})
     constants = {
-        "DIM": 512,
-        "ROTATED": 64,
-        "SINK": True,
-        "ROTATE": True,
-        "INDEXED": True,
-        "HEADS": 4,
-    }
+        "DIM": 512, "ROTATED": 64, "SINK": True, "ROTATE": True, "INDEXED": True, "PARTS": 16, "ONCE": parts <= 16
+    }  # fmt: skip
     return CompileCase(
-        "merge_attn_states", "512 channels", merge_states_kernel, types, constants, aligned=_aligned(types),
-        options={"num_warps": 4},
+        "merge_attn_states", f"{parts} parts", merge_states_kernel, types, constants, aligned=_aligned(types),
+        options={"num_warps": 4}, chips=chips,
     )  # fmt: skip

@@ -32,7 +32,7 @@ def _raw_layout(warps, fp4):
     regs = [[0, 1], [0, 2]] + ([] if fp4 else [[0, 64]])
     low = 3 if warps == 4 else 4
     return gl.DistributedLinearLayout(
-        regs + [[1 << low, 0]],
+        [*regs, [1 << low, 0]],
         [[0, 4], [0, 8], [1, 0], [2, 0], [0, 16]],
         [[0, 32], [4, 0]] + ([] if warps == 4 else [[8, 0]]),
         [],
@@ -206,7 +206,7 @@ def copy_records(
                 begin = first * 64
                 end = gl.minimum(count, last * 64)
                 of = index + row.to(gl.int64) * stride_i
-            if EXTRA:
+            if EXTRA:  # noqa: SIM102
                 if (begin >= last * 64) & (after == 0):
                     after = first == first
                     begin = first_more * 64

@@ -289,7 +289,7 @@ def read_records(
                 k_ring, bias_ring, full, empty, slot, phase, q_desc, q_tile, q_full, q_empty, q_phase, q_at, True,
                 FP4, PAGE, WARPS, KEYS, DEPTH,
             )  # fmt: skip
-        if EXTRA:
+        if EXTRA:  # noqa: SIM102
             if first_more < last_more:
                 slot, phase = _fill_tiles(
                     extra_words, extra_scales, extra_index + row.to(gl.int64) * stride_e, extra_limit, extra_page16,
