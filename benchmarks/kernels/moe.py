@@ -314,10 +314,10 @@ def cases() -> list[Case]:
     for tokens in (64, 512, 8192):
         forms = [
             ("table", None, 8192),
-            ("own 64", (1024, 64, 4), 8192),
-            ("counted", (2048, 128, 4), 0),
-            ("counted 1024", (1024, 128, 4), 0),
-            ("w8", (2048, 128, 8), 8192),
+            ("own 64", (1024, 64, 8), 8192),
+            ("counted", (2048, 128, 8), 0),
+            ("counted 1024", (1024, 128, 8), 0),
+            ("w4", (2048, 128, 4), 8192),
         ]
         for name, sizes, directly in forms:
             found.append(

@@ -44,7 +44,7 @@ def cases() -> list[CompileCase]:
     names = ("counts", "pair_place", "place_pair", "place_expert", "starts", "ends")
     pairs = {"topk_ids": "*i64"} | dict.fromkeys(names, "*i32")
     bins = {"EXPERTS": 384, "BINS": 512, "BLOCK": 2048}
-    four = {"num_warps": 4}
+    four, eight = {"num_warps": 4}, {"num_warps": 8}
     found.append(
         _case(
             "get_fused_mapping",
@@ -52,7 +52,7 @@ def cases() -> list[CompileCase]:
             moe_map.pair_counts_kernel,
             pairs,
             bins,
-            options=four,
+            options=eight,
             chips=_ONE,
         )
     )
@@ -72,7 +72,7 @@ def cases() -> list[CompileCase]:
                 moe_map.pair_places_kernel,
                 pairs,
                 bins | flags,
-                options=four,
+                options=eight,
                 chips=_ONE if masked or counted else CHIPS,
             )
         )

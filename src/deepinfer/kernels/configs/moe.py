@@ -27,7 +27,7 @@ def map_sizes(pairs: int) -> tuple[int, int, int]:
     block = 128
     while block < min(pairs, 2048):
         block *= 2
-    return block, 128, 4
+    return block, 128, 8
 
 
 def expand_block(words: int) -> tuple[int, int]:
