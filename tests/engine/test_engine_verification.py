@@ -48,8 +48,9 @@ def test_costs_decide(make_engine, drafting_model) -> None:
     """The toy is sure by half of each draft: where rows are dear none pays, where they are free all do."""
     found = {}
     for name, cost in (("dear", DEAR), ("free", FREE)):
-        engine = make_engine(drafting_model, drafter="dspark", verify=cost)
-        assert isinstance(engine._parts.scheduler.verify_lengths, LiveLengths)
+        engine = make_engine(
+            drafting_model, drafter="dspark", verify=LiveLengths(VerificationScheduler(cost))
+        )
         output = engine.generate([5, 6], GREEDY)[0]
         assert list(output.token_ids) == ToyModel().greedy([5, 6], 30)
         found[name] = output.usage.verified / engine.stats().steps

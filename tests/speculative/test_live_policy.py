@@ -131,7 +131,6 @@ def test_margins_say_what_confidences_do_not() -> None:
             [a * n for a, n in zip([1, 0] * 20, seen[-1], strict=True)],
             margins=margins,
         )
-    assert seen[:6] == [[1] * 40] * 6, "blocks are verified whole until enough is known"
     assert sum(lengths[1::2].count(1) for lengths in seen[-30:]) < 30, "and one now and then"
     assert all(sum(lengths) <= 20 for lengths in seen[-30:]), "within the budget"
 

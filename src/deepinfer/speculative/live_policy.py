@@ -19,6 +19,7 @@ __all__ = ["LiveLengths"]
 _NOTE_EVERY = 4  # steps; what text is like changes slowly
 _SKIP = 7
 _EXPLORE = 64  # blocks
+_WHOLE_EVERY = 256  # steps
 _LEAST_GAIN = 0.01
 
 
@@ -30,8 +31,8 @@ class LiveLengths:
     depend on how many drafts are verified, greedy or coupled ones; the engine of this library is one. For others that
     would let drafts decide about themselves; only `search="early_stop"` of the scheduler never does.
 
-    A calibration that learns is fed by whole blocks until it knows enough, and from then on by one of 64 as
-    far as the budget goes.
+    What is never looked at is never learnt: for a calibration that learns everything is verified until it knows something,
+    then in one step of 256, and in the others one block of 64 comes before the rest, as far as the budget goes.
 
     Planning takes time on the host too. Where it would win less than that, or less than 1 %, everything is verified, and
     the next look is some steps away.
@@ -136,8 +137,8 @@ class LiveLengths:
         if self._skipped:
             self._skipped -= 1
             return list(counts)
-        if not len(counts) or self._calibrated.is_new:
-            return list(counts)
+        if not len(counts):
+            return []
         began = time.perf_counter()
         known = [at for at, row in enumerate(confidences) if len(row) and counts[at]]
         lengths = list(counts)
@@ -159,18 +160,24 @@ class LiveLengths:
         chosen: npt.NDArray[np.int64] = np.minimum(plan.lengths[: len(known)], room)
         for at, length in zip(known, chosen.tolist(), strict=True):
             lengths[at] = length
-        pays = self._pays(plan, survival, int(room.sum()))
+        pays = self._pays(plan, survival, int(room.sum())) and not self._teaches
         verified = chosen if pays else room
         taken = np.arange(width) < verified[:, None]
         self._expected = float(survival[: len(known)][taken].sum(dtype=np.float64))
         elapsed = time.perf_counter() - began
         # The least of late: what disturbs the host now and then is no reason to plan less.
         self._planning_s = min(elapsed, 1.1 * self._planning_s or elapsed)
-        self._skipped = 0 if pays else _SKIP
+        self._skipped = 0 if pays or self._teaches else _SKIP
         return lengths if pays else list(counts)
 
+    @property
+    def _teaches(self) -> bool:
+        """Whether everything is verified so that the calibration learns."""
+        made = self._calibrated
+        return made.learns and (made.is_new or self._steps % _WHOLE_EVERY == 1)
+
     def _explored(self, survival: npt.NDArray[np.float32], blocks: int) -> npt.NDArray[np.float32]:
-        """Puts a block now and then before all others: what is never looked at is never learnt."""
+        """Puts a block now and then before all others."""
         first = -self._steps % _EXPLORE
         if not self._calibrated.learns or first >= blocks:
             return survival
