@@ -10,8 +10,10 @@ curve: seconds of recorded steps by rows, and of drafting by requests: `nano`, a
 random weights (32 of the 384 experts; 40 layers are five times the layers and one head). `speculative.py --curve FILE`
 replays the recorded blocks over it, since random weights have no drafts worth verifying.
 
+planner: CPU time of a plan on the machine's host, beside plans written in the shape of others.
+
 Every case is a JSON line in $OUT (or --out); what no longer fits into --seconds is left out and named.
-Run: PYTHONPATH=src python benchmarks/speculative_gpu.py [--only blocks load curve] [--seconds 190]
+Run: PYTHONPATH=src python benchmarks/speculative_gpu.py [--only blocks load planner curve] [--seconds 190]
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from deepinfer.models.deepseek_v41.decode_draft import DraftStep
 from deepinfer.models.deepseek_v41.decode_inputs import DecodeInputs
 from deepinfer.models.deepseek_v41.decode_step import DecodeStep
 from deepinfer.models.deepseek_v41.engram import EngramHash
-from speculative import prompts
+from speculative import planner_lines, prompts
 
 LOADS = (1, 4, 16, 60, 128, 256)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536)
@@ -281,9 +283,11 @@ def throughput(report: Report, options: Any) -> None:
         for way, results in found.items():
             best = max(results, key=lambda r: r["tokens_per_s"])
             rates = [r["tokens_per_s"] for r in results]
+            policy = getattr(engines[way]._parts.scheduler, "verify_lengths", None)
+            switch = policy.switch.state() if policy is not None else {}
             report.add(
                 f"nano, {load} requests, {way}", **best, median_tokens_per_s=statistics.median(rates),
-                turns=[round(r) for r in rates],
+                turns=[round(r) for r in rates], **switch,
             )  # fmt: skip
     for way, engine in engines.items():
         policy = getattr(engine._parts.scheduler, "verify_lengths", None)
@@ -425,6 +429,12 @@ def parts(report: Report, options: Any) -> Iterator[tuple[str, Callable[[], obje
     """What can be asked for, in order."""
     yield "blocks", lambda: record_blocks(report, options)
     yield "load", lambda: throughput(report, options)
+
+    def planner() -> None:
+        for line in planner_lines():
+            report.add(line.pop("case"), **line)
+
+    yield "planner", planner
     if options.device == "cuda":
         yield "curve", lambda: curves(report, options)
 
@@ -432,7 +442,7 @@ def parts(report: Report, options: Any) -> Iterator[tuple[str, Callable[[], obje
 def main() -> None:
     """Runs the parts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="*", default=[], help="blocks, load, curve")
+    parser.add_argument("--only", nargs="*", default=[], help="blocks, load, planner, curve")
     parser.add_argument("--seconds", type=float, default=190.0)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--prompts", type=int, default=192, help="recorded prompts of each kind")
