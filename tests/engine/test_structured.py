@@ -9,7 +9,7 @@ import pytest
 
 from deepinfer import Engine, SamplingParams
 from deepinfer.core.errors import EmptyLanguage, GrammarSyntaxError, InvalidRequest
-from deepinfer.grammar import TokenVocab
+from deepinfer.grammar import GrammarLibrary, TokenVocab
 from deepinfer.models import resolve_checkpoint
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -138,3 +138,48 @@ def test_without_a_vocabulary_the_message_says_what_to_give(engine):
         pytest.raises(InvalidRequest, match="GrammarLibrary"),
     ):
         bare.generate([[5]], SamplingParams(regex="a"))
+
+
+def test_a_stop_id_ends_the_output_where_the_grammar_may_end_and_nowhere_else(engine):
+    # As a stop token a line end may not stand inside the list, though white space may.
+    newline = engine.tokenizer.encode("\n", add_bos=False)
+    assert len(newline) == 1
+    schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3}
+    params = SamplingParams(
+        max_tokens=60,
+        temperature=1.0,
+        json_schema=schema,
+        stop_token_ids=newline,
+        logit_bias={newline[0]: 50.0},
+    )
+    for seed in range(4):
+        out = engine.generate(["x = "], params.replace(seed=seed))[0]
+        assert out.finish_reason.value == "stop"
+        assert newline[0] not in out.token_ids[:-1]
+        jsonschema.validate(json.loads(out.text), schema)
+
+
+def test_reasoning_is_free_and_the_answer_is_bound(engine):
+    tokenizer = engine.tokenizer
+    begin, end = (tokenizer.control_tokens[name] for name in ("<think>", "</think>"))
+    params = SamplingParams(max_tokens=24, temperature=1.0, seed=2, regex="(yes|no)")
+    opened = [*tokenizer.encode("Is it so? "), begin]
+    # A bias ends the reasoning; without it a small model thinks for ever.
+    out = engine.generate([opened], params.replace(logit_bias={end: 14.0}))[0]
+    assert end in out.token_ids
+    at = out.token_ids.index(end)
+    assert at > 0
+    assert tokenizer.decode(out.token_ids[at + 1 :]) in ("yes", "no")
+    assert out.finish_reason.value == "stop"
+    # Reasoning that is over, or none, binds from the first token.
+    for prompt in ([*opened, end], tokenizer.encode("Is it so? ")):
+        assert engine.generate([prompt], params)[0].text in ("yes", "no")
+
+
+def test_a_library_without_a_boundary_binds_reasoning_too(engine):
+    tokenizer = engine.tokenizer
+    opened = [*tokenizer.encode("Is it so? "), tokenizer.control_tokens["<think>"]]
+    library = GrammarLibrary(TokenVocab.from_tokenizer(tokenizer))
+    other = engine.replace(grammar=library)
+    params = SamplingParams(max_tokens=24, temperature=1.0, seed=2, regex="(yes|no)")
+    assert other.generate([opened], params)[0].text in ("yes", "no")

@@ -97,7 +97,8 @@ class PromptEncoder:
     Args:
         info: Facts of the model.
         tokenizer: Needed for text, messages and stop strings, or None.
-        grammar: Compiles the grammar of a request's parameters, or None.
+        grammar: Compiles the grammar of a request's parameters, or None. With a method `for_request` that is called with
+            the prompt's ids as well.
         seed: Base of the seeds of requests that bring none, or None to draw each.
         image_token_id: Id that stands for an image, or None.
     """
@@ -224,7 +225,7 @@ class PromptEncoder:
                 limit="text only",
             )
         self._check_params(params)
-        grammar = self._compile(params)
+        grammar = self._compile(params, ids)
         seed = resolve_seed(params.seed if params.seed is not None else self._next_seed())
         return [
             Request(
@@ -275,7 +276,7 @@ class PromptEncoder:
                     limit=f"0 to {self._info.vocab_size - 1}",
                 )
 
-    def _compile(self, params: SamplingParams) -> Any:
+    def _compile(self, params: SamplingParams, prompt: Sequence[int]) -> Any:
         if not params.has_grammar:
             return None
         if self._grammar is None:
@@ -290,7 +291,9 @@ class PromptEncoder:
                 value=getattr(params, name),
                 limit="None without a grammar part",
             )
-        return self._grammar(params)
+        # A part that looks at the prompt, too, says where in the output its grammars begin.
+        for_request = getattr(self._grammar, "for_request", None)
+        return self._grammar(params) if for_request is None else for_request(params, prompt)
 
     def _need_tokenizer(self, what: str) -> Tokenizer:
         if self._tokenizer is None:

@@ -6,19 +6,20 @@ import inspect
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from deepinfer.core._checks import check_int, check_keys
 from deepinfer.core.errors import ConfigError, GrammarSyntaxError
 from deepinfer.core.params import SamplingParams
-from deepinfer.grammar.argument_checks import check_part, check_text
+from deepinfer.grammar.argument_checks import check_ids, check_part, check_text
 from deepinfer.grammar.choice import choices
 from deepinfer.grammar.compiled import CompiledGrammar
 from deepinfer.grammar.ebnf import compile_ebnf
 from deepinfer.grammar.grammar import Grammar
 from deepinfer.grammar.json_schema import compile_json_schema
 from deepinfer.grammar.regex import compile_regex
+from deepinfer.grammar.request_state import RequestOptions
 from deepinfer.grammar.structural_tag import compile_structural_tag
 from deepinfer.grammar.vocab import TokenVocab
 
@@ -85,9 +86,12 @@ class GrammarLibrary:
         text_ids: Control tokens that grammars may spell, as for `Grammar.bind`.
         schema_options: Options of `compile_json_schema` for every schema, such as `whitespace`, `order` and
             `additional`.
+        reasoning: Ids of the tokens that begin and end reasoning. A request whose prompt leaves reasoning open is free up
+            to the token that ends it, and bound from there on. None binds every output from its first token.
 
     Raises:
-        ConfigError: `vocab` is no vocabulary, `max_grammars` is not positive, or an option is not known.
+        ConfigError: `vocab` is no vocabulary, `max_grammars` is not positive, an option is not known, or an id is outside
+            of the vocabulary.
     """
 
     def __init__(
@@ -97,6 +101,7 @@ class GrammarLibrary:
         max_grammars: int = 256,
         text_ids: Iterable[int] = (),
         schema_options: Mapping[str, Any] | None = None,
+        reasoning: tuple[int, int] | None = None,
     ) -> None:
         check_part("vocab", vocab, TokenVocab, "make one with TokenVocab.from_tokenizer(...)")
         hint = "It must keep one at least."
@@ -106,6 +111,15 @@ class GrammarLibrary:
         check_keys("schema_options", self._schema_options, known, ConfigError)
         self.vocab = vocab
         self._text_ids = tuple(text_ids)
+        self._reasoning: tuple[int, ...] = ()
+        if reasoning is not None:
+            self._reasoning = tuple(check_ids("reasoning", reasoning, vocab.vocab_size))
+            if len(self._reasoning) != 2:
+                raise ConfigError(
+                    f"reasoning is {reasoning!r}; give two ids, of the token that begins it and of the one that ends it",
+                    field="reasoning",
+                    value=reasoning,
+                )
         self._max = max_grammars
         self._kept: OrderedDict[tuple[str, str], CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()
@@ -144,19 +158,34 @@ class GrammarLibrary:
                 self._kept.popitem(last=False)
         return compiled
 
-    def __call__(self, params: SamplingParams) -> CompiledGrammar:
-        """The bound grammar of a request's `regex`, `json_schema` or `ebnf`.
+    def __call__(self, params: SamplingParams) -> CompiledGrammar | RequestOptions:
+        """As `for_request`, with a prompt that leaves nothing open."""
+        return self.for_request(params, ())
+
+    def for_request(
+        self, params: SamplingParams, prompt_token_ids: Sequence[int]
+    ) -> CompiledGrammar | RequestOptions:
+        """The bound grammar of a request's `regex`, `json_schema` or `ebnf`, with its `stop_token_ids`.
 
         Args:
             params: Parameters that have one of the three.
+            prompt_token_ids: The prompt.
 
         Returns:
-            The bound grammar, shared.
+            The bound grammar, shared, or one with what this request adds to it.
 
         Raises:
             ConfigError: They have none.
             GrammarError: The text is malformed, or cannot be enforced.
         """
+        compiled = self._compiled(params)
+        stops = [token for token in params.stop_token_ids if token not in self.vocab.eos_ids]
+        after = self._boundary(prompt_token_ids)
+        if not stops and after is None:
+            return compiled
+        return RequestOptions(compiled, stop_ids=stops, after_token=after)
+
+    def _compiled(self, params: SamplingParams) -> CompiledGrammar:
         if params.regex is not None:
             return self.get("regex", params.regex)
         if params.ebnf is not None:
@@ -167,6 +196,14 @@ class GrammarLibrary:
         return self.get(
             "json", schema if isinstance(schema, str) else json.dumps(schema, default=_plain)
         )
+
+    def _boundary(self, prompt_token_ids: Sequence[int]) -> int | None:
+        """The token that ends the reasoning in which a prompt stops; None when it stops in none."""
+        if not self._reasoning:
+            return None
+        begin, end = self._reasoning
+        last = next((token for token in reversed(prompt_token_ids) if token in (begin, end)), end)
+        return end if last == begin else None
 
     def clear(self) -> None:
         """Forgets all grammars; matchers that run keep theirs."""

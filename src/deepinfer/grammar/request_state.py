@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from deepinfer.grammar.compiled import CompiledGrammar
 from deepinfer.grammar.matcher import GrammarMatcher
 
-__all__ = ["RequestGrammar"]
+__all__ = ["RequestGrammar", "RequestOptions"]
+
+
+class RequestOptions:
+    """A grammar with what one request adds to it (`deepinfer.core.protocols.Grammar`).
+
+    Args:
+        compiled: The grammar.
+        stop_ids: Ids that end the output besides those of the vocabulary. Each is allowed where the output may end and
+            nowhere else, also where the grammar would take it as text.
+        after_token: Token behind which the grammar begins, such as the end of reasoning; None for the first token.
+
+    Raises:
+        ConfigError: An id is outside of the vocabulary.
+    """
+
+    def __init__(
+        self,
+        compiled: CompiledGrammar,
+        *,
+        stop_ids: Iterable[int] = (),
+        after_token: int | None = None,
+    ) -> None:
+        self.compiled = compiled
+        self._first = compiled.matcher(
+            stop_ids=[*compiled.vocab.eos_ids, *stop_ids], after_token=after_token
+        )
+
+    def start(self) -> RequestGrammar:
+        """The state before the first token."""
+        return RequestGrammar(self._first.fork())
+
+    def __repr__(self) -> str:
+        return f"RequestOptions({self.compiled!r})"
 
 
 class RequestGrammar:
