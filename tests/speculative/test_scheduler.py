@@ -229,3 +229,21 @@ def test_empty_batches_and_bad_shapes() -> None:
     with pytest.raises(ConfigError, match="max_drafts"):
         VerificationScheduler(LINE, min_drafts=3, max_drafts=2)
     assert math.isfinite(plan.theta)
+
+
+@pytest.mark.parametrize("search", ["global", "early_stop", "uniform", "static", "all"])
+@pytest.mark.parametrize("capacity", [None, 0, 1, 3, 10**9])
+def test_survivals_that_are_none(search: str, capacity: int | None) -> None:
+    made = VerificationScheduler(StepCostModel.additive(1e-3, 1e-4), search=search)
+    for rows in (
+        [[np.nan, 0.5], [0.9, np.nan]], [[-1.0, 0.5], [0.9, -np.inf]], [[np.inf, 2.0], [1.0, 1.0]],
+        np.zeros((0, 3)), np.zeros((3, 0)), np.full((2, 3), np.nan), [[1e-40, 1e-45]],
+    ):  # fmt: skip
+        plan = made.plan(rows, lagged=rows, capacity=capacity)
+        requests, drafts = np.shape(rows)
+        assert plan.lengths.shape == (requests,)
+        assert ((plan.lengths >= 0) & (plan.lengths <= drafts)).all()
+        assert plan.rows == requests + int(plan.lengths.sum()) == plan.cu_rows[-1]
+        assert capacity is None or plan.rows <= max(capacity, requests)
+        assert np.isfinite(plan.theta)
+        assert np.isfinite(made.budget(rows, capacity=capacity).theta)

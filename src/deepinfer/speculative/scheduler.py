@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -149,7 +150,11 @@ class VerificationScheduler:
             ShapeError: There are not two axes.
         """
         cut = self._cut(survival)
-        return self._budget(self._falling(cut), cut.shape[0], capacity, sampling_requests)
+        found = self._budget(self._falling(cut), cut.shape[0], capacity, sampling_requests)
+        if not math.isfinite(found.baseline_theta):
+            cut = _in_range(cut)
+            found = self._budget(self._falling(cut), cut.shape[0], capacity, sampling_requests)
+        return found
 
     def allocate(self, survival: Any, k: int, *, capacity: int | None = None) -> _Ints:
         """Gives K slots to those that survive best.
@@ -182,7 +187,8 @@ class VerificationScheduler:
         """Plans one step.
 
         Args:
-            live: Survival of the drafts at hand, shape [requests, drafts].
+            live: Survival of the drafts at hand, shape [requests, drafts]. Where a NaN or an infinity would decide, it
+                counts as 0 or 1.
             lagged: Survival as it was known at least one step ago, shape [requests, drafts] or any number of
                 requests; needed where the search would anticipate.
             invariant: Whether each request's tokens cannot depend on the schedule, shape [requests]; None says no.
@@ -196,6 +202,20 @@ class VerificationScheduler:
             AnticipationError: The search would look at drafts that are still to be judged.
             ShapeError: Shapes do not fit.
         """
+        made = self._plan(live, lagged, invariant, capacity, sampling_requests)
+        if not math.isfinite(made.theta):  # survivals that are none; they are looked for only then
+            lagged = None if lagged is None else _in_range(lagged)
+            made = self._plan(_in_range(live), lagged, invariant, capacity, sampling_requests)
+        return made
+
+    def _plan(
+        self,
+        live: Any,
+        lagged: Any,
+        invariant: Any,
+        capacity: int | None,
+        sampling_requests: int | None,
+    ) -> VerifyPlan:
         cut = self._cut(live)
         requests, drafts = cut.shape
         theta = None
@@ -348,3 +368,8 @@ class VerificationScheduler:
             tokens += requests if sampling is None else sampling
             theta = tokens / seconds if requests else 0.0
         return VerifyPlan(lengths, rows - requests, rows, cu_rows, theta, seconds)
+
+
+def _in_range(survival: Any) -> npt.NDArray[np.float32]:
+    values = np.nan_to_num(np.asarray(survival, np.float32), nan=0.0, posinf=1.0, neginf=0.0)
+    return np.clip(values, 0.0, 1.0)
