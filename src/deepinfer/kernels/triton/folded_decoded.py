@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from deepinfer.kernels.triton.gemm_tiles import place_tile
 from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
-from deepinfer.kernels.triton.grouped_folded import load_words, rows_of_group, unfold
+from deepinfer.kernels.triton.grouped_folded import decode_half, rows_of_group
 from deepinfer.kernels.triton.grouped_tiles import power_of_byte
 
 __all__ = ["folded_decoded_kernel"]
@@ -124,9 +124,6 @@ def _decode(given, MODE: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH
         [64, 4, 4],
     )
     t_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, wide))
-    a_layout: gl.constexpr = gl.DotOperandLayout(
-        0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 32]), 4
-    )
     tiles_n = gl.cdiv(N, BLOCK_N)
     tile = gl.program_id(0)
     slot = 0
@@ -146,17 +143,11 @@ def _decode(given, MODE: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH
                 at = (slot * TN + COLUMNS) * 2
                 mbarrier.wait(freed.index(2 * COLUMNS + side), turn)
                 for half in gl.static_range(2):
-                    w = load_words(w_ring.index(at + half), 0)
+                    w = w_ring.index(at + half)
                     t = t_ring.index(at + half).load(t_layout)
+                    decoded = decode_half(w, t, 0, wide)
                     if half == 1:
                         mbarrier.arrive(empty.index(slot), count=1)
-                    a0 = unfold(w[0], t & 255, a_layout, wide)
-                    a1 = unfold(w[1], (t >> 8) & 255, a_layout, wide)
-                    a2 = unfold(w[2], (t >> 16) & 255, a_layout, wide)
-                    a3 = unfold(w[3], (t >> 24) & 255, a_layout, wide)
-                    low = gl.join(a0, a1).permute((0, 2, 1)).reshape([64, 64])
-                    high = gl.join(a2, a3).permute((0, 2, 1)).reshape([64, 64])
-                    decoded = gl.join(low, high).permute((0, 2, 1)).reshape([64, 128])
                     b_ring.index(2 * COLUMNS + side).slice(64 * half, 64).store(decoded)
                 fence_async_shared()
                 mbarrier.arrive(ready.index(2 * COLUMNS + side), count=1)

@@ -11,15 +11,16 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
+    fence_async_shared,
     mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
+from deepinfer.kernels.triton.gluon_names import block_barrier, copy_elements, load_tile
 from deepinfer.kernels.triton.grouped_tiles import power_of_byte
 
-__all__ = ["grouped_folded_kernel", "load_words", "rows_of_group", "unfold"]
+__all__ = ["decode_half", "grouped_folded_kernel", "rows_of_group"]
 
 # $2: eight codes, the magnitudes of the first four in the low half; their signs are the high bits of the bytes, those of
 # the last four stand four bits below. $6: the e4m3 byte of 0.5 at this step. $0, $1: four e4m3 bytes each.
@@ -83,6 +84,31 @@ def _group(words, t, x, part, add, AT: gl.constexpr, acc_layout: gl.constexpr, w
 
 
 @gluon.jit
+def decode_half(w, t, HALF: gl.constexpr, wide: gl.constexpr):
+    """128 channels of a tile as e4m3, [64, 128], in registers."""
+    a_layout: gl.constexpr = gl.DotOperandLayout(
+        0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 32]), 4
+    )
+    words = load_words(w, HALF)
+    a0 = unfold(words[0], t & 255, a_layout, wide)
+    a1 = unfold(words[1], (t >> 8) & 255, a_layout, wide)
+    a2 = unfold(words[2], (t >> 16) & 255, a_layout, wide)
+    a3 = unfold(words[3], (t >> 24) & 255, a_layout, wide)
+    low = gl.join(a0, a1).permute((0, 2, 1)).reshape([64, 64])
+    high = gl.join(a2, a3).permute((0, 2, 1)).reshape([64, 64])
+    return gl.join(low, high).permute((0, 2, 1)).reshape([64, 128])
+
+
+@gluon.jit
+def _shared_block(w, t, x, a, part, never, HALF: gl.constexpr, wide: gl.constexpr):
+    """Begins the product of 128 channels, by way of a decoded tile in shared memory."""
+    a.store(decode_half(w, t, HALF, wide))
+    fence_async_shared()
+    block_barrier()
+    return warpgroup_mma(a, x.permute((1, 0)), part, use_acc=never, is_async=True)
+
+
+@gluon.jit
 def _block(w, t, x, part, never, HALF: gl.constexpr, acc_layout: gl.constexpr, wide: gl.constexpr):
     """Begins the product of 128 channels; `never` is false, but hides from the compiler that `part` is not needed."""
     words = load_words(w, HALF)
@@ -124,10 +150,10 @@ def _scaled_block(
 
 
 @gluon.jit
-def _tile(rings, bars, steps, slot, phase, never, X_GROUP: gl.constexpr, SPAN: gl.constexpr, PART: gl.constexpr,
+def _tile(rings, bars, steps, slot, phase, never, X_GROUP: gl.constexpr, SHARED: gl.constexpr, SPAN: gl.constexpr, PART: gl.constexpr,
           PARTS: gl.constexpr, BLOCK_M: gl.constexpr, DEPTH: gl.constexpr, acc_layout: gl.constexpr):  # fmt: skip
     """One tile; a step is 128 or 256 channels."""
-    w_ring, x_ring, t_ring, s_ring = rings
+    w_ring, x_ring, t_ring, s_ring, a_ring = rings
     full, empty = bars
     wide: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 0, 1], [0, 0, 2], [8, 0, 0]],
@@ -152,6 +178,20 @@ def _tile(rings, bars, steps, slot, phase, never, X_GROUP: gl.constexpr, SPAN: g
                 x = x_ring.index(slot * SPAN + half)
                 acc = _scaled_block(w, t, x, codes, acc, half, BLOCK_M, acc_layout, wide)
             mbarrier.arrive(empty.index(slot), count=1)
+        elif SHARED:
+            t = t_ring.index(at).load(t_layout)
+            x = x_ring.index(slot * 2)
+            part = _shared_block(w, t, x, a_ring.index(2 * PART), part, never, 0, wide)
+            t = t_ring.index(at + 1).load(t_layout)
+            x = x_ring.index(slot * 2 + 1)
+            last = _shared_block(w, t, x, a_ring.index(2 * PART + 1), last, never, 1, wide)
+            xs = s_ring.index(slot * 2).load(m_layout)
+            part = warpgroup_mma_wait(1, [part])
+            acc += part * xs[None, :]
+            xs = s_ring.index(slot * 2 + 1).load(m_layout)
+            last = warpgroup_mma_wait(0, [last])
+            mbarrier.arrive(empty.index(slot), count=1)
+            acc += last * xs[None, :]
         else:
             t = t_ring.index(at).load(t_layout)
             part = _block(w, t, x_ring.index(slot * SPAN), part, never, 0, acc_layout, wide)
@@ -177,8 +217,8 @@ def _tile(rings, bars, steps, slot, phase, never, X_GROUP: gl.constexpr, SPAN: g
 
 
 @gluon.jit
-def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, SPAN: gl.constexpr, PARTS: gl.constexpr,
-              BLOCK_M: gl.constexpr, DEPTH: gl.constexpr, PART: gl.constexpr):  # fmt: skip
+def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, SHARED: gl.constexpr, SPAN: gl.constexpr,
+              PARTS: gl.constexpr, BLOCK_M: gl.constexpr, DEPTH: gl.constexpr, PART: gl.constexpr):  # fmt: skip
     """Multiplies, scales and writes 64 rows of weights of every tile."""
     out, factors, rows_of, rings, bars, sizes, strides = given
     num_groups, N, max_m, steps = sizes
@@ -208,7 +248,7 @@ def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, SPAN: gl.constex
                 at_n = gl.minimum(n0 + row, N - 1)
                 factor = gl.load(factors + g.to(gl.int64) * stride_fg + at_n)  # type: ignore[attr-defined]
                 acc, slot, phase = _tile(
-                    rings, bars, steps, slot, phase, N < 0, X_GROUP, SPAN, PART, PARTS, BLOCK_M, DEPTH,
+                    rings, bars, steps, slot, phase, N < 0, X_GROUP, SHARED, SPAN, PART, PARTS, BLOCK_M, DEPTH,
                     acc_layout,
                 )  # fmt: skip
                 acc *= factor[:, None]
@@ -235,7 +275,7 @@ def _copies(given, MODE: gl.constexpr, SPAN: gl.constexpr, PARTS: gl.constexpr, 
             DEPTH: gl.constexpr):  # fmt: skip
     """Fills the ring, tile after tile."""
     w_desc, x_desc, t_desc, x_scale, rows_of, rings, bars, sizes, strides = given
-    w_ring, x_ring, t_ring, s_ring = rings
+    w_ring, x_ring, t_ring, s_ring, _a = rings
     full, empty = bars
     num_groups, N, max_m, steps = sizes
     stride_tg, stride_tk, stride_xg, stride_xm, stride_xk = strides
@@ -322,6 +362,7 @@ def grouped_folded_kernel(
     stride_xk,
     MODE: gl.constexpr,
     X_GROUP: gl.constexpr,
+    SHARED: gl.constexpr,
     SPAN: gl.constexpr,
     PARTS: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -344,7 +385,10 @@ def grouped_folded_kernel(
         # Bulk copies count as one; each lane of the copying warp adds one when its scales are there.
         mbarrier.init(full.index(i), count=33)
         mbarrier.init(empty.index(i), count=PARTS)
-    rings = (w_ring, x_ring, t_ring, s_ring)
+    a_ring = x_ring
+    if SHARED:
+        a_ring = gl.allocate_shared_memory(gl.float8e4nv, [2 * PARTS, 64, 128], x_desc.layout)
+    rings = (w_ring, x_ring, t_ring, s_ring, a_ring)
     bars = (full, empty)
     sizes = (num_groups, N, max_m, steps)
     to = (stride_og, stride_om, stride_fg)
@@ -354,7 +398,7 @@ def grouped_folded_kernel(
     if PARTS == 1:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, X_GROUP, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
+                (_products, (multiply, MODE, X_GROUP, SHARED, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
                 (_copies, (copy, MODE, SPAN, PARTS, BLOCK_M, DEPTH)),
             ],
             [1],
@@ -363,8 +407,8 @@ def grouped_folded_kernel(
     elif PARTS == 2:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, X_GROUP, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
-                (_products, (multiply, MODE, X_GROUP, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
+                (_products, (multiply, MODE, X_GROUP, SHARED, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
+                (_products, (multiply, MODE, X_GROUP, SHARED, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
                 (_copies, (copy, MODE, SPAN, PARTS, BLOCK_M, DEPTH)),
             ],
             [4, 1],
@@ -373,10 +417,10 @@ def grouped_folded_kernel(
     else:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, X_GROUP, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
-                (_products, (multiply, MODE, X_GROUP, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
-                (_products, (multiply, MODE, X_GROUP, SPAN, PARTS, BLOCK_M, DEPTH, 2)),
-                (_products, (multiply, MODE, X_GROUP, SPAN, PARTS, BLOCK_M, DEPTH, 3)),
+                (_products, (multiply, MODE, X_GROUP, SHARED, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
+                (_products, (multiply, MODE, X_GROUP, SHARED, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
+                (_products, (multiply, MODE, X_GROUP, SHARED, SPAN, PARTS, BLOCK_M, DEPTH, 2)),
+                (_products, (multiply, MODE, X_GROUP, SHARED, SPAN, PARTS, BLOCK_M, DEPTH, 3)),
                 (_copies, (copy, MODE, SPAN, PARTS, BLOCK_M, DEPTH)),
             ],
             [4, 4, 4, 1],
