@@ -6,7 +6,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
-from deepinfer.kernels.triton.gemm_tiles import place_tile, plain_tile, scaled_tile, store_tile
+from deepinfer.kernels.triton.gemm_tiles import (
+    group_of_tile,
+    place_tile,
+    plain_tile,
+    scaled_tile,
+    store_tile,
+)
 from deepinfer.kernels.triton.gemm_tiles_small import small_groups_tile
 from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
 
@@ -39,11 +45,15 @@ def _copies(
     slot = 0
     phase = 1
     tiles = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N)
+    after = 0
+    if GROUPED:
+        after = group_of_tile(layout, gl.program_id(0), M, N, BLOCK_M, BLOCK_N, BAND)
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         m, n = place_tile(tile, M, N, BLOCK_M, BLOCK_N, BAND)
-        group = 0
+        group = after
         if GROUPED:
-            group = gl.load(layout + m)
+            following = tile + gl.num_programs(0)
+            after = group_of_tile(layout, following, M, N, BLOCK_M, BLOCK_N, BAND)
         if group >= 0:
             xp = x_scale + m.to(gl.int64) * stride_xm
             fp = w_scale + gl.minimum(n // GROUP + block, (N - 1) // GROUP) * stride_wn
@@ -95,18 +105,26 @@ def _products(
     slot = 0
     phase = 0
     tiles = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N)
+    row = gl.arange(0, 64, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    after = 0
+    if GROUPED:
+        after = group_of_tile(layout, gl.program_id(0), M, N, BLOCK_M, BLOCK_N, BAND)
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         m, n = place_tile(tile, M, N, BLOCK_M, BLOCK_N, BAND)
-        group = 0
+        group = after
+        groups = row
+        m += 64 * PART
         if GROUPED:
-            group = gl.load(layout + m)
+            # What the next tile, and the end of this one, ask for comes while this tile is multiplied.
+            following = tile + gl.num_programs(0)
+            after = group_of_tile(layout, following, M, N, BLOCK_M, BLOCK_N, BAND)
+            groups = gl.load(layout + gl.minimum(m + row, M - 1))
         if group >= 0:
-            m += 64 * PART
             if SCALED and GROUP == 32:
                 acc, slot, phase = small_groups_tile(
                     x_ring, w_ring, s_ring, f_ring, full, empty, steps, slot, phase, N < 0, PART, PARTS, DEPTH, acc_layout
                 )  # fmt: skip
-                store_tile(acc, out, layout, m, n, M, N, stride_om, GROUPED, WIDTH)
+                store_tile(acc, out, groups, m, n, M, N, stride_om, GROUPED, WIDTH)
             elif SCALED:
                 acc, last, slot, phase = scaled_tile(
                     x_ring, w_ring, s_ring, f_ring, full, empty, steps, slot, phase, N < 0,
@@ -114,15 +132,15 @@ def _products(
                 )  # fmt: skip
                 if SPLIT == 2:
                     acc += last
-                store_tile(acc, out, layout, m, n, M, N, stride_om, GROUPED, WIDTH)
+                store_tile(acc, out, groups, m, n, M, N, stride_om, GROUPED, WIDTH)
                 if BLOCK_N == 256:
-                    store_tile(last, out, layout, m, n + 128, M, N, stride_om, GROUPED, WIDTH)
+                    store_tile(last, out, groups, m, n + 128, M, N, stride_om, GROUPED, WIDTH)
             else:
                 acc, slot, phase = plain_tile(
                     x_ring, w_ring, full, empty, steps, slot, phase,
                     PART, PARTS, BLOCK_N, DEPTH, acc_layout,
                 )  # fmt: skip
-                store_tile(acc, out, layout, m, n, M, N, stride_om, GROUPED, WIDTH)
+                store_tile(acc, out, groups, m, n, M, N, stride_om, GROUPED, WIDTH)
 
 
 @gluon.jit(do_not_specialize=["M"])

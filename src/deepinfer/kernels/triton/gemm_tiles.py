@@ -10,7 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-__all__ = ["place_tile", "plain_tile", "scaled_tile", "store_tile"]
+__all__ = ["group_of_tile", "place_tile", "plain_tile", "scaled_tile", "store_tile"]
 
 
 @gluon.jit
@@ -25,10 +25,18 @@ def place_tile(tile, M, N, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BAND: g
 
 
 @gluon.jit
+def group_of_tile(layout, tile, M, N, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BAND: gl.constexpr):  # fmt: skip
+    """Group of the first row of a tile; of the last tile behind the last."""
+    tile = gl.minimum(tile, gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) - 1)
+    m, _ = place_tile(tile, M, N, BLOCK_M, BLOCK_N, BAND)
+    return gl.load(layout + m)
+
+
+@gluon.jit
 def store_tile(
-    acc, out, layout, m, n, M, N, stride_om, GROUPED: gl.constexpr, BLOCK_N: gl.constexpr
+    acc, out, groups, m, n, M, N, stride_om, GROUPED: gl.constexpr, BLOCK_N: gl.constexpr
 ):
-    """Writes a tile, but for rows that belong to no group."""
+    """Writes a tile, but for rows whose group is negative."""
     THREADS: gl.constexpr = BLOCK_N // 8 if BLOCK_N < 256 else 32
     to_layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // THREADS, THREADS], [4, 1], [1, 0])
     y = gl.convert_layout(acc.to(out.dtype.element_ty), to_layout)
@@ -36,7 +44,7 @@ def store_tile(
     columns = n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, to_layout))
     used = rows < M
     if GROUPED:
-        used = used & (gl.load(layout + gl.minimum(rows, M - 1)) >= 0)
+        used = used & (gl.convert_layout(groups, gl.SliceLayout(1, to_layout)) >= 0)
     to = out + rows.to(gl.int64)[:, None] * stride_om + columns[None, :]
     gl.store(to, y, mask=used[:, None] & (columns < N)[None, :])
 
