@@ -77,9 +77,9 @@ def test_a_plan_that_wins_nothing_is_not_made_every_step(monkeypatch) -> None:
 
     free, dear = watched(StepCostModel.additive(1.0, 1e-9)), watched(DEAR)
     assert all(free.trim([[0.5, 0.1]] * 4, [2] * 4) == [2] * 4 for _ in range(80))
-    assert len(looks) == 10
+    assert len(looks) == 5
     assert all(dear.trim([[0.5, 0.1]] * 4, [2] * 4) == [0] * 4 for _ in range(10))
-    assert len(looks) == 20
+    assert len(looks) == 15
 
 
 def test_outcomes_are_wanted_now_and_then() -> None:

@@ -17,7 +17,7 @@ from deepinfer.speculative.survival import prefix_survival
 __all__ = ["LiveLengths"]
 
 _NOTE_EVERY = 4  # steps; what text is like changes slowly
-_SKIP = 7
+_SKIP = 15
 _EXPLORE = 64  # blocks
 _WHOLE_EVERY = 256  # steps
 _LEAST_GAIN = 0.01
@@ -78,6 +78,9 @@ class LiveLengths:
         )
         self._skipped = 0  # steps that are still verified whole without a look
         self._steps = 0
+        self._rows = 0
+        self._looks = False
+        self._is_idle = False  # whether the last look won nothing
         self._planning_s = 0.0
         self._expected = 0.0  # drafts that are accepted, of the step that was planned last
 
@@ -134,21 +137,24 @@ class LiveLengths:
         """
         self._steps += 1
         self._expected = 0.0
-        if self._skipped:
+        self._looks = False
+        if self._skipped and self._rows == len(counts):
             self._skipped -= 1
             return list(counts)
         if not len(counts):
             return []
         began = time.perf_counter()
+        self._looks, self._rows = True, len(counts)
         known = [at for at, row in enumerate(confidences) if len(row) and counts[at]]
         lengths = list(counts)
         if not known:
+            self._skipped = 0
             return lengths
         width = max(len(confidences[at]) for at in known)
         values = _rows(confidences, known, width)
         gaps = _rows(margins, known, width) if len(margins) else None
         survival = prefix_survival(self._calibrated(values, gaps))
-        if self._steps % _NOTE_EVERY == 1 or not self.switch.is_on:
+        if self._is_idle or self._steps % _NOTE_EVERY == 1 or not self.switch.is_on:
             self.switch.note(survival)
         room = np.array([counts[at] for at in known])
         survival = np.where(np.arange(width) < room[:, None], survival, np.float32(0))
@@ -167,7 +173,8 @@ class LiveLengths:
         elapsed = time.perf_counter() - began
         # The least of late: what disturbs the host now and then is no reason to plan less.
         self._planning_s = min(elapsed, 1.1 * self._planning_s or elapsed)
-        self._skipped = 0 if pays or self._teaches else _SKIP
+        self._is_idle = not (pays or self._teaches)
+        self._skipped = _SKIP if self._is_idle else 0
         return lengths if pays else list(counts)
 
     @property
@@ -198,7 +205,8 @@ class LiveLengths:
     @property
     def wants_outcomes(self) -> bool:
         """Whether `learn` is to be told of this step; it need not be of all."""
-        return self._steps % _NOTE_EVERY == 1 or self._calibrated.is_new
+        is_due = self._looks and (self._is_idle or self._steps % _NOTE_EVERY == 1)
+        return is_due or self._calibrated.is_new
 
     def learn(
         self,
@@ -228,7 +236,10 @@ class LiveLengths:
 def _rows(
     values: Sequence[Sequence[float]], chosen: Sequence[int], width: int
 ) -> npt.NDArray[np.float32]:
-    found = np.zeros((len(chosen), width), np.float32)
-    for place, at in enumerate(chosen):
-        found[place, : len(values[at])] = values[at]
+    rows = [values[at] for at in chosen]
+    if min(map(len, rows)) == width:
+        return np.array(rows, np.float32)
+    found = np.zeros((len(rows), width), np.float32)
+    for place, row in enumerate(rows):
+        found[place, : len(row)] = row
     return found

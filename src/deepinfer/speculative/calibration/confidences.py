@@ -17,7 +17,7 @@ from deepinfer.speculative.calibration.sequential import SequentialTemperatureSc
 __all__ = ["ConfidenceCalibration", "padded"]
 
 _Floats = npt.NDArray[np.float64]
-_REFIT_EVERY = 32
+_REFIT_EVERY = 64
 _MOST_UPDATES = 512  # for which a calibration may count as new
 _EDGE = 1e-7
 
@@ -79,11 +79,11 @@ class ConfidenceCalibration:
             return confidences
         logits = _logits(confidences)
         if isinstance(scaling, AcceptanceEstimator):
-            width = min(logits.shape[1], scaling.num_drafts)
-            found = sigmoid(logits)
-            z = _fitted(logits, scaling.num_drafts)
-            m = None if margins is None else _fitted(margins, scaling.num_drafts)
-            found[:, :width] = scaling.predict(z, m)[:, :width]
+            width = scaling.num_drafts
+            m = None if margins is None else _fitted(margins, width)
+            found = scaling.predict(_fitted(logits, width), m)[:, : logits.shape[1]]
+            if logits.shape[1] > width:
+                found = np.concatenate([found, sigmoid(logits[:, width:])], 1)
         else:
             if self._temperatures is None:
                 self._temperatures = np.asarray(scaling.temperatures, float)
@@ -148,7 +148,9 @@ def padded(rows: Sequence[Sequence[float]], width: int) -> _Floats:
     return values
 
 
-def _fitted(values: npt.NDArray[Any], width: int) -> _Floats:
+def _fitted(values: npt.NDArray[Any], width: int) -> npt.NDArray[Any]:
+    if values.shape[1] == width:
+        return values
     found = np.full((len(values), width), np.nan)
     found[:, : values.shape[1]] = values[:, :width]
     return found

@@ -48,11 +48,12 @@ class AcceptanceEstimator:
         ConfigError: A number is out of range.
     """
 
-    def __init__(self, num_drafts: int, *, capacity: int = 2048, min_trials: int = 256) -> None:
+    def __init__(self, num_drafts: int, *, capacity: int = 1024, min_trials: int = 256) -> None:
         self.num_drafts = checks.check_int("num_drafts", num_drafts, 1, 256, ConfigError)
         self.capacity = checks.check_int("capacity", capacity, 1, 2**24, ConfigError)
         self.min_trials = checks.check_int("min_trials", min_trials, 1, 2**31, ConfigError)
         self.coefficients: _Floats = np.tile(_START, (num_drafts, 1))
+        self._common = _START
         self._trials = np.zeros((num_drafts, capacity, 3))  # logit, margin, outcome
         self._counts = np.zeros(num_drafts, np.int64)
 
@@ -136,15 +137,15 @@ class AcceptanceEstimator:
             Probability that each draft is accepted if all before it are, shape [blocks, drafts]; NaN logits give NaN.
         """
         z, m = self._inputs(logits, margins)
-        known: _Floats = np.einsum("bkf,kf->bk", _features(z, m), self.coefficients)
-        return sigmoid(known)
+        w = self.coefficients.T
+        return sigmoid(w[0] * z + w[1] * m + w[2] * np.sqrt(m) + w[3] * np.log1p(m) + w[4])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` takes: the fit, not the trials behind it."""
         return {"format": _FORMAT, "coefficients": self.coefficients.tolist()}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any], *, capacity: int = 2048) -> AcceptanceEstimator:
+    def from_dict(cls, values: Mapping[str, Any], *, capacity: int = 1024) -> AcceptanceEstimator:
         """Takes a fit from plain values; what it learns from then on moves away from it.
 
         Args:
@@ -207,9 +208,10 @@ class AcceptanceEstimator:
         z, m, hits = np.concatenate(trials, 1)
         if hits.size < self.min_trials:
             return self
-        common = _logistic(_features(z, m), hits, _START, _HELD_TO_START)
+        self._common = _logistic(_features(z, m), hits, _START, _HELD_TO_START, self._common)
         for position, (z, m, hits) in enumerate(trials):
-            found = _logistic(_features(z, m), hits, common, _HELD_TO_COMMON)
+            x, before = _features(z, m), self.coefficients[position]
+            found = _logistic(x, hits, self._common, _HELD_TO_COMMON, before)
             self.coefficients[position] = found
         return self
 
@@ -228,16 +230,18 @@ def _features(z: _Floats, m: _Floats) -> _Floats:
     return np.stack([z, m, np.sqrt(m), np.log1p(m), np.ones_like(z)], -1)
 
 
-def _logistic(x: _Floats, hits: _Floats, start: _Floats, weight: float) -> _Floats:
-    """Logistic regression by Newton's method, held near `start`."""
+def _logistic(x: _Floats, hits: _Floats, center: _Floats, weight: float, start: _Floats) -> _Floats:
+    """Logistic regression by Newton's method from `start`, held near `center`."""
+    if not hits.size:
+        return center.copy()
     found = start.copy()
-    for _ in range(30 if hits.size else 0):
+    for _ in range(30):
         p = sigmoid(x @ found)
-        gradient = x.T @ (hits - p) - weight * (found - start)
+        gradient = x.T @ (hits - p) - weight * (found - center)
         hessian = (x * (p * (1.0 - p))[:, None]).T @ x + weight * np.eye(x.shape[1])
         change = np.linalg.solve(hessian, gradient)
         change *= min(1.0, 5.0 / max(1e-12, float(np.abs(change).max())))
         found += change
-        if float(np.abs(change).max()) < 1e-7:
+        if float(np.abs(change).max()) < 1e-5:
             break
     return found
