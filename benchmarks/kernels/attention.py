@@ -386,16 +386,10 @@ def cases() -> list[Case]:
             if (batch, s_q) == (256, 1):
                 variant = partial(build, portable=True)
                 found.append(Case(op, shape, "portable", variant, peer=peer))
-            for registers, followers in (
-                (200, 0),
-                (208, 0),
-                (216, 0),
-                (216, 168),
-                (208, 168),
-                (216, 176),
-            ):
-                variant = partial(build, tuning=WideTuning(registers, followers))
-                found.append(Case(op, shape, f"r{registers} f{followers}", variant, peer=peer))
+            for sizes in ((4, 216, 168), (8, 216, 168), (8, 208, 160)):
+                variant = partial(build, tuning=WideTuning(*sizes))
+                words = " ".join(map(str, sizes))
+                found.append(Case(op, shape, f"wide {words}", variant, peer=peer))
             if batch * s_q == 64:
                 for split in (0, 192, 128):
                     variant = partial(build, split=split)
@@ -413,8 +407,8 @@ def cases() -> list[Case]:
                 if heads == 16 and batch == 128:
                     found.append(Case(op, shape, "portable", partial(build, portable=True)))
                 if heads == 16:
-                    for tuning in (FewTuning(8, 120), FewTuning(4, 144)):
-                        words = f"w{tuning.warps} r{tuning.registers}"
+                    for tuning in (FewTuning(8, 16, 144), FewTuning(8, 32, 144)):
+                        words = f"few {tuning.warps} {tuning.keys}"
                         found.append(Case(op, shape, words, partial(build, tuning=tuning)))
                     if batch == 16:
                         for split in (128, 320):

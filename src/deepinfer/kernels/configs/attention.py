@@ -8,10 +8,10 @@ INVARIANT_KEYS = 320
 """Keys of a part where a row's bits must not hang on the number of rows."""
 
 
-WIDE: tuple[int, ...] = (216, 168)
-"""Registers of the two warpgroups that multiply: `WideTuning`."""
-FEW: dict[int, tuple[int, int]] = {8: (8, 144), 16: (8, 144), 32: (8, 144)}
-"""By heads: warps that decode, and their registers: `FewTuning`."""
+WIDE: tuple[int, int, int] = (4, 216, 168)
+"""Warps that decode, registers of the two warpgroups that multiply: `WideTuning`."""
+FEW: dict[int, tuple[int, int, int]] = {8: (8, 32, 144), 16: (8, 32, 144), 32: (8, 32, 144)}
+"""By heads: warps that decode, keys at once, registers: `FewTuning`."""
 
 
 def split_keys(rows: int, heads: int, keys: int, num_sms: int) -> int:

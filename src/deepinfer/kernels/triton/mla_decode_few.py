@@ -159,7 +159,7 @@ def mla_decode_few_kernel(
     FP4: gl.constexpr, PAGE: gl.constexpr, LENGTHS: gl.constexpr,
     EXTRA: gl.constexpr, EXTRA_FP4: gl.constexpr, EXTRA_PAGE: gl.constexpr, EXTRA_LENGTHS: gl.constexpr,
     SINK: gl.constexpr, ROTATE: gl.constexpr, INDEXED: gl.constexpr, PARTIAL: gl.constexpr,
-    HEADS: gl.constexpr, DEPTH: gl.constexpr, WARPS: gl.constexpr, REGISTERS: gl.constexpr,
+    HEADS: gl.constexpr, DEPTH: gl.constexpr, WARPS: gl.constexpr, KEYS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Attention of rows of few heads to picked records; with `PARTIAL`, of parts of the lists."""
     tile_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
@@ -167,10 +167,10 @@ def mla_decode_few_kernel(
     k_ring = gl.allocate_shared_memory(gl.bfloat16, [DEPTH, 64, 512], tile_layout)
     p_tile = gl.allocate_shared_memory(gl.bfloat16, [HEADS, 64], tile_layout)
     raw_ring = gl.allocate_shared_memory(
-        gl.int32, [2, 4 * WARPS, 128], gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
+        gl.int32, [2, KEYS, 128], gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
     )
     scale_ring = gl.allocate_shared_memory(
-        gl.int32, [2, 4 * WARPS, 8], gl.SwizzledSharedLayout(4, 1, 1, [1, 0])
+        gl.int32, [2, KEYS, 8], gl.SwizzledSharedLayout(4, 1, 1, [1, 0])
     )
     bias_ring = gl.allocate_shared_memory(
         gl.float32, [DEPTH, 64], gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -201,7 +201,7 @@ def mla_decode_few_kernel(
                     q_desc, words, scales, index, lengths, limit, page16, width, stride_i,
                     extra_words, extra_scales, extra_index, extra_lengths, extra_limit, extra_page16, extra_width,
                     stride_e, raw_ring, scale_ring, q_tile, q_full, q_empty, k_ring, bias_ring, full, empty, units, splits, tiles_a_split,
-                    heads, HEADS, FP4, PAGE, LENGTHS, EXTRA, EXTRA_FP4, EXTRA_PAGE, EXTRA_LENGTHS, WARPS, DEPTH,
+                    heads, HEADS, FP4, PAGE, LENGTHS, EXTRA, EXTRA_FP4, EXTRA_PAGE, EXTRA_LENGTHS, WARPS, KEYS, DEPTH,
                 ),
             ),
         ],

@@ -12,7 +12,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from deepinfer.kernels.configs import attention as configs
 from deepinfer.kernels.triton.gemm_launch import num_sms
-from deepinfer.kernels.triton.mla_decode import mla_decode_kernel
 from deepinfer.kernels.triton.mla_decode_few import mla_decode_few_kernel
 from deepinfer.kernels.triton.mla_decode_pair import mla_decode_pair_kernel
 from deepinfer.kernels.triton.mla_merge import merge_states
@@ -70,15 +69,14 @@ class WideTuning:
     """How rows of many heads run.
 
     Attributes:
-        registers: Registers a thread of the warpgroups that multiply; the rest of 504 is for those that decode.
-        followers: Registers of the second warpgroup, where logits are made once and shares passed on; 0 where both make
-            them.
-        keys: Keys that are decoded at once, 32 or 64.
+        warps: Warps that decode, 4 or 8.
+        lead: Registers a thread of the warpgroup that makes logits.
+        follow: Registers of the other one that multiplies; those that decode have the rest of 504, or of 512 for both.
     """
 
-    registers: int
-    followers: int = 0
-    keys: int = 32
+    warps: int
+    lead: int
+    follow: int
 
 
 @dataclass(frozen=True)
@@ -87,10 +85,12 @@ class FewTuning:
 
     Attributes:
         warps: Warps that decode, 4 or 8.
+        keys: Keys that are decoded at once, 16 or 32.
         registers: Registers a thread of the warps that decode.
     """
 
     warps: int
+    keys: int
     registers: int
 
 
@@ -158,17 +158,16 @@ def _launch(
     units = rows * triton.cdiv(heads, block) * splits
     partial = splits > 1
     if block == 64:
-        kernel = mla_decode_kernel
+        kernel = mla_decode_pair_kernel
         wide = tuning if isinstance(tuning, WideTuning) else WideTuning(*configs.WIDE)
-        sizes = {"DEPTH": 2, "KEYS": wide.keys, "REGISTERS": wide.registers}
-        if wide.followers:
-            kernel = mla_decode_pair_kernel
-            rest = 504 - wide.registers - wide.followers
-            sizes = {"DEPTH": 2, "FOLLOWERS": wide.followers, "REGISTERS": rest}
+        rest = (504 if wide.warps == 4 else 512) - wide.lead - wide.follow
+        sizes = {
+            "WARPS": wide.warps, "FOLLOWERS": wide.follow, "REGISTERS": rest * 4 // wide.warps
+        }  # fmt: skip
     else:
         kernel = mla_decode_few_kernel
         few = tuning if isinstance(tuning, FewTuning) else FewTuning(*configs.FEW[block])
-        sizes = {"HEADS": block, "DEPTH": 2, "WARPS": few.warps, "REGISTERS": few.registers}
+        sizes = {"HEADS": block, "WARPS": few.warps, "KEYS": few.keys, "REGISTERS": few.registers}
     kernel[(min(units, num_sms(q.device.index)),)](
         q_desc, words, scales, first.indices, first.indices if first.lengths is None else first.lengths,
         extra_words, extra_scales, more.indices, more.indices if more.lengths is None else more.lengths,
@@ -183,5 +182,5 @@ def _launch(
         EXTRA=second is not None, EXTRA_FP4=more.is_fp4, EXTRA_PAGE=more.page_size,
         EXTRA_LENGTHS=second is not None and more.lengths is not None,
         SINK=ends.sink is not None, ROTATE=ends.phases is not None, INDEXED=ends.phase_index is not None,
-        PARTIAL=partial, num_warps=4, **sizes,
+        PARTIAL=partial, DEPTH=2, num_warps=4, **sizes,
     )  # fmt: skip
