@@ -75,7 +75,10 @@ def test_a_plan_that_wins_nothing_is_not_made_every_step(monkeypatch) -> None:
         )
         return made
 
-    free, dear = watched(StepCostModel.additive(1.0, 1e-9)), watched(DEAR)
+    free, dear = (
+        watched(StepCostModel.additive(1.0, 1e-9)),
+        watched(StepCostModel.additive(1.0, 1.0)),
+    )
     assert all(free.trim([[0.5, 0.1]] * 4, [2] * 4) == [2] * 4 for _ in range(80))
     assert len(looks) == 5
     assert all(dear.trim([[0.5, 0.1]] * 4, [2] * 4) == [0] * 4 for _ in range(10))
