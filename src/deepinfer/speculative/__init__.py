@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from deepinfer.speculative.noise import DrawStream as DrawStream
     from deepinfer.speculative.noise import NoiseSource as NoiseSource
     from deepinfer.speculative.policy import ScheduledLengths as ScheduledLengths
+    from deepinfer.speculative.recorder import BlockRecorder as BlockRecorder
     from deepinfer.speculative.rejection import RejectionSampler as RejectionSampler
     from deepinfer.speculative.rejection import VerifyResult as VerifyResult
     from deepinfer.speculative.scheduler import BudgetDecision as BudgetDecision
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "AcceptanceEstimator": "deepinfer.speculative.calibration.estimator",
+    "BlockRecorder": "deepinfer.speculative.recorder",
     "BlockDrafter": "deepinfer.speculative.block_drafter",
     "BudgetDecision": "deepinfer.speculative.scheduler",
     "CausalTarget": "deepinfer.speculative.generate",
@@ -116,6 +118,7 @@ _EXPORTS = {
 __all__ = [
     "AcceptanceEstimator",
     "BlockDrafter",
+    "BlockRecorder",
     "BudgetDecision",
     "CausalTarget",
     "ConfidenceHead",

@@ -10,6 +10,8 @@ from deepinfer.viz.acceptance import plot_acceptance as plot_acceptance
 from deepinfer.viz.attention import plot_attention_mass as plot_attention_mass
 from deepinfer.viz.attention import plot_selected_rows as plot_selected_rows
 from deepinfer.viz.distance import plot_error_by_distance as plot_error_by_distance
+from deepinfer.viz.drafting import plot_reliability as plot_reliability
+from deepinfer.viz.drafting import plot_throughput as plot_throughput
 from deepinfer.viz.experts import plot_expert_load as plot_expert_load
 from deepinfer.viz.fleet import plot_engine_load as plot_engine_load
 from deepinfer.viz.fleet import plot_latency as plot_latency
@@ -37,7 +39,9 @@ __all__ = [
     "plot_mask_sizes",
     "plot_matrix",
     "plot_plans",
+    "plot_reliability",
     "plot_selected_rows",
     "plot_spans",
+    "plot_throughput",
     "use_style",
 ]
