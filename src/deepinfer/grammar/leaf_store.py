@@ -6,7 +6,20 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from deepinfer.grammar.cuts import CutStore
-from deepinfer.grammar.nodes import BAG, EMPTY, EPS, NOT, REF, SET, TAG, UNKNOWN, BagNode, Node
+from deepinfer.grammar.nodes import (
+    ALT,
+    BAG,
+    CHOICE,
+    EMPTY,
+    EPS,
+    NOT,
+    REF,
+    SET,
+    TAG,
+    UNKNOWN,
+    BagNode,
+    Node,
+)
 
 if TYPE_CHECKING:
     from deepinfer.grammar.bag_state import BagSpec, BagState
@@ -119,7 +132,9 @@ class LeafStore:
             self.num_nodes = uid + 1
             if not uid & 1023:
                 self._check(uid)
-            node = BagNode(BAG, uid, nullable, True, 0 if nullable else 1)
+            # A member that has begun may have become a dead end, such as a key that a pattern rules out by now.
+            live = True if place != CHOICE or has_live_member(spec, bag, pick) else None
+            node = BagNode(BAG, uid, nullable, live, 0 if nullable else 1)
             node.spec = spec
             node.bag = bag
             node.place = place
@@ -133,3 +148,12 @@ class LeafStore:
 
 def _unbounded(num_states: int) -> None:
     """Stands for a budget where there is none."""
+
+
+def has_live_member(spec: BagSpec, bag: BagState, pick: Node) -> bool:
+    """Whether one of the members that a bag allows is known to be no dead end."""
+    allowed = spec.allowed(bag)
+    for part in pick.parts if pick.kind == ALT else (pick,):
+        if part.live and part.tags & allowed:
+            return True
+    return False
