@@ -43,7 +43,7 @@ def weights(kind: str, groups: int, n: int, k: int) -> tuple[torch.Tensor, torch
     """Random weights: "fp8" with a scale for 128x128, "fp4" with one for 32, "bf16"."""
     if kind == "bf16":
         return torch.randn(groups, n, k, device="cuda", dtype=torch.bfloat16), None
-    if kind in ("fp4", "fp4x32", "raw"):
+    if kind.startswith("fp4"):
         q = torch.randint(0, 256, (groups, n, k // 2), device="cuda", dtype=torch.uint8)
         return q, torch.randint(112, 124, (groups, n, k // 32), device="cuda", dtype=torch.uint8)
     q = torch.empty(groups, n, k, device="cuda", dtype=FP8)
@@ -64,7 +64,7 @@ def values(x: torch.Tensor, s: torch.Tensor | None) -> torch.Tensor:
 
 def prepared(kind: str, w: torch.Tensor, s: torch.Tensor | None) -> tuple[Any, Any]:
     """Weights in the form that the kernel reads."""
-    if kind not in ("fp4", "fp4x32"):
+    if not kind.startswith("fp4"):
         return w, s
     from deepinfer.kernels.reference.folded import prepare_mxfp4_weights
 
@@ -94,7 +94,7 @@ def near(wanted: torch.Tensor, found: torch.Tensor, what: str) -> float:
 
 
 def masked(kind: str, groups: int, m: int, n: int, k: int, sizes: tuple[int, ...], small: bool) -> Built:  # fmt: skip
-    """A grouped product with rows counted on the device; "raw" weights are MXFP4 that were not prepared."""
+    """A grouped product with rows counted on the device."""
     from deepinfer.kernels.triton.gemm_launch import SwappedTuning, grouped_swapped
 
     groups, max_m = 7 if small else groups, 64
@@ -334,6 +334,4 @@ def cases() -> list[Case]:
     for m, n, k in ((4096, 4096, 7168), (8192, 8192, 8192)):
         add("bf16_gemm_nt", dense, "bf16", (m, n, k), [(2, 256, 4, 8)])
         add("batch_invariant.linear", invariant, "bf16", (m, n, k), [()])
-    raw: list[Sizes] = [(16, 1, 5, 2, 3), (16, 1, 8, 1, 4)]
-    add("m_grouped_fp8_fp4_gemm_nt_masked", masked, "raw", (48, 16, 4608, 5120), raw)
     return found

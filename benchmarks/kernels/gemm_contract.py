@@ -31,8 +31,7 @@ def cases() -> list[Case]:
         for n, k in tests.SHAPES:
             add(tests.test_a_row_does_not_depend_on_the_others, kind, n, k)
         add(tests.test_another_process_gets_the_same_bytes, kind)
-        if kind != "raw":
-            add(tests.test_contiguous_products, kind)
+        add(tests.test_contiguous_products, kind)
         if kind != "bf16":
             for expected in (16, 32, 64):
                 add(tests.test_masked_products, kind, expected)
@@ -42,5 +41,6 @@ def cases() -> list[Case]:
     for kind, k in (("bf16", 520), ("fp8", 1040), ("fp8", 2304), ("bf16", 2312)):
         for m in (5, 300):
             add(tests.test_the_last_block_of_channels_may_be_short, kind, k, m)
+    add(tests.test_weights_that_were_not_prepared_are_served_by_another_kernel)
     add(tests.test_odd_numbers_of_channels_are_served_by_another_kernel)
     return found

@@ -19,8 +19,8 @@ from deepinfer.kernels.reference.cast import (
 
 pytestmark = pytest.mark.gpu
 ROWS = (1, 2, 3, 15, 16, 17, 63, 64, 65, 128, 257, 1000)
-# fp4: prepared MXFP4 weights, raw: as they were cast; 32: tokens, and weights of fp8, with e8m0 scales for 32 channels
-KINDS = ("bf16", "fp8", "fp8_32", "fp4", "fp4_32", "raw")
+# fp4: prepared MXFP4 weights; 32: tokens, and weights of fp8, with e8m0 scales for 32 channels
+KINDS = ("bf16", "fp8", "fp8_32", "fp4", "fp4_32")
 GROUPED = KINDS[1:]
 SHAPES = [(640, 1024), (1280, 5120), (5120, 8192)]
 NAN = 0x7F
@@ -46,8 +46,6 @@ def weights(kind: str, *shape: int):
     w = torch.randn(shape, device="cuda")
     if kind == "bf16":
         return w.bfloat16()
-    if kind == "raw":
-        return per_token_cast_to_fp4(w)
     if kind.startswith("fp4"):
         words, steps = prepare_mxfp4_weights(*per_token_cast_to_fp4(w))
         assert words.dtype == torch.int32
@@ -106,7 +104,7 @@ def test_masked_products(kind, expected) -> None:
         assert torch.equal(again, found)
 
 
-@pytest.mark.parametrize("kind", KINDS[:-1])
+@pytest.mark.parametrize("kind", KINDS)
 def test_contiguous_products(kind) -> None:
     a, b = tokens(kind, 512, 1024), weights(kind, 3, 640, 1024)
     layout = torch.full((512,), -1, device="cuda", dtype=torch.int32)
@@ -209,6 +207,13 @@ def test_the_last_block_of_channels_may_be_short(kind, k, m) -> None:
     a, b = tokens(kind, m, k), weights(kind, 136, k)
     f = dense(kind)
     assert calc_diff(f(a, b, backend="hopper"), f(a, b, backend="torch")) < 5e-6
+
+
+def test_weights_that_were_not_prepared_are_served_by_another_kernel() -> None:
+    a = tokens("fp8", 33, 512)
+    b = per_token_cast_to_fp4(torch.randn(136, 512, device="cuda"))
+    found, wanted = gemm.fp8_fp4_gemm_nt(a, b), gemm.fp8_fp4_gemm_nt(a, b, backend="torch")
+    assert calc_diff(found, wanted) < 5e-6
 
 
 def test_odd_numbers_of_channels_are_served_by_another_kernel() -> None:

@@ -57,7 +57,7 @@ def _hopper_refusal(
     if xs is None or ws is None:
         return "operands without scales are bf16 only"
     if w.dtype == torch.uint8:
-        return _packed_refusal(xs, w, ws, k) or _fp32_refusal(xs, k)
+        return "MXFP4 weights must be prepared (prepare_mxfp4_weights)"
     if w.dtype == torch.int32:
         return _prepared_refusal(w, ws, k) or (
             _powers_refusal("tokens", xs, k) if xs.itemsize == 1 else _fp32_refusal(xs, k)
@@ -99,20 +99,6 @@ def _prepared_refusal(w: Tensor, ws: Tensor, k: int) -> str | None:
     return None if ws.is_contiguous() else "the prepared scales are not contiguous"
 
 
-def _packed_refusal(xs: Tensor, w: Tensor, ws: Tensor, k: int) -> str | None:
-    """Why MXFP4 weights that were not prepared cannot be read."""
-    if xs.itemsize == 1:
-        return (
-            "only prepared MXFP4 weights go with e8m0 scales of the tokens (prepare_mxfp4_weights)"
-        )
-    if k % 128:
-        return f"K is {k}, and MXFP4 weights need a multiple of 128"
-    good = ws.shape[-1] == k // 32 and ws.itemsize == 1 and ws.is_contiguous()
-    if not good or ws.data_ptr() % 4:
-        return "the scales of the weights are not contiguous e8m0 for 32 channels"
-    return None
-
-
 def _dense_refusal(
     x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d: Tensor
 ) -> str | None:
@@ -128,8 +114,9 @@ def _dense_hopper(x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d:
     with torch.cuda.device(x.device):
         if xs is not None and ws is not None and w.dtype == torch.int32:
             _folded(x, xs, w[None], ws[None], None, d, m)
-        elif xs is not None and ws is not None and (m <= 64 or w.dtype == torch.uint8):
-            sizes = _few_tokens(x, w, xs.itemsize == 1, n, k, m)
+        elif xs is not None and ws is not None and m <= 64:
+            split = xs.itemsize == 4 and configs.dense_split(n, k) == 2
+            sizes = _tuning(configs.SPLIT_FP8 if split else configs.DENSE_FP8, x, n, k, m)
             launch.grouped_swapped(
                 x.contiguous()[None],
                 _bytes(xs)[None],
@@ -146,14 +133,6 @@ def _dense_hopper(x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d:
             elif xs is not None and configs.dense_split(n, k) == 2:
                 sizes = configs.TALL_SPLIT
             _tall(x, xs, w[None], None if ws is None else ws[None], None, d, sizes)
-
-
-def _few_tokens(x: Tensor, w: Tensor, small: bool, n: int, k: int, rows: int) -> tuple[int, ...]:
-    """Sizes of a dense product of few tokens, or with MXFP4 weights that were not prepared."""
-    if w.dtype == torch.uint8:
-        return _spanned(_tuning(configs.MASKED_MXFP4, x, n, k, rows), k)
-    split = not small and configs.dense_split(n, k) == 2
-    return _tuning(configs.SPLIT_FP8 if split else configs.DENSE_FP8, x, n, k, rows)
 
 
 def _folded(
@@ -192,8 +171,6 @@ def _spanned(sizes: tuple[int, ...], k: int) -> tuple[int, ...]:
 def _contiguous_refusal(
     x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d: Tensor, layout: Tensor
 ) -> str | None:
-    if w.dtype == torch.uint8:
-        return "it has no tiles of many tokens with MXFP4 weights that were not prepared"
     return _hopper_refusal(x, xs, w, ws, d) or contract.gluon_refusal(x, layout)
 
 
@@ -245,10 +222,8 @@ def _masked_hopper(
         with torch.cuda.device(x.device):
             _folded(x, xs, w, ws, counts.contiguous(), d, rows)
         return
-    table = configs.MASKED_MXFP4 if w.dtype == torch.uint8 else configs.MASKED_FP8
-    if xs.itemsize == 1:
-        table = configs.MASKED_FP8_32
-    sizes = _spanned(_tuning(table, x, n, k, rows), k)
+    table = configs.MASKED_FP8 if xs.itemsize == 4 else configs.MASKED_FP8_32
+    sizes = _tuning(table, x, n, k, rows)
     with torch.cuda.device(x.device):
         launch.grouped_swapped(
             x.contiguous(),

@@ -15,9 +15,8 @@ _TENSOR_CORES = ("HMMA", "QMMA", "HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA")
 
 def cases() -> list[CompileCase]:
     """Each entry once, in the form that needs most."""
-    found = [_few(s, False) for s in _sizes(configs.MASKED_FP8, configs.DENSE_FP8, configs.SPLIT_FP8)]  # fmt: skip
-    found += [_few(s, False, 32) for s in _sizes(configs.MASKED_FP8_32)]
-    found += [_few(s, True) for s in _sizes(configs.MASKED_MXFP4)]
+    found = [_few(s, 128) for s in _sizes(configs.MASKED_FP8, configs.DENSE_FP8, configs.SPLIT_FP8)]  # fmt: skip
+    found += [_few(s, 32) for s in _sizes(configs.MASKED_FP8_32)]
     found += [_folded(s, 128) for s in _sizes(configs.FOLDED_MXFP4)]
     found += [_folded(s, 32) for s in _sizes(configs.FOLDED_MXFP4_32)]
     found += [_many(s, True, True) for s in _sizes(configs.CONTIGUOUS_FP8)]
@@ -69,27 +68,25 @@ def _hopper(operation: str, entry: str, kernel: Any, signature: dict[str, str], 
     )  # fmt: skip
 
 
-def _few(sizes: tuple[int, ...], packed: bool, group: int = 128) -> CompileCase:
+def _few(sizes: tuple[int, ...], group: int) -> CompileCase:
     """Few tokens: weights are the tall operand."""
     from deepinfer.kernels.triton.gemm_launch import SwappedTuning, register_shares
     from deepinfer.kernels.triton.grouped_swapped import grouped_swapped_kernel
 
     t = SwappedTuning(*sizes)
     options, registers = register_shares(t)
-    rows, span = 64 * t.parts // t.split, t.span if packed else 1
-    tokens = _tile("fp8e4nv", t.block_m, 128, 128, 8)
+    rows = 64 * t.parts // t.split
+    scale = "*fp32" if group == 128 else "*i32"
     signature = {
-        "w_desc": _tile("u32", rows, 16 * span, 64 * span, 32) if packed else _tile("fp8e4nv", rows, 128, 128, 8),
-        "x_desc": tokens, "s_desc": _list("fp32", max(t.block_m, 32)) if packed else tokens,
-        "out": "*bf16", "w_scale": "*i32" if packed or group == 32 else "*fp32",
-        "x_scale": "*i32" if group == 32 else "*fp32", "counts": "*i32",
+        "w_desc": _tile("fp8e4nv", rows, 128, 128, 8), "x_desc": _tile("fp8e4nv", t.block_m, 128, 128, 8),
+        "out": "*bf16", "w_scale": scale, "x_scale": scale, "counts": "*i32",
         **_integers("num_groups", "N", "max_m", "steps", "stride_og", "stride_om", "stride_wg", "stride_wn",
                     "stride_xg", "stride_xm", "stride_xk"),
     }  # fmt: skip
-    constants = {"COUNTED": t.split == 1, "PACKED": packed, "GROUP": group, "SPAN": span, "PARTS": t.parts, "BLOCK_M": t.block_m,
+    constants = {"COUNTED": t.split == 1, "GROUP": group, "PARTS": t.parts, "BLOCK_M": t.block_m,
                  "SPLIT": t.split, "DEPTH": t.depth, "REGISTERS": registers}  # fmt: skip
     name = "gemm_nt" if t.split == 2 else "m_grouped_gemm_nt_masked"
-    entry = f"few tokens {'MXFP4' if packed else 'FP8'} {'x'.join(map(str, sizes))}"
+    entry = f"few tokens FP8 1x{group} {'x'.join(map(str, sizes))}"
     return _hopper(name, entry, grouped_swapped_kernel, signature, constants, options, _SMALL_STACK)
 
 

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from deepinfer.kernels.triton.gemm_tall import gemm_tall_kernel
 from deepinfer.kernels.triton.grouped_swapped import grouped_swapped_kernel
-from deepinfer.kernels.triton.grouped_tokens import arrange_tokens_kernel
 
 __all__ = [
     "SwappedTuning",
@@ -36,7 +34,7 @@ class SwappedTuning:
         block_m: Tokens a tile: 16, 32 or 64.
         parts: Warpgroups, each with 64 rows of weights: 1 or 2.
         depth: Steps in the ring of shared memory.
-        span: Steps of 128 channels copied at once, for MXFP4 weights: 1 or 2.
+        span: Steps of 128 channels copied at once, for prepared MXFP4 weights: 1 or 2.
         per_sm: Programs a multiprocessor; with more than one the registers are shared out.
         split: 2 to let two warpgroups add up the even and the odd steps of the same 64 rows of weights, for FP8; that is
             another order of the sum.
@@ -116,43 +114,28 @@ def grouped_swapped(
 
     Args:
         x: Tokens, shape [groups, max_m, K], e4m3, contiguous.
-        x_scale: Shape [groups, max_m, K / 128], fp32, any strides; or [groups, max_m, K / 32], e8m0 as uint8, when the
-            scales of e4m3 weights are for 32 channels.
-        weight: Shape [groups, N, K] e4m3, or [groups, N, K / 2] uint8 of packed e2m1; contiguous.
-        w_scale: For e4m3, shape [groups, N / 128, K / 128] fp32, or [groups, N / 32, K / 32] e8m0 as uint8; for e2m1,
-            [groups, N, K / 32] e8m0 as uint8. Last stride 1.
+        x_scale: Shape [groups, max_m, K / 128], fp32, any strides; or [groups, max_m, K / 32], e8m0 as uint8, with such
+            scales of the weights.
+        weight: Shape [groups, N, K], e4m3, contiguous.
+        w_scale: Shape [groups, N / 128, K / 128], fp32, or [groups, N / 32, K / 32], e8m0 as uint8; last stride 1.
         counts: Shape [groups], int32, or None for `max_m` everywhere.
         out: Shape [groups, max_m, N], bf16 or fp32, last stride 1.
         tuning: Sizes of the tiles.
     """
     groups, max_m, k = x.shape
-    packed = weight.dtype == torch.uint8
-    small = not packed and w_scale.dtype == torch.uint8
+    n = weight.shape[1]
+    small = w_scale.dtype == torch.uint8
     if small:
         x_scale, w_scale = x_scale.view(torch.int32), w_scale.view(torch.int32)
-    n = weight.shape[1]
-    span = tuning.span if packed else 1
     rows = 64 * tuning.parts // tuning.split
-    if packed:
-        w_desc = matrix(weight.view(torch.uint32).view(groups * n, k // 8), rows, 16 * span)
-        w_scale = w_scale.view(torch.int32)
-    else:
-        w_desc = matrix(weight.view(groups * n, k), rows, 128)
-    if packed:
-        x, x_scale = _arrange(x, x_scale, counts, tuning.block_m)
-    x_desc = s_desc = matrix(x.view(groups * max_m, k), tuning.block_m, 128)
-    if packed:
-        flat = x_scale.transpose(1, 2).view(-1)
-        s_desc = TensorDescriptor(
-            flat, [flat.numel()], [1], [max(tuning.block_m, 32)], list_layout()
-        )
+    w_desc = matrix(weight.view(groups * n, k), rows, 128)
+    x_desc = matrix(x.view(groups * max_m, k), tuning.block_m, 128)
     tiles = groups * -(-max_m // tuning.block_m) * -(-n // rows)
     grid = min(tiles, num_sms(x.device.index) * tuning.per_sm)
     options, registers = register_shares(tuning)
     grouped_swapped_kernel[(grid,)](
         w_desc,
         x_desc,
-        s_desc,
         out,
         w_scale,
         x_scale,
@@ -160,7 +143,7 @@ def grouped_swapped(
         groups,
         n,
         max_m,
-        -(-k // (128 * span)),
+        -(-k // 128),
         out.stride(0),
         out.stride(1),
         w_scale.stride(0),
@@ -169,9 +152,7 @@ def grouped_swapped(
         x_scale.stride(1),
         x_scale.stride(2),
         COUNTED=counts is not None,
-        PACKED=packed,
         GROUP=32 if small else 128,
-        SPAN=span,
         PARTS=tuning.parts,
         BLOCK_M=tuning.block_m,
         SPLIT=tuning.split,
@@ -180,36 +161,6 @@ def grouped_swapped(
         num_warps=4,
         **options,
     )
-
-
-def _arrange(
-    x: Tensor, x_scale: Tensor, counts: Tensor | None, block_m: int
-) -> tuple[Tensor, Tensor]:
-    """Tokens with the even channels of each 32 before the odd ones, and scales that lie token by token."""
-    groups, max_m, k = x.shape
-    x_out = torch.empty_like(x)
-    padded = -(-max_m // block_m) * block_m
-    scale_out = torch.empty((groups, -(-k // 128), padded), dtype=torch.float32, device=x.device)
-    arrange_tokens_kernel[(max_m, groups)](
-        x.view(torch.int16),
-        x_scale,
-        counts if counts is not None else x_scale,
-        x_out.view(torch.uint8),
-        scale_out,
-        max_m,
-        k,
-        x.stride(0) // 2,
-        x.stride(1) // 2,
-        x_scale.stride(0),
-        x_scale.stride(1),
-        x_scale.stride(2),
-        padded,
-        FACTOR=64.0,
-        COUNTED=counts is not None,
-        BLOCK=triton.next_power_of_2(-(-k // 128)),
-        num_warps=4,
-    )
-    return x_out, scale_out.transpose(1, 2)
 
 
 def gemm_tall(

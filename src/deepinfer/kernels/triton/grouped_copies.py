@@ -21,23 +21,18 @@ def group_rows(counts, group, num_groups, max_m, COUNTED: gl.constexpr):
 def copy_tiles(
     given,
     COUNTED: gl.constexpr,
-    PACKED: gl.constexpr,
     GROUP: gl.constexpr,
-    SPAN: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_M: gl.constexpr,
     DEPTH: gl.constexpr,
 ):
     """Fills the ring, tile after tile."""
-    w_desc, x_desc, s_desc, x_scale, w_scale, counts, rings, bars, sizes, strides = given
+    w_desc, x_desc, x_scale, w_scale, counts, rings, bars, sizes, strides = given
     w_ring, x_ring, s_ring, f_ring = rings
     full, empty = bars
     num_groups, N, max_m, steps = sizes
     stride_wg, stride_wn, stride_xg, stride_xm, stride_xk = strides
-    WIDE: gl.constexpr = BLOCK_M if BLOCK_M > 32 else 32
-    size: gl.constexpr = BLOCK_N * (64 * SPAN if PACKED else 128) + SPAN * (
-        BLOCK_M * 128 + (4 * WIDE if PACKED else 0)
-    )
+    size: gl.constexpr = (BLOCK_N + BLOCK_M) * 128
     lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     token = gl.arange(0, BLOCK_M, layout=lanes)
     # Scales for 128 channels: one of each 64 rows, or a word of powers of every row.
@@ -59,7 +54,6 @@ def copy_tiles(
             n0 = (at // tiles_m) * BLOCK_N
             m = group * max_m + m0
             n = group * N + n0
-            of_scales = group * steps * SPAN * stride_xk + m0
             g = group.to(gl.int64)  # type: ignore[attr-defined]
             xs = (
                 x_scale + g * stride_xg + gl.minimum(m0 + token, max_m - 1).to(gl.int64) * stride_xm
@@ -71,25 +65,11 @@ def copy_tiles(
                 mbarrier.wait(empty.index(slot), phase)
                 bar = full.index(slot)
                 mbarrier.expect(bar, size)
-                load_tile(
-                    w_desc, [n, step * (16 * SPAN if PACKED else 128)], bar, w_ring.index(slot)
-                )
-                for i in gl.static_range(SPAN):
-                    load_tile(
-                        x_desc, [m, (step * SPAN + i) * 128], bar, x_ring.index(slot * SPAN + i)
-                    )
-                if PACKED:
-                    for i in gl.static_range(SPAN):
-                        load_tile(
-                            s_desc,
-                            [of_scales + (step * SPAN + i) * stride_xk],
-                            bar,
-                            s_ring.index(slot * SPAN + i),
-                        )
-                else:
-                    copy_elements(s_ring.index(slot), xs + step * stride_xk)
-                    copy_elements(f_ring.index(slot), ws + step)
-                    async_copy.mbarrier_arrive(bar, increment_count=False)
+                load_tile(w_desc, [n, step * 128], bar, w_ring.index(slot))
+                load_tile(x_desc, [m, step * 128], bar, x_ring.index(slot))
+                copy_elements(s_ring.index(slot), xs + step * stride_xk)
+                copy_elements(f_ring.index(slot), ws + step)
+                async_copy.mbarrier_arrive(bar, increment_count=False)
                 slot += 1
                 if slot == DEPTH:
                     slot = 0

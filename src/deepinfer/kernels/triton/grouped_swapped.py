@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from deepinfer.kernels.triton.grouped_copies import copy_tiles, group_rows
-from deepinfer.kernels.triton.grouped_tiles import fp8_tile, mxfp4_tile
+from deepinfer.kernels.triton.grouped_tiles import fp8_tile
 
 __all__ = ["grouped_swapped_kernel"]
 
@@ -21,9 +21,7 @@ __all__ = ["grouped_swapped_kernel"]
 def _products(
     given,
     COUNTED: gl.constexpr,
-    PACKED: gl.constexpr,
     GROUP: gl.constexpr,
-    SPAN: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_M: gl.constexpr,
     DEPTH: gl.constexpr,
@@ -31,12 +29,11 @@ def _products(
     SPLIT: gl.constexpr,
 ):
     """Multiplies, scales and writes 64 rows of every tile, or adds up every other step of the same rows."""
-    out, w_scale, counts, rings, bars, sizes, strides, meeting = given
+    out, counts, rings, bars, sizes, strides, meeting = given
     shared, done, taken = meeting
     num_groups, N, max_m, steps = sizes
-    stride_og, stride_om, stride_wg, stride_wn = strides
+    stride_og, stride_om = strides
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 32])
-    row_layout: gl.constexpr = gl.SliceLayout(1, acc_layout)
     out_layout: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
     tiles_n = gl.cdiv(N, BLOCK_N)
     tile = gl.program_id(0)
@@ -54,17 +51,9 @@ def _products(
             m0 = (at % tiles_m) * BLOCK_M
             n0 = (at // tiles_m) * BLOCK_N + (64 * PART if SPLIT == 1 else 0)
             g = group.to(gl.int64)  # type: ignore[attr-defined]
-            if PACKED:
-                ns = gl.minimum(n0, N - 1)
-                n = gl.minimum(gl.arange(0, 64, layout=row_layout), N - 1 - ns)
-                ws = w_scale + g * stride_wg + ns.to(gl.int64) * stride_wn
-                acc, slot, phase = mxfp4_tile(
-                    rings, bars, ws, n * stride_wn, steps, slot, phase, PART, SPAN, BLOCK_M, DEPTH, acc_layout
-                )  # fmt: skip
-            else:
-                acc, slot, phase = fp8_tile(
-                    rings, bars, steps, slot, phase, GROUP, PART, SPLIT, BLOCK_M, DEPTH, acc_layout
-                )
+            acc, slot, phase = fp8_tile(
+                rings, bars, steps, slot, phase, GROUP, PART, SPLIT, BLOCK_M, DEPTH, acc_layout
+            )
             if SPLIT == 2:
                 if PART == 1:
                     mbarrier.wait(taken, turn ^ 1)
@@ -93,7 +82,6 @@ def _products(
 def grouped_swapped_kernel(
     w_desc,
     x_desc,
-    s_desc,
     out,
     w_scale,
     x_scale,
@@ -110,9 +98,7 @@ def grouped_swapped_kernel(
     stride_xm,
     stride_xk,
     COUNTED: gl.constexpr,
-    PACKED: gl.constexpr,
     GROUP: gl.constexpr,
-    SPAN: gl.constexpr,
     PARTS: gl.constexpr,
     BLOCK_M: gl.constexpr,
     SPLIT: gl.constexpr,
@@ -126,25 +112,17 @@ def grouped_swapped_kernel(
     last.
     """
     BLOCK_N: gl.constexpr = 64 * PARTS // SPLIT
-    w_ring = gl.allocate_shared_memory(
-        w_desc.dtype, [DEPTH, BLOCK_N, w_desc.block_type.shape[1]], w_desc.layout
-    )
-    x_ring = gl.allocate_shared_memory(gl.float8e4nv, [DEPTH * SPAN, BLOCK_M, 128], x_desc.layout)
-    if PACKED:
-        s_ring = gl.allocate_shared_memory(
-            gl.float32, [DEPTH * SPAN, s_desc.block_type.shape[0]], s_desc.layout
-        )
-        f_ring = s_ring
-    else:
-        flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-        kind: gl.constexpr = gl.int32 if GROUP == 32 else gl.float32
-        s_ring = gl.allocate_shared_memory(kind, [DEPTH, BLOCK_M], flat)
-        f_ring = gl.allocate_shared_memory(kind, [DEPTH, BLOCK_N if GROUP == 32 else 4], flat)
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    kind: gl.constexpr = gl.int32 if GROUP == 32 else gl.float32
+    w_ring = gl.allocate_shared_memory(gl.float8e4nv, [DEPTH, BLOCK_N, 128], w_desc.layout)
+    x_ring = gl.allocate_shared_memory(gl.float8e4nv, [DEPTH, BLOCK_M, 128], x_desc.layout)
+    s_ring = gl.allocate_shared_memory(kind, [DEPTH, BLOCK_M], flat)
+    f_ring = gl.allocate_shared_memory(kind, [DEPTH, BLOCK_N if GROUP == 32 else 4], flat)
     full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(DEPTH):
         # Bulk copies count as one; each lane of the copying warp adds one when its scales are there.
-        mbarrier.init(full.index(i), count=1 if PACKED else 33)
+        mbarrier.init(full.index(i), count=33)
         mbarrier.init(empty.index(i), count=PARTS // SPLIT)
     shared = full
     done = full
@@ -159,18 +137,18 @@ def grouped_swapped_kernel(
     rings = (w_ring, x_ring, s_ring, f_ring)
     bars = (full, empty)
     sizes = (num_groups, N, max_m, steps)
-    to = (stride_og, stride_om, stride_wg, stride_wn)
-    multiply = (out, w_scale, counts, rings, bars, sizes, to, (shared, done, taken))
+    to = (stride_og, stride_om)
+    multiply = (out, counts, rings, bars, sizes, to, (shared, done, taken))
     of = (stride_wg, stride_wn, stride_xg, stride_xm, stride_xk)
-    copy = (w_desc, x_desc, s_desc, x_scale, w_scale, counts, rings, bars, sizes, of)
+    copy = (w_desc, x_desc, x_scale, w_scale, counts, rings, bars, sizes, of)
     if PARTS == 1:
         gl.warp_specialize(
             [
                 (
                     _products,
-                    (multiply, COUNTED, PACKED, GROUP, SPAN, BLOCK_N, BLOCK_M, DEPTH, 0, SPLIT),
+                    (multiply, COUNTED, GROUP, BLOCK_N, BLOCK_M, DEPTH, 0, SPLIT),
                 ),
-                (copy_tiles, (copy, COUNTED, PACKED, GROUP, SPAN, BLOCK_N, BLOCK_M, DEPTH)),
+                (copy_tiles, (copy, COUNTED, GROUP, BLOCK_N, BLOCK_M, DEPTH)),
             ],
             [1],
             [24],
@@ -180,13 +158,13 @@ def grouped_swapped_kernel(
             [
                 (
                     _products,
-                    (multiply, COUNTED, PACKED, GROUP, SPAN, BLOCK_N, BLOCK_M, DEPTH, 0, SPLIT),
+                    (multiply, COUNTED, GROUP, BLOCK_N, BLOCK_M, DEPTH, 0, SPLIT),
                 ),
                 (
                     _products,
-                    (multiply, COUNTED, PACKED, GROUP, SPAN, BLOCK_N, BLOCK_M, DEPTH, 1, SPLIT),
+                    (multiply, COUNTED, GROUP, BLOCK_N, BLOCK_M, DEPTH, 1, SPLIT),
                 ),
-                (copy_tiles, (copy, COUNTED, PACKED, GROUP, SPAN, BLOCK_N, BLOCK_M, DEPTH)),
+                (copy_tiles, (copy, COUNTED, GROUP, BLOCK_N, BLOCK_M, DEPTH)),
             ],
             [4, 1],
             [REGISTERS, 24],
