@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 from deepinfer.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from deepinfer.speculative.calibration.estimator import (
+        AcceptanceEstimator as AcceptanceEstimator,
+    )
     from deepinfer.speculative.calibration.margin import MarginEstimator as MarginEstimator
     from deepinfer.speculative.calibration.online import (
         OnlineTemperatureScaling as OnlineTemperatureScaling,
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     )
 
 _EXPORTS = {
+    "AcceptanceEstimator": "deepinfer.speculative.calibration.estimator",
     "MarginEstimator": "deepinfer.speculative.calibration.margin",
     "OnlineTemperatureScaling": "deepinfer.speculative.calibration.online",
     "PositionReport": "deepinfer.speculative.calibration.report",
@@ -32,6 +36,7 @@ _EXPORTS = {
 }
 
 __all__ = [
+    "AcceptanceEstimator",
     "MarginEstimator",
     "OnlineTemperatureScaling",
     "PositionReport",
