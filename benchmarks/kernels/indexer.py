@@ -162,24 +162,18 @@ def cases() -> list[Case]:
     found = []
     tunings = {
         32: (
-            (4, 12, 8192, 3, -1),
-            (4, 16, 8192, 3, 0),
-            (4, 16, 8192, 3, 1),
-            (4, 16, 8192, 3, 2),
-            (4, 16, 16384, 3, 1),
-            (4, 8, 8192, 3, 1),
-            (4, 16, 8192, 2, 1),
-            (8, 8, 8192, 2, 0),
             (8, 8, 8192, 2, 1),
-            (8, 8, 16384, 2, 2),
+            (8, 8, 16384, 2, 1),
+            (8, 8, 4096, 2, 1),
+            (8, 8, 8192, 2, 2),
+            (4, 8, 16384, 3, 1),
+            (4, 16, 8192, 3, 2),
         ),
         64: (
-            (2, 12, 8192, 3, -1),
-            (2, 16, 8192, 3, 0),
             (2, 16, 8192, 3, 1),
-            (2, 16, 8192, 3, 2),
-            (4, 8, 8192, 2, 1),
-            (4, 8, 8192, 2, 2),
+            (2, 8, 8192, 3, 1),
+            (2, 8, 32768, 3, 1),
+            (2, 16, 4096, 3, 1),
         ),
     }
     for t, s, heads in PEER:
@@ -221,6 +215,9 @@ def cases() -> list[Case]:
                 name = "{} keys {} stages {} warps {} programs".format(*tuning)
                 build = paged(requests, next_n, keys, heads, packed, tuning)
                 found.append(Case(op, f"{requests}x{next_n}x{keys} {heads} heads", name, build))
+    for heads in (8, 16):
+        build = scores(2048, 16384, heads, "fp8", ())
+        found.append(Case("fp8_mqa_logits", f"2048x16384 {heads} heads", "table", build))
     for heads in (8, 16, 32, 64):
         build = scores(67, 3001, heads, "fp8", ())
         found.append(Case("fp8_mqa_logits", f"67x3001 {heads} heads", "table", build, True))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.kernels import contract
+from deepinfer.kernels.configs import indexer as configs
 from deepinfer.kernels.reference import indexer as reference
 from deepinfer.kernels.reference.cast import cast_back
 from deepinfer.kernels.registry import Operation
@@ -154,8 +155,7 @@ def _refusal(q, keys, scale, weights, starts, ends, out):  # type: ignore[no-unt
 def _fp8_hopper(q, keys, scale, weights, starts, ends, out):  # type: ignore[no-untyped-def]
     from deepinfer.kernels.triton import indexer_launch as launch
 
-    wide = 128 if q.shape[1] >= 32 else 64
-    tuning = launch.IndexTuning(queries=wide // q.shape[1], relu=-1)
+    tuning = launch.IndexTuning(*configs.lookup(q.shape[1]))
     rows = weights if weights.stride(1) == 1 else weights.contiguous()
     with torch.cuda.device(q.device):
         launch.index_scores(

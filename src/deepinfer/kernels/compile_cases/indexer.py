@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from deepinfer.kernels.codegen import CompileCase
+from deepinfer.kernels.configs import indexer as configs
 
 __all__ = ["cases"]
 
@@ -11,8 +12,10 @@ _RECAST_CHIPS = (89, 90, 100, 120)
 
 def cases() -> list[CompileCase]:
     """The scores of Hopper for each number of heads, and the recast of MXFP4 keys."""
-    found = [_scores(32, 4, 3, 16, 1), _scores(64, 2, 3, 16, 1), _scores(32, 8, 2, 8, 1)]
-    found += [_shared(heads) for heads in (8, 16, 32, 64)]
+    found = [_scores(heads) for heads in (8, 16, 32, 64)]
+    found += [_paged(32, packed, (89, 90, 100, 120)) for packed in (False, True)]
+    found += [_paged(32, packed, (80,)) for packed in (False, True)]
+    found += [_paged(128, packed, (90,)) for packed in (False, True)]
     return [*found, _recast()]
 
 
@@ -31,25 +34,31 @@ def _signature(wide: int) -> dict[str, str]:
 _ALIGNED = ("out", "weights", "k_scale", "starts", "ends", "stride_ot", "stride_wt")
 
 
-def _scores(heads: int, queries: int, parts: int, depth: int, relu: int) -> CompileCase:
+def _scores(heads: int) -> CompileCase:
     from deepinfer.kernels.triton.indexer_scores import index_scores_kernel
 
+    queries, depth, chunk, parts, relu = configs.lookup(heads)
     return CompileCase(
-        "fp8_mqa_logits", f"{heads} heads, {queries} queries, {parts} parts", index_scores_kernel,
-        _signature(heads * queries),
-        {"PARTS": parts, "QUERIES": queries, "HEADS": heads, "CHUNK": 8192, "DEPTH": depth, "RELU": relu},
+        "fp8_mqa_logits", f"{heads} heads", index_scores_kernel, _signature(heads * queries),
+        {"PARTS": parts, "QUERIES": queries, "HEADS": heads, "CHUNK": chunk, "DEPTH": depth, "RELU": relu},
         _ALIGNED, {"num_warps": 4}, (90,), {90: ("QGMMA",)},
     )  # fmt: skip
 
 
-def _shared(heads: int) -> CompileCase:
-    from deepinfer.kernels.triton.indexer_wide import index_scores_kernel
+def _paged(columns: int, packed: bool, chips: tuple[int, ...]) -> CompileCase:
+    from deepinfer.kernels.triton.indexer_paged import paged_scores_kernel
 
-    queries = (128 if heads >= 32 else 64) // heads
+    block, stages, warps = configs.lookup_paged(columns, packed)
+    strides = ("stride_page", "stride_w", "stride_table", "stride_out")
+    name = "fp8_fp4_paged_mqa_logits" if packed else "fp8_paged_mqa_logits"
     return CompileCase(
-        "fp8_mqa_logits", f"{heads} heads, shared sums", index_scores_kernel, _signature(heads * queries),
-        {"QUERIES": queries, "HEADS": heads, "CHUNK": 8192, "DEPTH": 12},
-        _ALIGNED, {"num_warps": 4}, (90,), {90: ("QGMMA",)}, stack_bytes=128,
+        name, f"{columns} columns", paged_scores_kernel,
+        {"q": "*u8", "cache": "*u8", "weights": "*fp32", "lengths": "*i32", "table": "*i32", "meta": "*i32",
+         "out": "*fp32", "next_n": "i32", **dict.fromkeys(strides, "i32")},
+        {"HEADS": 32, "D": 128, "NEXT": columns // 32, "PAGE": 64, "FP4": packed, "NATIVE": min(chips) > 80,
+         "SPLIT": configs.SPLIT, "BLOCK": block, "STAGES": stages},
+        ("q", "cache", "weights", "out", "stride_page", "stride_w", "stride_out"), {"num_warps": warps}, chips,
+        dict.fromkeys(chips, ("HMMA", "QMMA", "HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA")) | {90: ("QGMMA",)}, 24,
     )  # fmt: skip
 
 

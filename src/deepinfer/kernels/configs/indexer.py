@@ -6,13 +6,33 @@ from functools import lru_cache
 
 import torch
 
-__all__ = ["PROGRAMS", "SPLIT", "lookup_paged", "num_sms"]
+__all__ = ["PROGRAMS", "SPLIT", "lookup", "lookup_paged", "num_sms"]
 
 SPLIT = 256
 """Keys of a split of the paged work, which programs share."""
 
 PROGRAMS = 4
 """Programs a processor that share it."""
+
+
+_SCORES = {
+    8: (8, 16, 8192, 3, 1),
+    16: (8, 16, 8192, 3, 1),
+    32: (8, 8, 8192, 2, 1),
+    64: (2, 16, 8192, 3, 1),
+}
+
+
+def lookup(heads: int) -> tuple[int, int, int, int, int]:
+    """Sizes of the scores of many queries.
+
+    Args:
+        heads: Heads: 8, 16, 32 or 64.
+
+    Returns:
+        In the order of the tuning's fields.
+    """
+    return _SCORES[heads]
 
 
 def lookup_paged(columns: int, packed: bool) -> tuple[int, int, int]:

@@ -57,19 +57,22 @@ def cache_gather_kernel(
 @triton.jit(do_not_specialize=["num_tokens"])
 def cache_state_kernel(
     x, gates, requests, positions, state, num_tokens, stride_x, stride_gates, stride_slot, stride_tail, tail_size,
-    CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Keeps the last `tail_size` tokens of each request in its ring; one token a program."""
-    token = tl.program_id(0).to(tl.int64)
-    request = tl.load(requests + token).to(tl.int64)
-    position = tl.load(positions + token).to(tl.int64)
+    """Keeps the last `tail_size` tokens of each request in its ring; most programs find nothing to keep."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    inside = token < num_tokens
+    request = tl.load(requests + token, mask=inside, other=-1).to(tl.int64)
     later = token + tail_size
-    superseded = False
-    if later < num_tokens:
-        superseded = tl.load(requests + later).to(tl.int64) == request
-    if (request >= 0) & (not superseded):
-        to = state + request * stride_slot + (position % tail_size) * stride_tail
-        c = tl.arange(0, BLOCK)
-        mask = c < CHANNELS
-        tl.store(to + c, tl.load(x + token * stride_x + c, mask=mask), mask=mask)
-        tl.store(to + CHANNELS + c, tl.load(gates + token * stride_gates + c, mask=mask), mask=mask)
+    after = tl.load(requests + later, mask=later < num_tokens, other=-1).to(tl.int64)
+    kept = (request >= 0) & (after != request)
+    if tl.max(kept.to(tl.int32), 0) > 0:
+        position = tl.load(positions + token, mask=kept, other=0).to(tl.int64)
+        to = tl.maximum(request, 0) * stride_slot + (position % tail_size) * stride_tail
+        for start in range(0, CHANNELS, BLOCK):
+            c = start + tl.arange(0, BLOCK)[None, :]
+            mask = kept[:, None] & (c < CHANNELS)
+            value = tl.load(x + (token * stride_x)[:, None] + c, mask=mask, other=0.0)
+            gate = tl.load(gates + (token * stride_gates)[:, None] + c, mask=mask, other=0.0)
+            tl.store(state + to[:, None] + c, value, mask=mask)
+            tl.store(state + to[:, None] + (CHANNELS + c), gate, mask=mask)

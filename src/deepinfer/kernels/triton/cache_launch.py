@@ -15,6 +15,7 @@ from deepinfer.kernels.triton.cache_insert import cache_insert_kernel
 
 __all__ = ["CacheTuning", "constants", "gather_rows", "insert_rows", "keep_state"]
 
+_STATE_TOKENS = 16
 _SCALES = {"e8m0": 0, "e4m3": 1, "fp32": 2}
 
 
@@ -173,8 +174,7 @@ def keep_state(
     x: Tensor, gates: Tensor, requests: Tensor, positions: Tensor, state: Tensor
 ) -> None:
     """Keeps the last tokens of each request; see `deepinfer.kernels.cache.compress_norm`."""
-    channels = x.shape[1]
-    cache_state_kernel[(x.shape[0],)](
+    cache_state_kernel[(triton.cdiv(x.shape[0], _STATE_TOKENS),)](
         x,
         gates,
         requests,
@@ -186,8 +186,9 @@ def keep_state(
         state.stride(0),
         state.stride(1),
         state.shape[1],
-        CHANNELS=channels,
-        BLOCK=triton.next_power_of_2(channels),
+        CHANNELS=x.shape[1],
+        BLOCK=128,
+        TOKENS=_STATE_TOKENS,
         num_warps=4,
     )
 

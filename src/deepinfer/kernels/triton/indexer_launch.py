@@ -10,7 +10,6 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from deepinfer.kernels.triton import indexer_wide
 from deepinfer.kernels.triton.gemm_launch import num_sms
 from deepinfer.kernels.triton.indexer_keys import recast_keys_kernel
 from deepinfer.kernels.triton.indexer_scores import index_scores_kernel
@@ -23,18 +22,18 @@ class IndexTuning:
     """How index scores are tiled.
 
     Attributes:
-        queries: Queries of a tile; queries times heads is 64, 128 or 256.
+        queries: Queries of a tile, 2, 4 or 8; queries times heads is 64, 128 or 256.
         depth: Tiles of 64 keys in the ring of shared memory.
         chunk: Keys a unit of work, a multiple of 64.
         parts: Warpgroups that multiply, 2 or 3.
-        relu: How the positive part is taken, see `head_sums`; -1 for sums that four lanes share.
+        relu: How the positive part is taken, see `head_sums`.
     """
 
     queries: int
-    depth: int = 12
-    chunk: int = 8192
-    parts: int = 3
-    relu: int = 1
+    depth: int
+    chunk: int
+    parts: int
+    relu: int
 
 
 def index_scores(
@@ -66,11 +65,7 @@ def index_scores(
     q_desc = TensorDescriptor(q.view(t * heads, d), [t * heads, d], [d, 1], [wide, d], layout)
     k_desc = TensorDescriptor(keys, [s, d], [d, 1], [64, d], layout)
     units = -(-t // tuning.queries) * -(-s // tuning.chunk)
-    more = {"PARTS": tuning.parts, "RELU": tuning.relu}
-    kernel = index_scores_kernel
-    if tuning.relu < 0:
-        kernel, more = indexer_wide.index_scores_kernel, {}
-    kernel[(min(units, num_sms(q.device.index)),)](
+    index_scores_kernel[(min(units, num_sms(q.device.index)),)](
         q_desc,
         k_desc,
         out,
@@ -86,7 +81,8 @@ def index_scores(
         HEADS=heads,
         CHUNK=tuning.chunk,
         DEPTH=tuning.depth,
-        **more,
+        PARTS=tuning.parts,
+        RELU=tuning.relu,
         num_warps=4,
     )
 

@@ -77,12 +77,14 @@ def group_maxima_kernel(
         best = tl.full((BLOCK // GROUP, VECTOR), float("-inf"), tl.float32)
         if start + BLOCK <= length:
             for i in tl.static_range(0, GROUP, VECTOR):
-                best = tl.maximum(best, value_of(tl.load(xs + i), BITS))
+                # NaN is not above anything.
+                v = value_of(tl.load(xs + i), BITS)
+                best = tl.where(v > best, v, best)
         else:
             for i in tl.static_range(0, GROUP, VECTOR):
                 inside = at + i < length
                 v = value_of(tl.load(xs + i, mask=inside, other=0), BITS)
-                best = tl.maximum(best, tl.where(inside, v, float("-inf")))
+                best = tl.where(inside & (v > best), v, best)
         bits = tl.max(best, 1).to(tl.int32, bitcast=True)
         if BITS == 16:
             bits = bits >> 16
