@@ -20,32 +20,31 @@ Run = Callable[[], Any]
 SCALE = 512**-0.5
 STRANGE = (-(2**31), -123456, -1, 10**9, 2**31 - 1)
 
-# Forms of the kernel for 64 heads: pieces, logits ahead, lazy, channels held, staged, copying warps, their registers.
+# Forms of the kernel for 64 heads: pieces, logits ahead, lazy, channels held, staged, keys at once, warps, registers.
 WIDE = {
-    "plain": (1, False, False, 0, True, 4, 64),
-    "halves": (2, False, False, 0, True, 4, 64),
-    "quarters": (4, False, False, 0, True, 4, 64),
-    "ahead": (1, True, False, 0, True, 4, 64),
-    "ahead halves": (2, True, False, 0, True, 4, 64),
-    "ahead quarters": (4, True, False, 0, True, 4, 64),
-    "ahead halves direct": (2, True, False, 0, False, 4, 64),
-    "ahead halves held": (2, True, False, 128, True, 4, 56),
-    "halves held": (2, False, False, 128, True, 4, 56),
-    "halves lazy": (2, False, True, 0, True, 4, 56),
-    "ahead halves lazy": (2, True, True, 0, True, 4, 56),
-    "ahead halves lazy held": (2, True, True, 128, True, 4, 56),
-    "ahead quarters lazy": (4, True, True, 0, True, 4, 40),
+    "plain": (1, False, False, 0, True, 64, 4, 64),
+    "plain 32": (1, False, False, 0, True, 32, 4, 64),
+    "plain direct": (1, False, False, 0, False, 64, 4, 64),
+    "plain held": (1, False, False, 128, True, 64, 4, 56),
+    "plain lazy": (1, False, True, 0, True, 32, 4, 56),
+    "halves": (2, False, False, 0, True, 32, 4, 64),
+    "halves held": (2, False, False, 128, True, 32, 4, 56),
+    "ahead": (1, True, False, 0, True, 64, 4, 64),
+    "ahead halves": (2, True, False, 0, True, 32, 4, 64),
+    "ahead halves held": (2, True, False, 128, True, 32, 4, 56),
+    "ahead lazy": (1, True, True, 0, True, 32, 4, 56),
 }
-# Forms of the kernel for few heads: heads, pieces, depth, copying warps, their registers.
+# Of the kernel with warpgroups half a tile apart: keys at once, registers that copy, registers.
+SKEWED = ((32, 48, 232), (16, 40, 232), (32, 64, 224))
+# Forms of the kernel for few heads: heads, pieces, depth, keys at once, copying warps, their registers.
 FEW = (
-    (8, 1, 3, 4, 96),
-    (8, 4, 3, 4, 96),
-    (16, 1, 3, 4, 96),
-    (16, 4, 3, 4, 96),
-    (16, 2, 2, 4, 96),
-    (32, 1, 2, 4, 96),
-    (32, 2, 2, 4, 96),
-    (32, 4, 2, 4, 96),
+    (8, 1, 3, 64, 4, 96),
+    (8, 2, 3, 32, 4, 96),
+    (16, 1, 3, 64, 4, 96),
+    (16, 2, 3, 32, 4, 96),
+    (16, 2, 2, 32, 4, 96),
+    (32, 1, 2, 64, 4, 96),
+    (32, 2, 2, 32, 4, 96),
 )
 
 
@@ -267,6 +266,14 @@ def wide_launch(form: tuple) -> Callable[..., None]:
     return lambda *arguments: launch.attend_wide(*arguments, tuning)
 
 
+def skewed_launch(form: tuple) -> Callable[..., None]:
+    """The kernel with warpgroups half a tile apart in a form."""
+    from deepinfer.kernels.triton import mla_prefill_launch as launch
+
+    tuning = launch.SkewedTuning(*form)
+    return lambda *arguments: launch.attend_skewed(*arguments, tuning)
+
+
 def few_launch(form: tuple) -> Callable[..., None]:
     """The kernel for few heads in a form."""
     from deepinfer.kernels.triton import mla_prefill_launch as launch
@@ -418,18 +425,23 @@ def cases() -> list[Case]:
     )
     for rows, heads, keys, width, peer in shapes:
         name = f"{rows} rows x {heads} heads, {width} of {keys} keys"
-        forms = WIDE if (keys, width) == (8192, 640) and heads == 64 else {n: WIDE[n] for n in ("halves", "ahead halves", "ahead halves lazy")}  # fmt: skip
+        forms = WIDE if (keys, width) == (8192, 640) and heads == 64 else {n: WIDE[n] for n in ("plain", "ahead")}  # fmt: skip
         for form, sizes in forms.items():
             launch = lambda sizes=sizes: wide_launch(sizes)  # noqa: E731
             build = sparse(rows, heads, keys, width, launch)
             found.append(Case(op, name, f"wide {form}", build, peer=peer))
+        for form in SKEWED:
+            if heads >= 64 and (form is SKEWED[0] or (heads, keys, width) == (64, 8192, 640)):
+                launch = lambda form=form: skewed_launch(form)  # noqa: E731
+                build = sparse(rows, heads, keys, width, launch)
+                found.append(Case(op, name, f"skewed {form}", build, peer=peer))
         for form in FEW:
             if form[0] == heads:
                 launch = lambda form=form: few_launch(form)  # noqa: E731
                 build = sparse(rows, heads, keys, width, launch)
                 found.append(Case(op, name, f"few {form}", build))
         if (keys, width) == (8192, 640):
-            for form in ((16, 32, 4, 1), (32, 32, 8, 1), (64, 32, 8, 1)):
+            for form in ((16, 32, 4, 1), (16, 32, 4, 2), (64, 32, 8, 1), (64, 64, 8, 1)):
                 if form[0] <= max(16, heads):
                     launch = lambda form=form: portable_launch(form)  # noqa: E731
                     build = sparse(rows, heads, keys, width, launch)
@@ -439,6 +451,14 @@ def cases() -> list[Case]:
         found.append(
             Case("diagnosis", "4096 x 64 heads x 640, no copies", form, no_copies(64, launch))
         )
+    launch = lambda: skewed_launch(SKEWED[0])  # noqa: E731
+    shape = "4096 x 64 heads x 640, no copies"
+    found.append(Case("diagnosis", shape, "skewed", no_copies(64, launch)))
+    build = window(4096, 64, 8192, launch)
+    found.append(Case("swa_attention", "4096 rows x 64 heads, window 128", "skewed", build))
+    build = window(4096, 64, 8192, launch, more=(8192, 512))
+    shape = "4096 rows x 64 heads, window 128 + 512 keys"
+    found.append(Case("swa_attention", shape, "skewed", build))
     launch = lambda: few_launch(FEW[2])  # noqa: E731
     found.append(
         Case("diagnosis", "4096 x 16 heads x 640, no copies", "few", no_copies(16, launch))
@@ -446,7 +466,7 @@ def cases() -> list[Case]:
     for depth in (2, 3, 6):
         shape = "4096 x 640 keys of 8192, copies alone"
         found.append(Case("diagnosis", shape, f"{depth} x 32 keys", gather_only(depth)))
-    for form in ("halves", "ahead halves"):
+    for form in ("plain", "ahead"):
         launch = lambda form=form: wide_launch(WIDE[form])  # noqa: E731
         build = sparse(4096, 64, 8192, 128, launch, more=(8192, 512))
         found.append(
@@ -465,7 +485,7 @@ def cases() -> list[Case]:
                 build,
             )
         )
-    launch = lambda: few_launch((16, 1, 3, 4, 96))  # noqa: E731
+    launch = lambda: few_launch(FEW[2])  # noqa: E731
     build = window(4096, 16, 8192, launch, more=(8192, 512))
     found.append(Case("swa_attention", "4096 rows x 16 heads, window 128 + 512 keys", "few", build))
     build = window(4096, 16, 8192, launch)

@@ -81,7 +81,7 @@ def cases() -> list[CompileCase]:
     from deepinfer.kernels.triton.mla_prefill_wide import mla_prefill_wide_kernel as wide
 
     sparse, window = "flash_mla_sparse_fwd", "swa_attention"
-    parts, ahead, lazy, held, staged, warps, registers = configs.wide()
+    parts, ahead, lazy, held, staged, rows, warps, registers = configs.wide()
     form = {
         "PARTS": parts,
         "AHEAD": ahead,
@@ -89,6 +89,7 @@ def cases() -> list[CompileCase]:
         "HELD": held,
         "TAIL": False,
         "STAGED": staged,
+        "COPY_ROWS": rows,
         "COPY_WARPS": warps,
         "COPY_REGISTERS": registers,
     }
@@ -98,8 +99,8 @@ def cases() -> list[CompileCase]:
         _hopper(sparse, "wide, 576", wide, _PLAIN, 8, **(form | {"TAIL": True})),
     ]
     for heads in (8, 16, 32):
-        block, parts, depth, warps, registers = configs.few(heads)
-        form = {"HEADS": block, "PARTS": parts, "DEPTH": depth, "COPY_WARPS": warps, "COPY_REGISTERS": registers}  # fmt: skip
+        block, parts, depth, rows, warps, registers = configs.few(heads)
+        form = {"HEADS": block, "PARTS": parts, "DEPTH": depth, "COPY_ROWS": rows, "COPY_WARPS": warps, "COPY_REGISTERS": registers}  # fmt: skip
         found.append(_hopper(sparse, f"few {heads}", few, _PLAIN, 4, **form))
         found.append(_hopper(window, f"few {heads}", few, _ALL, 4, **form))
     found.append(_portable(sparse, "portable bf16, 16 heads", portable, _PLAIN, 2, 16, 0))

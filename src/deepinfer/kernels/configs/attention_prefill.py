@@ -5,27 +5,27 @@ from __future__ import annotations
 __all__ = ["few", "portable", "wide"]
 
 
-def wide() -> tuple[int, bool, bool, int, bool, int, int]:
+def wide() -> tuple[int, bool, bool, int, bool, int, int, int]:
     """Form of the kernel for 64 heads.
 
     Returns:
-        Pieces of a tile, logits ahead, lazy rescaling, channels held in registers, staged stores, copying warps, their registers: `WideTuning`.
+        Pieces of a tile, logits ahead, lazy rescaling, channels held in registers, staged stores, keys copied at once, copying warps, their registers: `WideTuning`.
     """
-    return 2, True, False, 0, True, 4, 64
+    return 1, False, False, 0, True, 64, 4, 64
 
 
-def few(heads: int) -> tuple[int, int, int, int, int]:
+def few(heads: int) -> tuple[int, int, int, int, int, int]:
     """Form of the kernel for at most 32 heads.
 
     Args:
         heads: Query heads.
 
     Returns:
-        Heads of a program, pieces of a tile, tiles of the ring, copying warps, their registers: `FewTuning`.
+        Heads of a program, pieces of a tile, tiles of the ring, keys copied at once, copying warps, their registers: `FewTuning`.
     """
     if heads <= 16:
-        return 8 if heads <= 8 else 16, 1, 3, 4, 96
-    return 32, 2, 2, 4, 96
+        return 8 if heads <= 8 else 16, 1, 3, 32, 4, 96
+    return 32, 2, 2, 32, 4, 96
 
 
 def portable(heads: int, bytes_each: int, tail: bool = False) -> tuple[int, int, int, int]:

@@ -250,6 +250,7 @@ def mla_prefill_few_kernel(
     HEADS: gl.constexpr,
     PARTS: gl.constexpr,
     DEPTH: gl.constexpr,
+    COPY_ROWS: gl.constexpr,
     COPY_WARPS: gl.constexpr,
     COPY_REGISTERS: gl.constexpr,
 ):
@@ -259,6 +260,7 @@ def mla_prefill_few_kernel(
     ring = gl.allocate_shared_memory(gl.bfloat16, [DEPTH, 64, 512], tile_layout)
     p_tile = gl.allocate_shared_memory(gl.bfloat16, [HEADS, 64], tile_layout)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    keys = gl.allocate_shared_memory(gl.int32, [DEPTH, 64], plain)
     masks = gl.allocate_shared_memory(gl.float32, [DEPTH, 64], plain)
     tops = gl.allocate_shared_memory(gl.float32, [4 * HEADS], plain)
     bar: gl.constexpr = mbarrier.MBarrierLayout()
@@ -323,6 +325,7 @@ def mla_prefill_few_kernel(
                     ring,
                     q_tile,
                     ring,
+                    keys,
                     masks,
                     q_full,
                     q_empty,
@@ -348,6 +351,7 @@ def mla_prefill_few_kernel(
                     HEADS,
                     PARTS,
                     DEPTH,
+                    COPY_ROWS,
                     COPY_WARPS,
                 ),
             ),

@@ -8,9 +8,18 @@ from torch import Tensor
 
 from deepinfer.kernels.triton.gemm_launch import num_sms
 from deepinfer.kernels.triton.mla_prefill_few import mla_prefill_few_kernel
+from deepinfer.kernels.triton.mla_prefill_skewed import mla_prefill_skewed_kernel
 from deepinfer.kernels.triton.mla_prefill_wide import mla_prefill_wide_kernel
 
-__all__ = ["FewTuning", "WideTuning", "aligned", "attend_few", "attend_wide"]
+__all__ = [
+    "FewTuning",
+    "SkewedTuning",
+    "WideTuning",
+    "aligned",
+    "attend_few",
+    "attend_skewed",
+    "attend_wide",
+]
 
 _LOG2_E = 1.4426950408889634
 
@@ -25,6 +34,7 @@ class WideTuning:
         lazy: Skip the rescaling of the outputs while no base moves.
         held: Channels of the queries that are kept in registers: 0 or 128.
         staged: Pass the outputs through shared memory, so that stores are 16 bytes wide.
+        copy_rows: Keys that are copied in one go: 16, 32 or 64.
         copy_warps: Warps that copy.
         copy_registers: Registers of each of their threads.
     """
@@ -34,6 +44,7 @@ class WideTuning:
     lazy: bool = False
     held: int = 0
     staged: bool = True
+    copy_rows: int = 32
     copy_warps: int = 4
     copy_registers: int = 64
 
@@ -46,6 +57,7 @@ class FewTuning:
         heads: Heads of a program: 8, 16 or 32.
         parts: In how many pieces a tile of 64 keys is copied and handed over: 1, 2 or 4.
         depth: Tiles in the ring: 3, or 2 with 32 heads.
+        copy_rows: Keys that are copied in one go: 16, 32 or 64.
         copy_warps: Warps that copy.
         copy_registers: Registers of each of their threads.
     """
@@ -53,8 +65,24 @@ class FewTuning:
     heads: int
     parts: int = 1
     depth: int = 3
+    copy_rows: int = 32
     copy_warps: int = 4
     copy_registers: int = 96
+
+
+@dataclass(frozen=True)
+class SkewedTuning:
+    """How the rows of 64 heads are computed by warpgroups half a tile apart.
+
+    Attributes:
+        copy_rows: Keys that are copied in one go: 16 or 32.
+        copy_registers: Registers of each thread that copies.
+        registers: Registers of each thread of the second warpgroup that multiplies.
+    """
+
+    copy_rows: int = 32
+    copy_registers: int = 48
+    registers: int = 232
 
 
 def attend_wide(
@@ -107,9 +135,43 @@ def attend_wide(
         HELD=tuning.held,
         TAIL=q.shape[2] > 512,
         STAGED=tuning.staged,
+        COPY_ROWS=tuning.copy_rows,
         COPY_WARPS=tuning.copy_warps,
         COPY_REGISTERS=tuning.copy_registers,
         num_warps=8,
+    )
+
+
+def attend_skewed(
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    lengths: Tensor | None,
+    extra_kv: Tensor | None,
+    extra_indices: Tensor | None,
+    extra_lengths: Tensor | None,
+    sink: Tensor | None,
+    phases: Tensor | None,
+    scale: float,
+    window: int | None,
+    out: Tensor,
+    max_logits: Tensor,
+    lse: Tensor,
+    tuning: SkewedTuning,
+) -> None:
+    """The same with warpgroups half a tile apart, 512 channels; arguments as of `attend_wide`, `tuning` apart."""
+    arguments, constants = _arguments(
+        q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths, sink, phases, scale, window, out, max_logits, lse
+    )  # fmt: skip
+    units = q.shape[0] * -(-q.shape[1] // 64)
+    mla_prefill_skewed_kernel[(min(units, num_sms(q.device.index)),)](
+        *arguments,
+        **constants,
+        COPY_ROWS=tuning.copy_rows,
+        COPY_WARPS=4,
+        COPY_REGISTERS=tuning.copy_registers,
+        REGISTERS=tuning.registers,
+        num_warps=4,
     )
 
 
@@ -141,6 +203,7 @@ def attend_few(
         HEADS=tuning.heads,
         PARTS=tuning.parts,
         DEPTH=tuning.depth,
+        COPY_ROWS=tuning.copy_rows,
         COPY_WARPS=tuning.copy_warps,
         COPY_REGISTERS=tuning.copy_registers,
         num_warps=4,

@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-__all__ = ["copy_rows", "scope_lengths", "tile_keys"]
+__all__ = ["copy_rows", "scope_lengths"]
 
 # Called async_copy_global_to_shared up to Triton 3.6.
 _load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
@@ -41,7 +41,7 @@ def scope_lengths(
 
 
 @gluon.jit
-def tile_keys(
+def _listed(
     index,
     extra_index,
     begin,
@@ -49,40 +49,27 @@ def tile_keys(
     tiles,
     first,
     more,
-    s_kv,
-    s_extra,
     column,
     BAND: gl.constexpr,
     EXTRA: gl.constexpr,
-    TILE: gl.constexpr,
 ):
-    """Rows of some columns of a tile, and which of them are keys."""
-    at = tile * TILE + column
-    limit = s_kv
+    """What the lists of a row have in some columns of a tile, -1 behind their ends; read, but not looked at."""
+    at = tile * 64 + column
+    far = at - tiles * 64
+    near = tile < tiles
     if BAND:
-        inside = (at < first) & (tile < tiles)
-        key = begin + at
+        key = gl.where(at < first, begin + at, -1)
         if EXTRA:
-            far = at - tiles * TILE
-            near = tile < tiles
-            key = gl.where(
-                near, key, gl.load(extra_index + far, mask=(far >= 0) & (far < more), other=-1)
-            )
-            inside = gl.where(near, inside, far < more)
-            limit = gl.where(near, s_kv, s_extra)
+            key = gl.where(near, key, -1)
+            seen = (far >= 0) & (far < more)
+            key = gl.maximum(key, gl.load(extra_index + far, mask=seen, other=-1))
+    elif EXTRA:
+        source = gl.where(near, index, extra_index)
+        at = gl.where(near, at, far)
+        key = gl.load(source + at, mask=at < gl.where(near, first, more), other=-1)
     else:
-        from_list = index
-        count = first
-        if EXTRA:
-            near = tile < tiles
-            at = gl.where(near, at, at - tiles * TILE)
-            from_list = gl.where(near, index, extra_index)
-            count = gl.where(near, first, more)
-            limit = gl.where(near, s_kv, s_extra)
-        key = gl.load(from_list + at, mask=at < count, other=-1)
-        inside = at < count
-    valid = inside & (key >= 0) & (key < limit)
-    return gl.where(valid, key, 0), valid
+        key = gl.load(index + at, mask=at < first, other=-1)
+    return key
 
 
 @gluon.jit
@@ -98,6 +85,7 @@ def copy_rows(
     ring,
     q_tail,
     tails,
+    keys,
     masks,
     q_full,
     q_empty,
@@ -123,21 +111,25 @@ def copy_rows(
     HEADS: gl.constexpr,
     PARTS: gl.constexpr,
     DEPTH: gl.constexpr,
+    ROWS: gl.constexpr,
     WARPS: gl.constexpr,
 ):
     """Copies keys, and the queries of each row, as space gets free."""
-    TILE: gl.constexpr = 64
-    ROWS: gl.constexpr = 16
+    SPAN: gl.constexpr = 64 // PARTS
+    STEP: gl.constexpr = min(SPAN, ROWS)
     Q_ROWS: gl.constexpr = min(HEADS, 16)
-    SPAN: gl.constexpr = TILE // PARTS
-    STEPS: gl.constexpr = SPAN // ROWS
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [WARPS, 1], [1, 0])
+    # Eight rows a thread: which bytes of shared memory they go to is known beforehand.
+    layout: gl.constexpr = gl.BlockedLayout([STEP // WARPS, 8], [1, 32], [WARPS, 1], [1, 0])
     row_layout: gl.constexpr = gl.SliceLayout(1, layout)
     d = gl.arange(0, 512, layout=gl.SliceLayout(0, layout))
-    r = gl.arange(0, ROWS, layout=row_layout)
+    q_layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [WARPS, 1], [1, 0])
+    q_d = gl.arange(0, 512, layout=gl.SliceLayout(0, q_layout))
+    q_r = gl.arange(0, Q_ROWS, layout=gl.SliceLayout(1, q_layout))
     tail_layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
+    tail_row_layout: gl.constexpr = gl.SliceLayout(1, tail_layout)
     e = 512 + gl.arange(0, 64, layout=gl.SliceLayout(0, tail_layout))
-    tail_r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, tail_layout))
+    tail_r = gl.arange(0, Q_ROWS, layout=tail_row_layout)
+    column = gl.arange(0, 64, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
     blocks = gl.cdiv(heads, HEADS)
     slot = 0
     phase = 1
@@ -147,75 +139,50 @@ def copy_rows(
         first, more = scope_lengths(
             lengths, extra_lengths, row, width, extra_width, COUNTED, EXTRA, EXTRA_COUNTED
         )
-        tiles = gl.cdiv(first, TILE)
-        total = tiles + gl.cdiv(more, TILE)
+        tiles = gl.cdiv(first, 64)
+        total = tiles + gl.cdiv(more, 64)
         begin = 0
         index = indices + row.to(gl.int64) * stride_i
         if BAND:
             begin = gl.load(indices + row)
             index = indices
         extra_index = extra_indices + row.to(gl.int64) * stride_ei
+        found = _listed(index, extra_index, begin, 0, tiles, first, more, column, BAND, EXTRA)
         for tile in range(total):
             base = kv
             stride = stride_kv
+            limit = s_kv
             if EXTRA:
-                base = gl.where(tile < tiles, kv, extra_kv)
-                stride = gl.where(tile < tiles, stride_kv, stride_extra)
+                near = tile < tiles
+                base = gl.where(near, kv, extra_kv)
+                stride = gl.where(near, stride_kv, stride_extra)
+                limit = gl.where(near, s_kv, s_extra)
+            valid = (found >= 0) & (found < limit)
+            keys.index(slot).store(gl.where(valid, found, -1))
+            mask = gl.where(valid, 0.0, float("-inf"))
+            # The next tile's keys are on their way while this tile's space is waited for.
+            found = _listed(
+                index, extra_index, begin, tile + 1, tiles, first, more, column, BAND, EXTRA
+            )
             for part in gl.static_range(PARTS):
-                keys = ()
-                valids = ()
-                for step in gl.static_range(STEPS):
-                    key, valid = tile_keys(
-                        index,
-                        extra_index,
-                        begin,
-                        tile,
-                        tiles,
-                        first,
-                        more,
-                        s_kv,
-                        s_extra,
-                        part * SPAN + step * ROWS + r,
-                        BAND,
-                        EXTRA,
-                        TILE,
-                    )
-                    keys = keys + (key,)  # type: ignore[assignment]  # noqa: RUF005
-                    valids = valids + (valid,)  # type: ignore[assignment]  # noqa: RUF005
                 place = slot * PARTS + part
                 mbarrier.wait(empty.index(place), phase)
-                into = ring.index(slot)
-                for step in gl.static_range(STEPS):
-                    mask = gl.where(valids[step], 0.0, float("-inf"))
-                    masks.index(slot).slice(part * SPAN + step * ROWS, ROWS).store(mask)
-                    at = keys[step].to(gl.int64) * stride
+                if part == 0:
+                    masks.index(slot).store(mask)
+                for step in gl.static_range(SPAN // STEP):
+                    key = keys.index(slot).slice(part * SPAN + step * STEP, STEP).load(row_layout)
                     _load(
-                        into.slice(part * SPAN + step * ROWS, ROWS, dim=0),
-                        base + at[:, None] + d[None, :],
-                        mask=valids[step][:, None] & (d < 512)[None, :],
+                        ring.index(slot).slice(part * SPAN + step * STEP, STEP, dim=0),
+                        (base + key.to(gl.int64) * stride)[:, None] + d[None, :],
+                        mask=(key >= 0)[:, None] & (d < 512)[None, :],
                     )
-                    if TAIL:
-                        key, valid = tile_keys(
-                            index,
-                            extra_index,
-                            begin,
-                            tile,
-                            tiles,
-                            first,
-                            more,
-                            s_kv,
-                            s_extra,
-                            part * SPAN + step * ROWS + tail_r,
-                            BAND,
-                            EXTRA,
-                            TILE,
-                        )
-                        at = key.to(gl.int64) * stride
-                        _load(
-                            tails.index(slot).slice(part * SPAN + step * ROWS, ROWS, dim=0),
-                            base + at[:, None] + e[None, :],
-                            mask=valid[:, None] & (e < 576)[None, :],
-                        )
+                if TAIL:
+                    key = keys.index(slot).slice(part * SPAN, SPAN).load(tail_row_layout)
+                    _load(
+                        tails.index(slot).slice(part * SPAN, SPAN, dim=0),
+                        (base + key.to(gl.int64) * stride)[:, None] + e[None, :],
+                        mask=(key >= 0)[:, None] & (e < 576)[None, :],
+                    )
                 async_copy.mbarrier_arrive(full.index(place), increment_count=False)
                 # One more arrival, for the masks.
                 mbarrier.arrive(full.index(place), count=1)
@@ -226,11 +193,11 @@ def copy_rows(
                 head = (unit % blocks) * HEADS
                 from_q = q + row.to(gl.int64) * stride_qt
                 for step in gl.static_range(HEADS // Q_ROWS):
-                    h = head + step * Q_ROWS + gl.arange(0, Q_ROWS, layout=row_layout)
+                    h = head + step * Q_ROWS + q_r
                     _load(
                         q_tile.slice(step * Q_ROWS, Q_ROWS, dim=0),
-                        from_q + (h * stride_qh)[:, None] + d[None, :],
-                        mask=(h < heads)[:, None] & (d < 512)[None, :],
+                        from_q + (h * stride_qh)[:, None] + q_d[None, :],
+                        mask=(h < heads)[:, None] & (q_d < 512)[None, :],
                     )
                     if TAIL:
                         h = head + step * Q_ROWS + tail_r

@@ -290,6 +290,7 @@ def mla_prefill_wide_kernel(
     HELD: gl.constexpr,
     TAIL: gl.constexpr,
     STAGED: gl.constexpr,
+    COPY_ROWS: gl.constexpr,
     COPY_WARPS: gl.constexpr,
     COPY_REGISTERS: gl.constexpr,
 ):
@@ -304,6 +305,7 @@ def mla_prefill_wide_kernel(
         tails = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 64], tile_layout)
     p_tile = gl.allocate_shared_memory(gl.bfloat16, [64, 64], tile_layout)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    keys = gl.allocate_shared_memory(gl.int32, [2, 64], plain)
     masks = gl.allocate_shared_memory(gl.float32, [2, 64], plain)
     tops = gl.allocate_shared_memory(gl.float32, [128], plain)
     rises = gl.allocate_shared_memory(gl.float32, [8], plain)
@@ -375,6 +377,7 @@ def mla_prefill_wide_kernel(
                     ring,
                     q_tail,
                     tails,
+                    keys,
                     masks,
                     q_full,
                     q_empty,
@@ -400,6 +403,7 @@ def mla_prefill_wide_kernel(
                     64,
                     PARTS,
                     2,
+                    COPY_ROWS,
                     COPY_WARPS,
                 ),
             ),

@@ -1,0 +1,504 @@
+"""Sparse attention of many query rows on Hopper, with two warpgroups half a tile apart.
+
+As in `mla_prefill_wide`, but each warpgroup takes the softmax of its own 32 keys of a tile and hands its shares to the
+other: while one is at its exponentials, the tensor cores have the products of the other. Messages go back and forth:
+the base of the exponentials and the shares of keys 0 to 31 from the first to the second, those of keys 32 to 63 back.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from deepinfer.kernels.triton.gluon_names import block_barrier
+from deepinfer.kernels.triton.mla_prefill_lists import copy_rows, scope_lengths
+from deepinfer.kernels.triton.mla_prefill_softmax import release
+
+__all__ = ["mla_prefill_skewed_kernel"]
+
+
+@gluon.jit
+def _origin(base):
+    """What is taken off the logits: 0 while there is no key."""
+    return gl.where(base == float("-inf"), 0.0, base)
+
+
+@gluon.jit
+def _sum_columns(p):
+    """Sums over the columns that a thread holds: [64, 32] to [64, 4]."""
+    return gl.sum(gl.sum(p.reshape([64, 4, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def _follow(acc, sums, base, new):
+    """Outputs and sums of a base, for a new one."""
+    fade = gl.exp2(base - _origin(new))
+    sums = sums * gl.convert_layout(fade, gl.SliceLayout(1, sums.type.layout))[:, None]
+    acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, acc.type.layout))[:, None]
+    return acc, sums, new
+
+
+@gluon.jit
+def _send(s, mask, scale, highest, base, bases, shares, message, PART: gl.constexpr):
+    """Shares of this warpgroup's keys to shared memory; new maximum and base, and the shares."""
+    s = s * scale + mask[None, :]
+    top = gl.max(s, axis=1)
+    highest = gl.maximum(highest, top)
+    # The base follows the highest logit only when the shares would get large.
+    new = gl.where(top > base + 8.0, top, base)
+    bases.index(PART).store(new)
+    p = gl.exp2(s - _origin(new)[:, None])
+    shares.store(p.to(gl.bfloat16))
+    fence_async_shared()
+    block_barrier()
+    mbarrier.arrive(message, count=1)
+    return highest, new, p
+
+
+@gluon.jit
+def _tile(
+    s,
+    mask,
+    acc,
+    sums,
+    highest,
+    base,
+    scale,
+    ring,
+    first_shares,
+    last_shares,
+    bases,
+    first_sent,
+    last_sent,
+    full,
+    empty,
+    count,
+    PART: gl.constexpr,
+    LAST: gl.constexpr,
+):
+    """One tile: its own shares, and the values of both halves; those of the second are left in flight."""
+    slot = count & 1
+    phase = (count >> 1) & 1
+    values = ring.index(slot).slice(256 * PART, 256, dim=1)
+    firsts = first_shares.index(slot)
+    head_layout: gl.constexpr = highest.type.layout
+    if PART == 0:
+        highest, new, p = _send(s, mask, scale, highest, base, bases, firsts, first_sent, 0)
+        acc, sums, base = _follow(acc, sums, base, new)
+        sums += _sum_columns(p)
+        acc = warpgroup_mma(firsts, values.slice(0, 32, dim=0), acc, is_async=True)
+        mbarrier.wait(last_sent, count & 1)
+        mbarrier.wait(full.index(slot * 2 + 1), phase)
+        fence_async_shared()
+        new = bases.index(1).load(head_layout)
+        acc = warpgroup_mma_wait(0, [acc])
+        if not LAST:
+            release(empty, slot * 2)
+        acc, sums, base = _follow(acc, sums, base, new)
+    else:
+        mbarrier.wait(first_sent, count & 1)
+        mbarrier.wait(full.index(slot * 2), phase)
+        fence_async_shared()
+        new = bases.index(0).load(head_layout)
+        acc, sums, base = _follow(acc, sums, base, new)
+        acc = warpgroup_mma(firsts, values.slice(0, 32, dim=0), acc, is_async=True)
+        highest, new, p = _send(s, mask, scale, highest, base, bases, last_shares, last_sent, 1)
+        acc = warpgroup_mma_wait(0, [acc])
+        if not LAST:
+            release(empty, slot * 2)
+        acc, sums, base = _follow(acc, sums, base, new)
+        sums += _sum_columns(p)
+    acc = warpgroup_mma(last_shares, values.slice(32, 32, dim=0), acc, is_async=True)
+    return acc, sums, highest, base
+
+
+@gluon.jit
+def _logits(q_tile, ring, masks, full, count, zero, mask_layout: gl.constexpr, PART: gl.constexpr):
+    """Begins the logits of this warpgroup's keys of a tile."""
+    slot = count & 1
+    mbarrier.wait(full.index(slot * 2 + PART), (count >> 1) & 1)
+    fence_async_shared()
+    keys = ring.index(slot).slice(32 * PART, 32, dim=0)
+    s = warpgroup_mma(q_tile, keys.permute((1, 0)), zero, use_acc=False, is_async=True)
+    return s, masks.index(slot).slice(32 * PART, 32).load(mask_layout)
+
+
+@gluon.jit
+def _finish(
+    highest, base, sums, sink, max_logits, lse, row, head, heads, totals, tops, met, turn, SINK: gl.constexpr,
+    PART: gl.constexpr,
+):  # fmt: skip
+    """Joins maximum and sum of both warpgroups, writes them, and returns the factor of the outputs."""
+    layout: gl.constexpr = highest.type.layout
+    share = gl.convert_layout(gl.sum(sums, 1), layout)
+    totals.index(PART).store(share)
+    tops.index(PART).store(highest)
+    block_barrier()
+    mbarrier.arrive(met, count=1)
+    mbarrier.wait(met, turn & 1)
+    # In the same order in both.
+    share = totals.index(0).load(layout) + totals.index(1).load(layout)
+    highest = gl.maximum(tops.index(0).load(layout), tops.index(1).load(layout))
+    origin = _origin(base)
+    h = head + gl.arange(0, 64, layout=layout)
+    nothing = share == 0.0
+    whole = gl.where(nothing, 1.0, share)
+    factor = 1.0 / whole
+    if SINK:
+        # Far above all logits it leaves nothing; neither it nor its share may overflow.
+        more = gl.load(sink + h, mask=h < heads, other=0.0)
+        more = gl.minimum(gl.maximum(more, -1e37), 1e37) * 1.4426950408889634 - origin
+        factor = 1.0 / (whole + gl.exp2(gl.minimum(more, 126.0)))
+        factor = gl.where(more > 126.0, 0.0, factor)
+    if PART == 0:
+        at = row.to(gl.int64) * heads + h
+        gl.store(max_logits + at, highest * 0.6931471805599453, mask=h < heads)
+        ln_sum = (origin + gl.log2(whole)) * 0.6931471805599453
+        gl.store(lse + at, gl.where(nothing, float("inf"), ln_sum), mask=h < heads)
+    return gl.where(nothing, 0.0, factor)
+
+
+@gluon.jit
+def _turn_back(acc, phases):
+    """Rotates the last 64 of 256 channels back."""
+    layout: gl.constexpr = acc.type.layout
+    even, odd = gl.split(acc.reshape([64, 128, 2]))
+    pair = gl.arange(0, 128, layout=gl.SliceLayout(0, even.type.layout)) - 96
+    cos = gl.load(phases + 2 * pair, mask=pair >= 0, other=1.0)[None, :]
+    sin = gl.load(phases + 2 * pair + 1, mask=pair >= 0, other=0.0)[None, :]
+    turned = gl.join(even * cos + odd * sin, odd * cos - even * sin)
+    return gl.convert_layout(turned.reshape([64, 256]), layout)
+
+
+@gluon.jit
+def _write(acc, to, stage, head, heads, stride_oh):
+    """A warpgroup's outputs as bf16, through its half of the last tile's space."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
+    d = gl.arange(0, 256, layout=gl.SliceLayout(0, layout))
+    r = gl.arange(0, 16, layout=gl.SliceLayout(1, layout))
+    stage.store(acc.to(gl.bfloat16))
+    for step in gl.static_range(4):
+        h = head + step * 16 + r
+        y = stage.slice(step * 16, 16, dim=0).load(layout)
+        place = to + (h * stride_oh)[:, None] + d[None, :]
+        gl.store(place, y, mask=(h < heads)[:, None] & (d < 256)[None, :])
+
+
+@gluon.jit
+def _nothing(out, max_logits, lse, row, head, heads, stride_oh, PART: gl.constexpr):
+    """Results of a row without keys."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
+    d = gl.arange(0, 256, layout=gl.SliceLayout(0, layout))
+    h = head + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+    place = out + (h * stride_oh)[:, None] + d[None, :]
+    zero = gl.zeros([64, 256], gl.bfloat16, layout)
+    gl.store(place, zero, mask=(h < heads)[:, None] & (d < 256)[None, :])
+    if PART == 0:
+        at = row.to(gl.int64) * heads + h
+        empty = gl.full([64], float("inf"), gl.float32, gl.SliceLayout(1, layout))
+        gl.store(max_logits + at, -empty, mask=h < heads)
+        gl.store(lse + at, empty, mask=h < heads)
+
+
+@gluon.jit
+def _products(
+    lengths,
+    extra_lengths,
+    sink,
+    phases,
+    out,
+    max_logits,
+    lse,
+    q_tile,
+    ring,
+    masks,
+    first_shares,
+    last_shares,
+    bases,
+    totals,
+    tops,
+    q_full,
+    q_empty,
+    first_sent,
+    last_sent,
+    met,
+    full,
+    empty,
+    s_q,
+    heads,
+    width,
+    extra_width,
+    scale,
+    stride_ot,
+    stride_oh,
+    COUNTED: gl.constexpr,
+    EXTRA: gl.constexpr,
+    EXTRA_COUNTED: gl.constexpr,
+    SINK: gl.constexpr,
+    ROPE: gl.constexpr,
+    PART: gl.constexpr,
+):
+    """Softmax of 32 keys of each tile, outputs of 256 channels."""
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 16])
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
+    head_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
+    mask_layout: gl.constexpr = gl.SliceLayout(0, s_layout)
+    blocks = gl.cdiv(heads, 64)
+    zero = gl.zeros([64, 32], gl.float32, s_layout)
+    count = 0
+    turn = 0
+    for unit in range(gl.program_id(0), s_q * blocks, gl.num_programs(0)):
+        row = unit // blocks
+        head = (unit % blocks) * 64
+        first, more = scope_lengths(
+            lengths, extra_lengths, row, width, extra_width, COUNTED, EXTRA, EXTRA_COUNTED
+        )
+        total = gl.cdiv(first, 64) + gl.cdiv(more, 64)
+        to = out + row.to(gl.int64) * stride_ot + 256 * PART
+        if total > 0:
+            highest = gl.full([64], float("-inf"), gl.float32, head_layout)
+            base = highest
+            sums = _sum_columns(zero)
+            acc = gl.zeros([64, 256], gl.float32, o_layout)
+            mbarrier.wait(q_full, turn & 1)
+            s, mask = _logits(q_tile, ring, masks, full, count, zero, mask_layout, PART)
+            s = warpgroup_mma_wait(0, [s])
+            for _ in range(total - 1):
+                acc, sums, highest, base = _tile(
+                    s, mask, acc, sums, highest, base, scale, ring, first_shares, last_shares, bases, first_sent,
+                    last_sent, full, empty, count, PART, False,
+                )  # fmt: skip
+                s, mask = _logits(q_tile, ring, masks, full, count + 1, zero, mask_layout, PART)
+                acc = warpgroup_mma_wait(1, [acc])
+                release(empty, (count & 1) * 2 + 1)
+                s = warpgroup_mma_wait(0, [s])
+                count += 1
+            block_barrier()
+            mbarrier.arrive(q_empty, count=1)
+            acc, sums, highest, base = _tile(
+                s, mask, acc, sums, highest, base, scale, ring, first_shares, last_shares, bases, first_sent,
+                last_sent, full, empty, count, PART, True,
+            )  # fmt: skip
+            acc = warpgroup_mma_wait(0, [acc])
+            factor = _finish(
+                highest, base, sums, sink, max_logits, lse, row, head, heads, totals, tops, met, turn, SINK, PART
+            )  # fmt: skip
+            acc = acc * gl.convert_layout(factor, gl.SliceLayout(1, o_layout))[:, None]
+            if ROPE and PART == 1:
+                acc = _turn_back(acc, phases + row.to(gl.int64) * 64)
+            last = count & 1
+            _write(acc, to, ring.index(last).slice(256 * PART, 256, dim=1), head, heads, stride_oh)
+            block_barrier()
+            mbarrier.arrive(empty.index(last * 2), count=1)
+            mbarrier.arrive(empty.index(last * 2 + 1), count=1)
+            count += 1
+            turn += 1
+        else:
+            _nothing(to, max_logits, lse, row, head, heads, stride_oh, PART)
+
+
+@gluon.jit(do_not_specialize=["s_q", "s_kv", "s_extra", "width", "extra_width"])
+def mla_prefill_skewed_kernel(
+    q,
+    kv,
+    indices,
+    lengths,
+    extra_kv,
+    extra_indices,
+    extra_lengths,
+    sink,
+    phases,
+    out,
+    max_logits,
+    lse,
+    s_q,
+    heads,
+    s_kv,
+    s_extra,
+    width,
+    extra_width,
+    scale,
+    stride_qt,
+    stride_qh,
+    stride_kv,
+    stride_extra,
+    stride_i,
+    stride_ei,
+    stride_ot,
+    stride_oh,
+    BAND: gl.constexpr,
+    COUNTED: gl.constexpr,
+    EXTRA: gl.constexpr,
+    EXTRA_COUNTED: gl.constexpr,
+    SINK: gl.constexpr,
+    ROPE: gl.constexpr,
+    COPY_ROWS: gl.constexpr,
+    COPY_WARPS: gl.constexpr,
+    COPY_REGISTERS: gl.constexpr,
+    REGISTERS: gl.constexpr,
+):
+    """Attention of 64 heads a program to the keys that each query row picks; keys are values."""
+    tile_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
+    q_tile = gl.allocate_shared_memory(gl.bfloat16, [64, 512], tile_layout)
+    ring = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 512], tile_layout)
+    share_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16)
+    first_shares = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 32], share_layout)
+    last_shares = gl.allocate_shared_memory(gl.bfloat16, [64, 32], share_layout)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    keys = gl.allocate_shared_memory(gl.int32, [2, 64], plain)
+    masks = gl.allocate_shared_memory(gl.float32, [2, 64], plain)
+    bases = gl.allocate_shared_memory(gl.float32, [2, 64], plain)
+    totals = gl.allocate_shared_memory(gl.float32, [2, 64], plain)
+    tops = gl.allocate_shared_memory(gl.float32, [2, 64], plain)
+    bar: gl.constexpr = mbarrier.MBarrierLayout()
+    q_full = gl.allocate_shared_memory(gl.int64, [1], bar)
+    q_empty = gl.allocate_shared_memory(gl.int64, [1], bar)
+    first_sent = gl.allocate_shared_memory(gl.int64, [1], bar)
+    last_sent = gl.allocate_shared_memory(gl.int64, [1], bar)
+    met = gl.allocate_shared_memory(gl.int64, [1], bar)
+    full = gl.allocate_shared_memory(gl.int64, [4, 1], bar)
+    empty = gl.allocate_shared_memory(gl.int64, [4, 1], bar)
+    mbarrier.init(q_full, count=32 * COPY_WARPS)
+    mbarrier.init(q_empty, count=2)
+    mbarrier.init(first_sent, count=1)
+    mbarrier.init(last_sent, count=1)
+    mbarrier.init(met, count=2)
+    for i in gl.static_range(4):
+        mbarrier.init(full.index(i), count=32 * COPY_WARPS + 1)
+        mbarrier.init(empty.index(i), count=2)
+    gl.warp_specialize(
+        [
+            (
+                _products,
+                (
+                    lengths,
+                    extra_lengths,
+                    sink,
+                    phases,
+                    out,
+                    max_logits,
+                    lse,
+                    q_tile,
+                    ring,
+                    masks,
+                    first_shares,
+                    last_shares,
+                    bases,
+                    totals,
+                    tops,
+                    q_full,
+                    q_empty,
+                    first_sent,
+                    last_sent,
+                    met,
+                    full,
+                    empty,
+                    s_q,
+                    heads,
+                    width,
+                    extra_width,
+                    scale,
+                    stride_ot,
+                    stride_oh,
+                    COUNTED,
+                    EXTRA,
+                    EXTRA_COUNTED,
+                    SINK,
+                    ROPE,
+                    0,
+                ),
+            ),
+            (
+                _products,
+                (
+                    lengths,
+                    extra_lengths,
+                    sink,
+                    phases,
+                    out,
+                    max_logits,
+                    lse,
+                    q_tile,
+                    ring,
+                    masks,
+                    first_shares,
+                    last_shares,
+                    bases,
+                    totals,
+                    tops,
+                    q_full,
+                    q_empty,
+                    first_sent,
+                    last_sent,
+                    met,
+                    full,
+                    empty,
+                    s_q,
+                    heads,
+                    width,
+                    extra_width,
+                    scale,
+                    stride_ot,
+                    stride_oh,
+                    COUNTED,
+                    EXTRA,
+                    EXTRA_COUNTED,
+                    SINK,
+                    ROPE,
+                    1,
+                ),
+            ),
+            (
+                copy_rows,
+                (
+                    q,
+                    kv,
+                    indices,
+                    lengths,
+                    extra_kv,
+                    extra_indices,
+                    extra_lengths,
+                    q_tile,
+                    ring,
+                    q_tile,
+                    ring,
+                    keys,
+                    masks,
+                    q_full,
+                    q_empty,
+                    full,
+                    empty,
+                    s_q,
+                    heads,
+                    s_kv,
+                    s_extra,
+                    width,
+                    extra_width,
+                    stride_qt,
+                    stride_qh,
+                    stride_kv,
+                    stride_extra,
+                    stride_i,
+                    stride_ei,
+                    BAND,
+                    COUNTED,
+                    EXTRA,
+                    EXTRA_COUNTED,
+                    False,
+                    64,
+                    2,
+                    2,
+                    COPY_ROWS,
+                    COPY_WARPS,
+                ),
+            ),
+        ],
+        [4, COPY_WARPS],
+        [REGISTERS, COPY_REGISTERS],
+    )
