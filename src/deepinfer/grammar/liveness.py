@@ -1,7 +1,7 @@
 """Dead ends: nodes from which nothing can be accepted any more.
 
-Only intersections and complements make them: everything else is built from parts that are not empty. A search goes
-through the moves of a node, shortest way to acceptance first, until it finds a node that is known to be live. What it
+Only intersections and complements make them, and bags all of whose members are such: everything else is built from parts
+that are not empty. A search goes through the moves of a node, shortest way to acceptance first, until it finds a node that is known to be live. What it
 learns stays on the nodes, so most later questions are answered at once.
 """
 

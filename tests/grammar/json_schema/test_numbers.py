@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from deepinfer.core.errors import EmptyLanguage, GrammarTooLarge
+from deepinfer.core.errors import ConfigError, EmptyLanguage, GrammarTooLarge
 from deepinfer.grammar.grammar import Grammar
 from deepinfer.grammar.ir import Rules
 from deepinfer.grammar.json_schema import compile_json_schema
@@ -115,3 +115,53 @@ def test_numbers_beyond_the_limits_are_refused():
                 "type": "number",
             }
         )
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "number"}, "1.5{}"),
+        ({"type": "number"}, "1{}"),
+        ({}, "-0.{}"),
+        ({"items": {}}, "[1e{}]"),
+        ({"not": {"const": 1}}, "2.0{}"),
+        ({"not": {"enum": list(range(100))}}, "100.0{}"),
+        ({"type": "integer", "minimum": 7}, "8.0{}"),
+        ({"type": "number", "multipleOf": 0.7}, "1.40{}"),
+        ({"enum": [2.5, 3]}, "2.5{}"),
+    ],
+)
+def test_digits_do_not_go_on_for_ever(schema, text):
+    grammar = compile_json_schema(schema, max_digits=8)
+    assert grammar.matches(text.format("00"))
+    assert not grammar.matches(text.format("0" * 9))
+    assert compile_json_schema(schema).matches(text.format("0" * 60))
+    assert not compile_json_schema(schema).matches(text.format("0" * 65))
+    assert compile_json_schema(schema, max_digits=None).matches(text.format("0" * 300))
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"not": {"const": 1}}, "1.{}"),
+        ({"not": {"enum": list(range(100))}}, "5.{}"),
+        ({"not": {"multipleOf": 1}}, "5.{}"),
+    ],
+)
+def test_a_bound_on_digits_excludes_no_less(schema, text):
+    grammar = compile_json_schema(schema, max_digits=4)
+    assert not any(grammar.matches(text.format("0" * count)) for count in range(1, 90))
+
+
+def test_digits_that_are_needed_are_never_cut():
+    grammar = compile_json_schema({"minimum": 10**100, "type": "number"}, max_digits=4)
+    assert grammar.matches("1" + "0" * 100)
+    assert grammar.matches(str(10**103))
+    constant = "0." + "0" * 40 + "1"
+    assert compile_json_schema(f'{{"const": {constant}}}', max_digits=1).matches(constant)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, "8"])
+def test_a_bound_on_digits_is_a_positive_number(count):
+    with pytest.raises(ConfigError):
+        compile_json_schema({}, max_digits=count)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
+from deepinfer.core._checks import check_int
 from deepinfer.core.errors import ConfigError, GrammarSyntaxError, GrammarTooLarge
 from deepinfer.grammar.argument_checks import check_part
 from deepinfer.grammar.grammar import Grammar
@@ -37,6 +38,7 @@ def compile_json_schema(
     on_unsupported: Literal["error", "warn"] = "error",
     formats: Literal["assert", "annotate"] = "assert",
     escapes: Literal["canonical", "any"] = "canonical",
+    max_digits: int | None = 64,
     draft: str | None = None,
     resources: Mapping[str, Any] | None = None,
     budget_ms: float | None = 1500.0,
@@ -67,6 +69,9 @@ def compile_json_schema(
             aside and list them in the report.
         formats: Whether `format` restricts strings ("assert") or not. Unknown formats never do.
         escapes: Spellings of characters in constrained strings: "canonical" or "any".
+        max_digits: Most digits that a number repeats without need in one place, such as the zeros of `1.000`, >= 1: a loop
+            that some models never leave. What a bound or a constant needs is never cut, and a complement excludes no less.
+            Digits under a `multipleOf` that is no product of 2 and 5 have no bound. None for no bound anywhere.
         draft: The draft where `$schema` names none: "4", "6", "7", "2019-09" or "2020-12" (None: that one).
         resources: Other schemas that references may lead to, by absolute URI. Nothing is ever fetched.
         budget_ms: CPU time that the compilation may take, in milliseconds, > 0; None for no bound.
@@ -95,6 +100,8 @@ def compile_json_schema(
                 value=value,
             )
     check_part("whitespace", whitespace, Whitespace, "make one with Whitespace(...)")
+    if max_digits is not None:
+        check_int("max_digits", max_digits, 1, 1 << 20, ConfigError, "None is no bound.")
     if budget_ms is not None and not budget_ms > 0:
         raise ConfigError(
             f"budget_ms is {budget_ms!r}; use a number > 0 or None",
@@ -112,6 +119,7 @@ def compile_json_schema(
         order == "declared",
         formats == "assert",
         escapes == "any",
+        max_digits,
     )
     try:
         try:
@@ -134,6 +142,7 @@ class _Options(NamedTuple):
     ordered: bool
     assert_formats: bool
     every_spelling: bool
+    max_digits: int | None
 
 
 def _compile(
@@ -154,7 +163,7 @@ def _compile(
     scope = nodes.extend((), root) if dynamic else ()
     start = normal(nodes.of(root.schema, root, root.pointer, scope))
     forms.build(start)
-    emitter = Emitter(algebra, forms, options.whitespace, options.ordered)
+    emitter = Emitter(algebra, forms, options.whitespace, options.ordered, options.max_digits)
     rules = emitter.rules(start)
     return Grammar(rules, report=uses.report(), source="json_schema")
 

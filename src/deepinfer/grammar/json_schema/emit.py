@@ -22,6 +22,7 @@ from deepinfer.grammar.ir import (
 )
 from deepinfer.grammar.json_schema.algebra import Algebra
 from deepinfer.grammar.json_schema.arrays import ArrayForm, Letter, State, Word
+from deepinfer.grammar.json_schema.digits import capped
 from deepinfer.grammar.json_schema.forms import Forms, ValueForm
 from deepinfer.grammar.json_schema.formula import (
     ANYTHING,
@@ -40,7 +41,7 @@ ANY_VALUE, ANY_OBJECT, ANY_ARRAY = "any", "any-object", "any-array"
 
 
 @functools.lru_cache(maxsize=16)
-def any_value_rules(whitespace: Whitespace) -> dict[str, Expr]:
+def any_value_rules(whitespace: Whitespace, max_digits: int | None) -> dict[str, Expr]:
     """Rules of any JSON value, any object and any array, by name."""
     gap, comma, colon = whitespace.gap, whitespace.comma, whitespace.colon
     value = ref(ANY_VALUE)
@@ -50,7 +51,11 @@ def any_value_rules(whitespace: Whitespace) -> dict[str, Expr]:
         return optional(seq(item, repeat(seq(comma, item), 0, None)))
 
     scalars = alt(
-        literal(b"null"), literal(b"true"), literal(b"false"), any_number(), free_string()
+        literal(b"null"),
+        literal(b"true"),
+        literal(b"false"),
+        capped(any_number(), max_digits),
+        free_string(),
     )
     return {
         ANY_VALUE: alt(ref(ANY_OBJECT), ref(ANY_ARRAY), scalars),
@@ -69,10 +74,16 @@ class Emitter:
         forms: Their normal forms.
         whitespace: Where white space may stand.
         ordered: Whether members of objects stand in the declared order.
+        max_digits: Bound of each repeat of a digit in numbers; None for none.
     """
 
     def __init__(
-        self, algebra: Algebra, forms: Forms, whitespace: Whitespace, ordered: bool
+        self,
+        algebra: Algebra,
+        forms: Forms,
+        whitespace: Whitespace,
+        ordered: bool,
+        max_digits: int | None,
     ) -> None:
         self._strings = algebra.strings
         self._budget = algebra.budget
@@ -82,6 +93,7 @@ class Emitter:
         self._comma = whitespace.comma
         self._colon = whitespace.colon
         self._ordered = ordered
+        self._max_digits = max_digits
         self._rules: dict[str, Expr] = {}
         self._names: dict[Conjunction, str] = {}
         self._queue: list[Conjunction] = []
@@ -108,7 +120,7 @@ class Emitter:
             self._rules[name] = self._body(self._forms.forms[value], name)
         rules = {"root": root, **self._rules}
         if self._uses_any:
-            rules.update(any_value_rules(self._whitespace))
+            rules.update(any_value_rules(self._whitespace, self._max_digits))
         return Rules("root", rules)
 
     def _value(self, value: Conjunction) -> Expr:
@@ -148,7 +160,7 @@ class Emitter:
         if form.string != FALSE and not self._strings.is_empty(form.string):
             parts.append(self._strings.spelled(form.string))
         if form.number != FALSE:
-            expr, rules = number_language(form.number).emit(f"{name}.n")
+            expr, rules = number_language(form.number).emit(f"{name}.n", self._max_digits)
             self._rules.update(rules)
             parts.append(expr)
         parts += [literal(constant.encode()) for constant in form.constants]

@@ -39,6 +39,7 @@ from deepinfer.grammar.json_schema.decimal_text import (
     exponents,
     normalised,
 )
+from deepinfer.grammar.json_schema.digits import capped
 from deepinfer.grammar.json_schema.formula import (
     FALSE,
     TRUE,
@@ -79,14 +80,25 @@ class NumberLanguage:
         """Whether no number is in the set."""
         return self.expr == EMPTY and not self.machines
 
-    def emit(self, prefix: str) -> tuple[Expr, dict[str, Expr]]:
-        """The whole expression and the rules it refers to, under names that begin with `prefix`."""
-        parts, rules = [self.expr], {}
+    def emit(self, prefix: str, max_digits: int | None = None) -> tuple[Expr, dict[str, Expr]]:
+        """The whole expression and the rules it refers to.
+
+        Args:
+            prefix: What the names of the rules begin with.
+            max_digits: Bound of each repeat of a digit. Digits that a remainder depends on have none.
+        """
+        parts, rules = [capped(self.expr, max_digits)], {}
         for number, (negative, states) in enumerate(self.machines):
             stem = f"{prefix}{number}."
             for index, (accepting, edges) in enumerate(states):
-                branches = [seq(byte, ref(f"{stem}{target}")) for byte, target in edges]
-                rules[f"{stem}{index}"] = alt(*([EPS] if accepting else []), *branches)
+                loop = [byte for byte, target in edges if target == index]
+                branches = [
+                    seq(byte, ref(f"{stem}{target}")) for byte, target in edges if target != index
+                ]
+                rest = alt(*([EPS] if accepting else []), *branches)
+                if loop:
+                    rest = seq(capped(star(alt(*loop)), max_digits), rest)
+                rules[f"{stem}{index}"] = rest
             parts.append(seq(literal(b"-" if negative else b""), ref(f"{stem}0")))
         return alt(*parts), rules
 
