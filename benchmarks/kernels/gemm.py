@@ -74,12 +74,12 @@ def prepared(kind: str, w: torch.Tensor, s: torch.Tensor | None) -> tuple[Any, A
 
 
 def folded(x: Any, xs: Any, p: Any, ps: Any, rows_of: Any, out: Any, sizes: tuple[int, ...]) -> Run:
-    """A call with prepared MXFP4 weights; three sizes are those of many tokens."""
+    """A call with prepared MXFP4 weights; sizes that begin with 1 or 2 warpgroups are those of many tokens."""
     from deepinfer.kernels.triton import folded_decoded_launch as many
     from deepinfer.kernels.triton import grouped_folded_launch as few
     from deepinfer.kernels.triton.gemm_launch import SwappedTuning
 
-    if len(sizes) == 3:
+    if sizes[0] < 16:
         tuning = many.DecodedTuning(*sizes)
         return lambda: many.folded_decoded(x, xs, p, ps, rows_of, out, tuning)
     return lambda: few.grouped_folded(x, xs, p, ps, rows_of, out, SwappedTuning(*sizes))
@@ -326,10 +326,10 @@ def cases() -> list[Case]:
     add("fp8_gemm_nt", dense, "fp8", (4096, 5120, 8192), [(2, 128, 6, 8, 2), (2, 256, 4, 8)])
     add("m_grouped_fp8_gemm_nt_contiguous", contiguous, "fp8", (48, 256, 4608, 5120), [(2, 128, 6, 8), (2, 256, 4, 2), (2, 256, 4, 1)])  # fmt: skip
     add("m_grouped_fp8_gemm_nt_contiguous", contiguous, "fp8", (8, 2048, 4096, 7168), [(2, 256, 4, 16), (2, 256, 4, 8), (2, 256, 4, 12)])  # fmt: skip
-    many: list[Sizes] = [(2, 1, 6), (128, 2, 3, 2, 1, 2), (64, 2, 5, 2, 1, 2)]
+    many: list[Sizes] = [(2, 1, 6, 2), (2, 1, 6), (128, 2, 3, 2, 1, 2), (64, 2, 5, 2, 1, 2)]
     add("m_grouped_fp8_fp4_gemm_nt_contiguous", contiguous, "fp4", (48, 256, 4608, 5120), many)
     add("m_grouped_fp8_fp4_gemm_nt_contiguous", contiguous, "fp4", (8, 2048, 4096, 7168), many)
-    add("m_grouped_fp8_fp4_gemm_nt_contiguous", contiguous, "fp4x32", (48, 256, 4608, 5120), [(2, 1, 6), (64, 2, 6, 2, 1)])  # fmt: skip
+    add("m_grouped_fp8_fp4_gemm_nt_contiguous", contiguous, "fp4x32", (48, 256, 4608, 5120), [(2, 1, 6, 2), (2, 1, 6), (64, 2, 6, 2, 1)])  # fmt: skip
     add("fp8_fp4_gemm_nt", dense, "fp4", (4096, 4096, 7168), many)
     for m, n, k in ((4096, 4096, 7168), (8192, 8192, 8192)):
         add("bf16_gemm_nt", dense, "bf16", (m, n, k), [(2, 256, 4, 8)])

@@ -108,8 +108,8 @@ def _copies(given, MODE: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH
 
 @gluon.jit
 def _decode(given, MODE: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH: gl.constexpr,
-            COLUMNS: gl.constexpr):  # fmt: skip
-    """Decodes 128 rows of weights of every step into one of two tiles."""
+            DECODERS: gl.constexpr, COLUMNS: gl.constexpr, WHICH: gl.constexpr):  # fmt: skip
+    """Decodes 128 rows of weights of every step into two tiles in turn; with two DECODERS, into one of the two."""
     rows_of, rings, bars, sizes = given
     w_ring, _x, t_ring, _s, b_ring = rings
     full, empty, ready, freed = bars
@@ -139,18 +139,19 @@ def _decode(given, MODE: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH
         _m, _n, g = _place(rows_of, tile, group, first, rows, N, tiles_n, MODE, BLOCK_M, BLOCK_N)
         if g >= 0:
             for _step in range(steps):
-                mbarrier.wait(full.index(slot), phase)
-                at = (slot * TN + COLUMNS) * 2
-                mbarrier.wait(freed.index(2 * COLUMNS + side), turn)
-                for half in gl.static_range(2):
-                    w = w_ring.index(at + half)
-                    t = t_ring.index(at + half).load(t_layout)
-                    decoded = decode_half(w, t, 0, wide)
-                    if half == 1:
-                        mbarrier.arrive(empty.index(slot), count=1)
-                    b_ring.index(2 * COLUMNS + side).slice(64 * half, 64).store(decoded)
-                fence_async_shared()
-                mbarrier.arrive(ready.index(2 * COLUMNS + side), count=1)
+                if DECODERS == 1 or side == WHICH:
+                    mbarrier.wait(full.index(slot), phase)
+                    at = (slot * TN + COLUMNS) * 2
+                    mbarrier.wait(freed.index(2 * COLUMNS + side), turn)
+                    for half in gl.static_range(2):
+                        w = w_ring.index(at + half)
+                        t = t_ring.index(at + half).load(t_layout)
+                        decoded = decode_half(w, t, 0, wide)
+                        if half == 1:
+                            mbarrier.arrive(empty.index(slot), count=1)
+                        b_ring.index(2 * COLUMNS + side).slice(64 * half, 64).store(decoded)
+                    fence_async_shared()
+                    mbarrier.arrive(ready.index(2 * COLUMNS + side), count=1)
                 turn ^= side
                 side ^= 1
                 slot += 1
@@ -278,6 +279,7 @@ def folded_decoded_kernel(
     X_GROUP: gl.constexpr,
     TM: gl.constexpr,
     TN: gl.constexpr,
+    DECODERS: gl.constexpr,
     DEPTH: gl.constexpr,
 ):
     """`out[g, m, n] = sum over k of x[g, m, k] * weight[g, n, k]`; MODE and X_GROUP as in `grouped_folded`."""
@@ -311,8 +313,20 @@ def folded_decoded_kernel(
             [
                 (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 0, 0)),
                 (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 0, 1)),
-                (_decode, (decode, MODE, TM, TN, DEPTH, 0)),
-                (_decode, (decode, MODE, TM, TN, DEPTH, 1)),
+                (_decode, (decode, MODE, TM, TN, DEPTH, DECODERS, 0, 0)),
+                (_decode, (decode, MODE, TM, TN, DEPTH, DECODERS, 1, 0)),
+                (_copies, (copy, MODE, TM, TN, DEPTH)),
+            ],
+            [4, 4, 4, 1],
+            [152, 72, 72, 24],
+        )
+    elif DECODERS == 2:
+        gl.warp_specialize(
+            [
+                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 0, 0)),
+                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 1, 0)),
+                (_decode, (decode, MODE, TM, TN, DEPTH, DECODERS, 0, 0)),
+                (_decode, (decode, MODE, TM, TN, DEPTH, DECODERS, 0, 1)),
                 (_copies, (copy, MODE, TM, TN, DEPTH)),
             ],
             [4, 4, 4, 1],
@@ -323,7 +337,7 @@ def folded_decoded_kernel(
             [
                 (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 0, 0)),
                 (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 1, 0)),
-                (_decode, (decode, MODE, TM, TN, DEPTH, 0)),
+                (_decode, (decode, MODE, TM, TN, DEPTH, DECODERS, 0, 0)),
                 (_copies, (copy, MODE, TM, TN, DEPTH)),
             ],
             [4, 4, 1],

@@ -22,11 +22,14 @@ class DecodedTuning:
         parts_m: How many along the tokens: 1 or 2.
         parts_n: How many along the weights: 2 or 1, the other one.
         depth: Steps in the ring of shared memory.
+        decoders: Warpgroups that decode each 128 rows of weights, in turn: 1, or 2 with one
+            part along the weights.
     """
 
     parts_m: int
     parts_n: int
     depth: int
+    decoders: int = 1
 
 
 def folded_decoded(
@@ -86,6 +89,7 @@ def folded_decoded(
         X_GROUP=x_group,
         TM=tuning.parts_m,
         TN=tuning.parts_n,
+        DECODERS=tuning.decoders,
         DEPTH=tuning.depth,
         num_warps=4,
     )
