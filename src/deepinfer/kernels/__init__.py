@@ -41,6 +41,11 @@ from deepinfer.kernels.gemm import (
 from deepinfer.kernels.gemm import m_grouped_fp8_gemm_nt_masked as m_grouped_fp8_gemm_nt_masked
 from deepinfer.kernels.indexer import fp8_fp4_mqa_logits as fp8_fp4_mqa_logits
 from deepinfer.kernels.indexer import fp8_mqa_logits as fp8_mqa_logits
+from deepinfer.kernels.indexer_paged import fp8_fp4_paged_mqa_logits as fp8_fp4_paged_mqa_logits
+from deepinfer.kernels.indexer_paged import fp8_paged_mqa_logits as fp8_paged_mqa_logits
+from deepinfer.kernels.indexer_paged import (
+    get_paged_mqa_logits_metadata as get_paged_mqa_logits_metadata,
+)
 from deepinfer.kernels.mhc import mhc_head as mhc_head
 from deepinfer.kernels.mhc import mhc_post as mhc_post
 from deepinfer.kernels.mhc import mhc_pre as mhc_pre
@@ -80,14 +85,21 @@ from deepinfer.kernels.sampling import top_k_top_p_mask as top_k_top_p_mask
 from deepinfer.kernels.sampling import top_k_top_p_sample as top_k_top_p_sample
 from deepinfer.kernels.spec import ngram_propose as ngram_propose
 from deepinfer.kernels.spec import speculative_verify as speculative_verify
+from deepinfer.kernels.topk import candidate_block_max as candidate_block_max
 from deepinfer.kernels.topk import topk as topk
+from deepinfer.kernels.topk import topk_to_physical_indices as topk_to_physical_indices
 
 __all__ = [
     "CONTIGUOUS_ALIGNMENT",
+    "FusedMapping",
     "KVCacheFormat",
     "MLASchedMeta",
+    "apply_penalties",
     "apply_rope",
+    "apply_token_bitmask",
+    "argmax_sample",
     "bf16_gemm_nt",
+    "candidate_block_max",
     "cast_back",
     "ceil_to_ue8m0",
     "compress_norm",
@@ -96,17 +108,25 @@ __all__ = [
     "engram_gate",
     "engram_hash",
     "engram_lookup",
+    "expand_to_fused",
+    "expand_to_fused_with_sf",
     "explain",
     "flash_mla_sparse_fwd",
     "flash_mla_with_kvcache",
     "fp8_fp4_gemm_nt",
     "fp8_fp4_mqa_logits",
+    "fp8_fp4_paged_mqa_logits",
     "fp8_gemm_nt",
     "fp8_mqa_logits",
+    "fp8_paged_mqa_logits",
     "fused_add_rms_norm",
     "fused_experts",
     "gather_and_dequantize_k_cache",
+    "get_fused_mapping",
     "get_mla_metadata",
+    "get_paged_mqa_logits_metadata",
+    "gumbel_sample",
+    "log_probs",
     "m_grouped_bf16_gemm_nt_contiguous",
     "m_grouped_bf16_gemm_nt_masked",
     "m_grouped_fp8_fp4_gemm_nt_contiguous",
@@ -117,6 +137,7 @@ __all__ = [
     "mhc_head",
     "mhc_post",
     "mhc_pre",
+    "ngram_propose",
     "owned_indices",
     "pack_ue8m0",
     "per_block_cast_to_fp8",
@@ -124,6 +145,7 @@ __all__ = [
     "per_token_cast_to_fp8",
     "prepare_mxfp4_weights",
     "quantize_and_insert_k_cache",
+    "reduce_fused",
     "rms_norm",
     "rms_norm_rope_quant",
     "rope_quant_insert",
@@ -133,23 +155,13 @@ __all__ = [
     "silu_and_mul",
     "silu_and_mul_quant",
     "sinkhorn",
+    "speculative_verify",
     "swa_attention",
-    "topk",
-    "use_backend",
-    "window_bands",
-    "FusedMapping",
-    "expand_to_fused",
-    "expand_to_fused_with_sf",
-    "get_fused_mapping",
-    "reduce_fused",
-    "topk_gate",
-    "apply_penalties",
-    "apply_token_bitmask",
-    "argmax_sample",
-    "gumbel_sample",
-    "log_probs",
     "top_k_top_p_mask",
     "top_k_top_p_sample",
-    "ngram_propose",
-    "speculative_verify",
+    "topk",
+    "topk_gate",
+    "topk_to_physical_indices",
+    "use_backend",
+    "window_bands",
 ]
