@@ -311,7 +311,9 @@ def cases() -> list[Case]:
         add(masked_fp4, masked, "fp4", shape, FP4_MASKED[rows])
         add(masked_fp4, masked, "fp4x32", shape, FP4X32_MASKED[rows])
         add(masked_fp8, masked, "fp8", shape, FP8_MASKED[rows])
-    add(masked_fp4, masked, "fp4x32", (384, 1, 4608, 5120), FP4X32_MASKED[16])
+    few: list[Sizes] = [(16, 2, 10, 1, 2), (8, 2, 11, 1, 2), (8, 1, 8, 1, 4), (8, 1, 6, 2, 3)]
+    add(masked_fp4, masked, "fp4x32", (384, 1, 4608, 5120), few)
+    add(masked_fp4, masked, "fp4x32", (384, 4, 5120, 2304), few[:2])
     shape = (48, 32, 5120, 2304)
     add(masked_fp4, masked, "fp4", shape, [(32, 2, 8, 1, 2), (32, 1, 3, 2, 3)])
     add(masked_fp8, masked, "fp8", shape, FP8_MASKED[32])
