@@ -386,7 +386,12 @@ def cases() -> list[Case]:
             if (batch, s_q) == (256, 1):
                 variant = partial(build, portable=True)
                 found.append(Case(op, shape, "portable", variant, peer=peer))
-            for sizes in ((4, 216, 168), (8, 216, 168), (8, 208, 160)):
+            for sizes in (
+                (4, 216, 168, True),
+                (4, 216, 168, False),
+                (8, 216, 168, True),
+                (8, 216, 168, False),
+            ):
                 variant = partial(build, tuning=WideTuning(*sizes))
                 words = " ".join(map(str, sizes))
                 found.append(Case(op, shape, f"wide {words}", variant, peer=peer))
@@ -407,7 +412,7 @@ def cases() -> list[Case]:
                 if heads == 16 and batch == 128:
                     found.append(Case(op, shape, "portable", partial(build, portable=True)))
                 if heads == 16:
-                    for tuning in (FewTuning(8, 16, 144), FewTuning(8, 32, 144)):
+                    for tuning in (FewTuning(8, 16, 104, 136), FewTuning(4, 16, 104, 136)):
                         words = f"few {tuning.warps} {tuning.keys}"
                         found.append(Case(op, shape, words, partial(build, tuning=tuning)))
                     if batch == 16:

@@ -10,8 +10,12 @@ INVARIANT_KEYS = 320
 
 WIDE: tuple[int, int, int] = (4, 216, 168)
 """Warps that decode, registers of the two warpgroups that multiply: `WideTuning`."""
-FEW: dict[int, tuple[int, int, int]] = {8: (8, 32, 144), 16: (8, 32, 144), 32: (8, 32, 144)}
-"""By heads: warps that decode, keys at once, registers: `FewTuning`."""
+FEW: dict[int, tuple[int, int, int, int]] = {
+    8: (8, 32, 104, 120),
+    16: (8, 32, 104, 136),
+    32: (8, 32, 112, 192),
+}
+"""By heads: warps that decode, keys at once, registers of the two warpgroups that multiply: `FewTuning`."""
 
 
 def split_keys(rows: int, heads: int, keys: int, num_sms: int) -> int:

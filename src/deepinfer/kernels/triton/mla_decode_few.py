@@ -1,7 +1,8 @@
 """Sparse MLA decode of 8, 16 or 32 heads on Hopper: keys are the tall operand, heads the wide one.
 
 A program has one row, or a part of one. Eight warps decode records into a ring of two tiles of 64 keys; one warpgroup
-makes logits [keys, heads] and output [channels, heads], so that a head costs what it needs and none is padded.
+makes logits and shares [keys, heads], another one the output [channels, heads] of the tile before, so that a head costs
+what it needs and none is padded.
 """
 
 from __future__ import annotations
@@ -63,56 +64,58 @@ def _store_quarter(x, to, phases, head, heads, stride_h, ROTATE: gl.constexpr):
 
 
 @gluon.jit
-def _attend(
-    out, lse, sink, phases, phase_index, lengths, extra_lengths, q_tile, q_full, q_empty, k_ring, bias_ring, p_tile,
-    full, empty, units, splits, tiles_a_split, heads, width, extra_width, scale,
-    stride_ot, stride_os, stride_oh, stride_lt, stride_ls, stride_lh,
+def _lead(
+    lse, sink, lengths, extra_lengths, q_tile, q_full, q_empty, k_ring, bias_ring, full,
+    p_ring, f_ring, p_full, p_empty, units, splits, tiles_a_split, heads, width, extra_width, scale,
+    stride_lt, stride_ls, stride_lh,
     HEADS: gl.constexpr, LENGTHS: gl.constexpr, EXTRA_LENGTHS: gl.constexpr, SINK: gl.constexpr,
-    ROTATE: gl.constexpr, INDEXED: gl.constexpr, PARTIAL: gl.constexpr, DEPTH: gl.constexpr,
+    PARTIAL: gl.constexpr, DEPTH: gl.constexpr,
 ):  # fmt: skip
+    """Logits and shares [keys, heads]; passes the shares of each tile on, and at last the factor of the output."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEADS, 16])
     head_layout: gl.constexpr = gl.SliceLayout(0, layout)
     zero = gl.zeros((64, HEADS), gl.float32, layout)
     slot = 0
     phase = 0
     q_phase = 0
+    turn = 0
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
         row, head, split, _, _, first, last, first_more, last_more = tile_range(
             unit, lengths, extra_lengths, width, extra_width, splits, tiles_a_split, heads, HEADS, LENGTHS,
             EXTRA_LENGTHS,
         )  # fmt: skip
         tiles = gl.maximum(last - first + last_more - first_more, 1)
-        acc = gl.zeros((512, HEADS), gl.float32, layout)
         sums = gl.zeros((64, HEADS), gl.float32, layout)
         top = gl.full((HEADS,), -1e30, gl.float32, head_layout)
         mbarrier.wait(q_full, q_phase)
         q_phase ^= 1
-        for _ in range(tiles):
+        for tile in range(tiles):
             mbarrier.wait(full.index(slot), phase)
-            k = k_ring.index(slot)
-            s = warpgroup_mma(k, q_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
+            s = warpgroup_mma(
+                k_ring.index(slot), q_tile.permute((1, 0)), zero, use_acc=False, is_async=True
+            )
             bias = bias_ring.index(slot).load(gl.SliceLayout(1, layout))
             s = warpgroup_mma_wait(0, [s])
+            block_barrier()
+            mbarrier.arrive(q_empty, count=1, pred=tile == tiles - 1)
             s = s * scale + bias[:, None]
             new = gl.maximum(top, gl.max(s, axis=0))
             p = gl.exp2(s - new[None, :])
             fade = gl.exp2(top - new)
             sums = sums * fade[None, :] + p
             top = new
-            p_tile.store(p.to(gl.bfloat16).permute((1, 0)))
+            at = turn % 2
+            mbarrier.wait(p_empty.index(at), ((turn // 2) & 1) ^ 1)
+            p_ring.index(at).store(p.to(gl.bfloat16).permute((1, 0)))
+            f_ring.index(at).store(fade)
             fence_async_shared()
             block_barrier()
-            acc = acc * fade[None, :]
-            acc = warpgroup_mma(k.permute((1, 0)), p_tile.permute((1, 0)), acc, is_async=True)
-            acc = warpgroup_mma_wait(0, [acc])
-            block_barrier()
-            mbarrier.arrive(empty.index(slot), count=1)
+            mbarrier.arrive(p_full.index(at), count=1)
+            turn += 1
             slot += 1
             if slot == DEPTH:
                 slot = 0
                 phase ^= 1
-        block_barrier()
-        mbarrier.arrive(q_empty, count=1)
         total = gl.sum(sums, axis=0)
         live = total > 0
         log = top + gl.log2(gl.where(live, total, 1.0))
@@ -121,11 +124,63 @@ def _attend(
         if SINK:
             weight = gl.load(sink + head + h, mask=head + h < heads, other=0.0) * 1.4426950408889634
             factor = factor / (1.0 + gl.exp2(weight - log))
+        at = turn % 2
+        mbarrier.wait(p_empty.index(at), ((turn // 2) & 1) ^ 1)
+        f_ring.index(at).store(factor)
+        block_barrier()
+        mbarrier.arrive(p_full.index(at), count=1)
+        turn += 1
         empty_lse: gl.constexpr = float("-inf") if PARTIAL else float("inf")
         y = gl.where(live, log * 0.6931471805599453, empty_lse)
         to = lse + row.to(gl.int64) * stride_lt + split * stride_ls + (head + h) * stride_lh
         gl.store(to, y, mask=head + h < heads)
+
+
+@gluon.jit
+def _follow(
+    out, phases, phase_index, lengths, extra_lengths, k_ring, full, empty,
+    p_ring, f_ring, p_full, p_empty, units, splits, tiles_a_split, heads, width, extra_width,
+    stride_ot, stride_os, stride_oh,
+    HEADS: gl.constexpr, LENGTHS: gl.constexpr, EXTRA_LENGTHS: gl.constexpr, ROTATE: gl.constexpr,
+    INDEXED: gl.constexpr, DEPTH: gl.constexpr,
+):  # fmt: skip
+    """Output [channels, heads] of the shares that the other warpgroup passes on."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEADS, 16])
+    head_layout: gl.constexpr = gl.SliceLayout(0, layout)
+    slot = 0
+    phase = 0
+    turn = 0
+    for unit in range(gl.program_id(0), units, gl.num_programs(0)):
+        row, head, split, _, _, first, last, first_more, last_more = tile_range(
+            unit, lengths, extra_lengths, width, extra_width, splits, tiles_a_split, heads, HEADS, LENGTHS,
+            EXTRA_LENGTHS,
+        )  # fmt: skip
+        tiles = gl.maximum(last - first + last_more - first_more, 1)
+        acc = gl.zeros((512, HEADS), gl.float32, layout)
+        for _ in range(tiles):
+            mbarrier.wait(full.index(slot), phase)
+            at = turn % 2
+            mbarrier.wait(p_full.index(at), (turn // 2) & 1)
+            fade = f_ring.index(at).load(head_layout)
+            acc = acc * fade[None, :]
+            k = k_ring.index(slot).permute((1, 0))
+            acc = warpgroup_mma(k, p_ring.index(at).permute((1, 0)), acc, is_async=True)
+            acc = warpgroup_mma_wait(0, [acc])
+            block_barrier()
+            mbarrier.arrive(p_empty.index(at), count=1)
+            mbarrier.arrive(empty.index(slot), count=1)
+            turn += 1
+            slot += 1
+            if slot == DEPTH:
+                slot = 0
+                phase ^= 1
+        at = turn % 2
+        mbarrier.wait(p_full.index(at), (turn // 2) & 1)
+        factor = f_ring.index(at).load(head_layout)
         acc = acc * factor[None, :]
+        block_barrier()
+        mbarrier.arrive(p_empty.index(at), count=1)
+        turn += 1
         to = out + row.to(gl.int64) * stride_ot + split * stride_os + head * stride_oh
         entry = row
         if INDEXED:
@@ -159,13 +214,16 @@ def mla_decode_few_kernel(
     FP4: gl.constexpr, PAGE: gl.constexpr, LENGTHS: gl.constexpr,
     EXTRA: gl.constexpr, EXTRA_FP4: gl.constexpr, EXTRA_PAGE: gl.constexpr, EXTRA_LENGTHS: gl.constexpr,
     SINK: gl.constexpr, ROTATE: gl.constexpr, INDEXED: gl.constexpr, PARTIAL: gl.constexpr,
-    HEADS: gl.constexpr, DEPTH: gl.constexpr, WARPS: gl.constexpr, KEYS: gl.constexpr, REGISTERS: gl.constexpr,
+    HEADS: gl.constexpr, DEPTH: gl.constexpr, WARPS: gl.constexpr, KEYS: gl.constexpr, PREFETCH: gl.constexpr, FOLLOWERS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Attention of rows of few heads to picked records; with `PARTIAL`, of parts of the lists."""
     tile_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
     q_tile = gl.allocate_shared_memory(gl.bfloat16, [HEADS, 512], q_desc.layout)
     k_ring = gl.allocate_shared_memory(gl.bfloat16, [DEPTH, 64, 512], tile_layout)
-    p_tile = gl.allocate_shared_memory(gl.bfloat16, [HEADS, 64], tile_layout)
+    p_ring = gl.allocate_shared_memory(gl.bfloat16, [2, HEADS, 64], tile_layout)
+    f_ring = gl.allocate_shared_memory(
+        gl.float32, [2, HEADS], gl.SwizzledSharedLayout(1, 1, 1, [0])
+    )
     raw_ring = gl.allocate_shared_memory(
         gl.int32, [2, KEYS, 128], gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
     )
@@ -179,20 +237,32 @@ def mla_decode_few_kernel(
     q_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
+    p_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    p_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     mbarrier.init(q_full, count=1)
     mbarrier.init(q_empty, count=1)
     for i in gl.static_range(DEPTH):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=1)
+    for i in gl.static_range(2):
+        mbarrier.init(p_full.index(i), count=1)
+        mbarrier.init(p_empty.index(i), count=1)
     gl.warp_specialize(
         [
             (
-                _attend,
+                _lead,
                 (
-                    out, lse, sink, phases, phase_index, lengths, extra_lengths, q_tile, q_full, q_empty, k_ring,
-                    bias_ring, p_tile, full, empty, units, splits, tiles_a_split, heads, width, extra_width, scale,
-                    stride_ot, stride_os, stride_oh, stride_lt, stride_ls, stride_lh,
-                    HEADS, LENGTHS, EXTRA_LENGTHS, SINK, ROTATE, INDEXED, PARTIAL, DEPTH,
+                    lse, sink, lengths, extra_lengths, q_tile, q_full, q_empty, k_ring, bias_ring, full, p_ring, f_ring,
+                    p_full, p_empty, units, splits, tiles_a_split, heads, width, extra_width, scale,
+                    stride_lt, stride_ls, stride_lh, HEADS, LENGTHS, EXTRA_LENGTHS, SINK, PARTIAL, DEPTH,
+                ),
+            ),
+            (
+                _follow,
+                (
+                    out, phases, phase_index, lengths, extra_lengths, k_ring, full, empty, p_ring, f_ring, p_full,
+                    p_empty, units, splits, tiles_a_split, heads, width, extra_width, stride_ot, stride_os, stride_oh,
+                    HEADS, LENGTHS, EXTRA_LENGTHS, ROTATE, INDEXED, DEPTH,
                 ),
             ),
             (
@@ -200,11 +270,12 @@ def mla_decode_few_kernel(
                 (
                     q_desc, words, scales, index, lengths, limit, page16, width, stride_i,
                     extra_words, extra_scales, extra_index, extra_lengths, extra_limit, extra_page16, extra_width,
-                    stride_e, raw_ring, scale_ring, q_tile, q_full, q_empty, k_ring, bias_ring, full, empty, units, splits, tiles_a_split,
-                    heads, HEADS, FP4, PAGE, LENGTHS, EXTRA, EXTRA_FP4, EXTRA_PAGE, EXTRA_LENGTHS, WARPS, KEYS, DEPTH,
+                    stride_e, raw_ring, scale_ring, q_tile, q_full, q_empty, k_ring, bias_ring, full, empty, units,
+                    splits, tiles_a_split, heads,
+                    HEADS, FP4, PAGE, LENGTHS, EXTRA, EXTRA_FP4, EXTRA_PAGE, EXTRA_LENGTHS, WARPS, KEYS, PREFETCH, DEPTH,
                 ),
             ),
         ],
-        [WARPS],
-        [REGISTERS],
+        [4, WARPS],
+        [FOLLOWERS, REGISTERS],
     )  # fmt: skip

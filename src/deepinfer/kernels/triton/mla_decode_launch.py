@@ -12,8 +12,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from deepinfer.kernels.configs import attention as configs
 from deepinfer.kernels.triton.gemm_launch import num_sms
+from deepinfer.kernels.triton.mla_decode import mla_decode_kernel
 from deepinfer.kernels.triton.mla_decode_few import mla_decode_few_kernel
-from deepinfer.kernels.triton.mla_decode_pair import mla_decode_pair_kernel
 from deepinfer.kernels.triton.mla_merge import merge_states
 
 __all__ = ["Ends", "FewTuning", "Scope", "WideTuning", "decode"]
@@ -72,11 +72,13 @@ class WideTuning:
         warps: Warps that decode, 4 or 8.
         lead: Registers a thread of the warpgroup that makes logits.
         follow: Registers of the other one that multiplies; those that decode have the rest of 504, or of 512 for both.
+        prefetch: Whether records are asked of the L2 cache before they are copied.
     """
 
     warps: int
     lead: int
     follow: int
+    prefetch: bool = True
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,16 @@ class FewTuning:
     Attributes:
         warps: Warps that decode, 4 or 8.
         keys: Keys that are decoded at once, 16 or 32.
-        registers: Registers a thread of the warps that decode.
+        lead: Registers a thread of the warpgroup that makes logits.
+        follow: Registers of the one that makes the output; those that decode have the rest.
+        prefetch: Whether records are asked of the L2 cache before they are copied.
     """
 
     warps: int
     keys: int
-    registers: int
+    lead: int
+    follow: int
+    prefetch: bool = True
 
 
 def decode(
@@ -158,16 +164,20 @@ def _launch(
     units = rows * triton.cdiv(heads, block) * splits
     partial = splits > 1
     if block == 64:
-        kernel = mla_decode_pair_kernel
+        kernel = mla_decode_kernel
         wide = tuning if isinstance(tuning, WideTuning) else WideTuning(*configs.WIDE)
         rest = (504 if wide.warps == 4 else 512) - wide.lead - wide.follow
         sizes = {
-            "WARPS": wide.warps, "FOLLOWERS": wide.follow, "REGISTERS": rest * 4 // wide.warps
+            "WARPS": wide.warps, "PREFETCH": wide.prefetch, "FOLLOWERS": wide.follow, "REGISTERS": rest * 4 // wide.warps
         }  # fmt: skip
     else:
         kernel = mla_decode_few_kernel
         few = tuning if isinstance(tuning, FewTuning) else FewTuning(*configs.FEW[block])
-        sizes = {"HEADS": block, "WARPS": few.warps, "KEYS": few.keys, "REGISTERS": few.registers}
+        rest = (504 if few.warps == 4 else 512) - few.lead - few.follow
+        sizes = {
+            "HEADS": block, "WARPS": few.warps, "KEYS": few.keys, "PREFETCH": few.prefetch, "FOLLOWERS": few.follow,
+            "REGISTERS": rest * 4 // few.warps,
+        }  # fmt: skip
     kernel[(min(units, num_sms(q.device.index)),)](
         q_desc, words, scales, first.indices, first.indices if first.lengths is None else first.lengths,
         extra_words, extra_scales, more.indices, more.indices if more.lengths is None else more.lengths,

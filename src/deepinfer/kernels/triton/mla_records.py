@@ -1,23 +1,20 @@
-"""Cached records to bf16 tiles in shared memory on Hopper: the copying half of the sparse MLA kernels.
+"""Records of cached keys on Hopper: the work of a program, the layout of records in registers, codes to bf16.
 
-A warp takes 4 records at a time and half of their 16 blocks of 32 channels, a thread one block of one record. Raw bytes
-are read one step of 32 or 64 keys ahead into registers, their slots two steps ahead. Codes become bf16 by shifts: the fields of e4m3 and e2m1 fit into those of
-bf16, subnormal codes too, and one product sets the exponent. Tiles hold 2^-32 of the values, so that the products of
-every scale up to 2^39 stay in range.
+Codes become bf16 by shifts: the fields of e4m3 and e2m1 fit into those of bf16, subnormal codes too, and one product sets
+the exponent. Tiles hold 2^-32 of the values, so that the products of every scale up to 2^39 stay in range.
 """
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from deepinfer.kernels.triton.gluon_names import block_barrier, load_tile
+from deepinfer.kernels.triton.gluon_names import load_tile
 
 __all__ = [
     "copy_queries",
     "decode_rows",
-    "read_records",
     "rows_layout",
     "tile_range",
     "view_memory",
@@ -121,29 +118,6 @@ def tile_range(
 
 
 @gluon.jit
-def _load(
-    words, scales, n, limit, page16, L: gl.constexpr, FP4: gl.constexpr, PAGE: gl.constexpr
-):  # fmt: skip
-    """Raw words [keys, 16, words] and raw scales [keys, 16] of slots [keys]; zeros for slots out of range."""
-    WORDS: gl.constexpr = 4 if FP4 else 8
-    valid = (n >= 0) & (n < limit)
-    slot = gl.where(valid, n, 0).to(gl.uint32)
-    page = slot // PAGE
-    line = (slot - page * PAGE).to(gl.int32)
-    page = page.to(gl.int64) * page16
-    block = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(2, L)))
-    word = gl.arange(0, WORDS, layout=gl.SliceLayout(0, gl.SliceLayout(1, L)))
-    at = page * 4 + line * (16 * WORDS)
-    at = at[:, None] + (block * WORDS)[None, :]
-    at = at[:, :, None] + word[None, None, :]
-    w = gl.load(words + at, mask=valid[:, None, None], other=0)
-    at = line * 16
-    at += page * 8 + PAGE * 128 if FP4 else page * 16 + PAGE * 512
-    s = gl.load(scales + (at[:, None] + block[None, :]), mask=valid[:, None], other=0)
-    return w, s
-
-
-@gluon.jit
 def _factors(s, L: gl.constexpr, FP4: gl.constexpr):
     """Pairs of equal bf16 factors, as words, from raw scales [keys, 16]: [keys, 16, 8 or 4]."""
     KEYS: gl.constexpr = s.shape[0]
@@ -189,115 +163,3 @@ def copy_queries(q_desc, q_tile, q_full, q_empty, phase, at):
     mbarrier.wait(q_empty, phase)
     mbarrier.expect(q_full, q_desc.block_type.nbytes)
     load_tile(q_desc, [at, 0], q_full, q_tile)
-
-
-@gluon.jit
-def _fill_tiles(
-    words,
-    scales,
-    index,
-    limit,
-    page16,
-    count,
-    first,
-    last,
-    k_ring,
-    bias_ring,
-    full,
-    empty,
-    slot,
-    phase,
-    q_desc,
-    q_tile,
-    q_full,
-    q_empty,
-    q_phase,
-    q_at,
-    ask,
-    FP4: gl.constexpr,
-    PAGE: gl.constexpr,
-    WARPS: gl.constexpr,
-    KEYS: gl.constexpr,
-    DEPTH: gl.constexpr,
-):
-    """Fills the ring with tiles of 64 keys of one list: bf16 [64, 512], and 0 or -inf for each key.
-
-    `index` is the list of the row, `count` its valid entries. If `ask`, the queries are copied behind the first tile.
-    """
-    STEPS: gl.constexpr = 64 // KEYS
-    L: gl.constexpr = rows_layout(WARPS, KEYS, FP4)
-    tile_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32)
-    key = gl.arange(0, KEYS, layout=gl.SliceLayout(1, gl.SliceLayout(2, L)))
-    end = gl.minimum(count, last * 64)
-    at = first * 64 + key
-    n = gl.load(index + at, mask=at < end, other=-1)
-    at += KEYS
-    # Records are read one step ahead, slots two: a thread waits for all that it reads at once.
-    w, s = _load(words, scales, n, limit, page16, L, FP4, PAGE)
-    v = n
-    n = gl.load(index + at, mask=at < end, other=-1)
-    for tile in range(first, last):
-        for step in gl.static_range(STEPS):
-            at += KEYS
-            w_now = w
-            s_now = s
-            v_now = v
-            w, s = _load(words, scales, n, limit, page16, L, FP4, PAGE)
-            v = n
-            n = gl.load(index + at, mask=at < end, other=-1)
-            if step == 0:
-                mbarrier.wait(empty.index(slot), phase)
-            to = view_memory(k_ring.index(slot), gl.int32, [64, 256], tile_layout)
-            decode_rows(w_now, s_now, to.slice(step * KEYS, KEYS), L, FP4)
-            bias = gl.where((v_now >= 0) & (v_now < limit), 0.0, float("-inf"))
-            bias_ring.index(slot).slice(step * KEYS, KEYS).store(bias)
-        # Tensor cores read what other threads wrote.
-        fence_async_shared()
-        block_barrier()
-        mbarrier.arrive(full.index(slot), count=1)
-        if ask & (tile == first):
-            copy_queries(q_desc, q_tile, q_full, q_empty, q_phase, q_at)
-        slot += 1
-        if slot == DEPTH:
-            slot = 0
-            phase ^= 1
-    return slot, phase
-
-
-@gluon.jit
-def read_records(
-    q_desc, words, scales, index, lengths, limit, page16, width, stride_i,
-    extra_words, extra_scales, extra_index, extra_lengths, extra_limit, extra_page16, extra_width, stride_e,
-    q_tile, q_full, q_empty, k_ring, bias_ring, full, empty, units, splits, tiles_a_split, heads,
-    HEADS: gl.constexpr, FP4: gl.constexpr, PAGE: gl.constexpr, LENGTHS: gl.constexpr,
-    EXTRA: gl.constexpr, EXTRA_FP4: gl.constexpr, EXTRA_PAGE: gl.constexpr, EXTRA_LENGTHS: gl.constexpr,
-    WARPS: gl.constexpr, KEYS: gl.constexpr, DEPTH: gl.constexpr,
-):  # fmt: skip
-    """Decodes the records of each unit and copies its queries."""
-    slot = 0
-    phase = 1
-    q_phase = 1
-    for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        row, head, _, count, more, first, last, first_more, last_more = tile_range(
-            unit, lengths, extra_lengths, width, extra_width, splits, tiles_a_split, heads, HEADS, LENGTHS,
-            EXTRA_LENGTHS,
-        )  # fmt: skip
-        q_at = row * heads + head
-        if first < last:
-            slot, phase = _fill_tiles(
-                words, scales, index + row.to(gl.int64) * stride_i, limit, page16, count, first, last,
-                k_ring, bias_ring, full, empty, slot, phase, q_desc, q_tile, q_full, q_empty, q_phase, q_at, True,
-                FP4, PAGE, WARPS, KEYS, DEPTH,
-            )  # fmt: skip
-        if EXTRA:  # noqa: SIM102
-            if first_more < last_more:
-                slot, phase = _fill_tiles(
-                    extra_words, extra_scales, extra_index + row.to(gl.int64) * stride_e, extra_limit, extra_page16,
-                    more, first_more, last_more,
-                    k_ring, bias_ring, full, empty, slot, phase,
-                    q_desc, q_tile, q_full, q_empty, q_phase, q_at, first == last,
-                    EXTRA_FP4, EXTRA_PAGE, WARPS, KEYS, DEPTH,
-                )  # fmt: skip
-        if (first == last) & (first_more == last_more):
-            copy_queries(q_desc, q_tile, q_full, q_empty, q_phase, q_at)
-        q_phase ^= 1
