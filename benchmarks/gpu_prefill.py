@@ -57,7 +57,7 @@ from deepinfer.models.deepseek_v41 import (
 from deepinfer.models.deepseek_v41.engram import EngramHash
 from deepinfer.models.deepseek_v41.flops import prefill_flops
 from deepinfer.models.deepseek_v41.full_pass import Truncation
-from deepinfer.scheduling import Chunk, StepCostModel, StepSample, StepWork, fit_step_cost
+from deepinfer.scheduling import Chunk, StepSample, StepTimeModel, StepWork, fit_step_cost
 from deepinfer.scheduling.step_work import bucket_name, bucket_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -483,7 +483,7 @@ class Bench:
                 f"cost fit {name}", rejected=str(report.rejection), samples=len(halves[0])
             )
             return
-        model = StepCostModel(report.coefficients)
+        model = StepTimeModel(report.coefficients)
         errors: dict[str, list[float]] = defaultdict(list)
         for sample in halves[1]:
             work = sample.work

@@ -35,8 +35,8 @@ from deepinfer.scheduling import (
     Simulation,
     Simulator,
     StepCoefficients,
-    StepCostModel,
     StepSample,
+    StepTimeModel,
     StepWork,
     TimedChunks,
 )
@@ -90,7 +90,7 @@ def play(
     )
     scheduler = Scheduler(limits, cache, chunks=chunks)
     simulator = Simulator(
-        scheduler, StepCostModel(HARDWARE), async_depth=1, noise=0.02, keep_steps=False
+        scheduler, StepTimeModel(HARDWARE), async_depth=1, noise=0.02, keep_steps=False
     )
     begin = time.process_time()
     scale = options.time_scale if until_s is None else 1.0
@@ -103,7 +103,7 @@ def policies(targets_ms: list[float]) -> Iterator[tuple[str, ChunkPolicy, int]]:
     for tokens in (2_048, 4_096, 8_192, 32_768):
         yield f"{tokens} tokens a step", FixedChunks(tokens), tokens
     for target in targets_ms:
-        model = StepCostModel(StepCoefficients())
+        model = StepTimeModel(StepCoefficients())
         yield (
             f"chunks by time, {target:g} ms",
             TimedChunks(model, target / 1e3, window=WINDOW, grain=BLOCK),
@@ -180,7 +180,7 @@ def figures(name: str, run: Simulation) -> dict[str, Any]:
 
 def fit_lines() -> Iterator[dict[str, Any]]:
     """How well a fit recovers known coefficients, and what ignoring prefixes does to chunks."""
-    truth = StepCostModel(SYNTHETIC)
+    truth = StepTimeModel(SYNTHETIC)
     names = ("step_s", "prefix_token_s", "token_s", "pair_s")
     worst, seconds = [], []
     for seed in range(20):
@@ -193,7 +193,7 @@ def fit_lines() -> Iterator[dict[str, Any]]:
             samples.append(StepSample(work, truth.seconds(work) * draw.gauss(1.0, 0.02)))
         samples[0] = dataclasses.replace(samples[0], seconds=7.234)  # a step without warm-up
         begin = time.process_time()
-        found = StepCostModel.fit(samples).coefficients
+        found = StepTimeModel.fit(samples).coefficients
         seconds.append(time.process_time() - begin)
         worst.append(max(abs(getattr(found, n) / getattr(SYNTHETIC, n) - 1) for n in names))
     yield {
@@ -205,7 +205,7 @@ def fit_lines() -> Iterator[dict[str, Any]]:
         "fit_ms": round(1e3 * statistics.median(seconds), 1),
     }
     target = truth.predict([(0, 32_768)])
-    blind = StepCostModel(dataclasses.replace(SYNTHETIC, prefix_token_s=0.0))
+    blind = StepTimeModel(dataclasses.replace(SYNTHETIC, prefix_token_s=0.0))
     for prefix in (0, 65_536, 262_144, 1_048_576):
         chunk = truth.largest(prefix, target, 32_768)
         wrong = blind.largest(prefix, target, 32_768)
@@ -217,7 +217,7 @@ def fit_lines() -> Iterator[dict[str, Any]]:
             "takes_ms": round(1e3 * truth.predict([(prefix, wrong)]), 1),
             "target_ms": round(1e3 * target, 1),
         }
-    model = StepCostModel(HARDWARE)
+    model = StepTimeModel(HARDWARE)
     work = StepWork(decode_rows=60, decode_context=600_000)
     repeats = 20_000
     begin = time.process_time()

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 
 from deepinfer.core.errors import ConfigError
-from deepinfer.scheduling import StepCoefficients, StepCostModel, StepWork, TimedChunks, shape_chunk
+from deepinfer.scheduling import StepCoefficients, StepTimeModel, StepWork, TimedChunks, shape_chunk
 
 # 1 ms a step, 10 µs a token, 0.1 ms a decoding row, 2 ms for the end of a prompt.
-MODEL = StepCostModel(
+MODEL = StepTimeModel(
     StepCoefficients(
         step_s=1e-3,
         prefix_token_s=1e-8,
@@ -108,7 +108,7 @@ def test_chunks_end_on_the_grain_where_that_costs_little() -> None:
 
 
 def test_before_a_fit_the_chunks_of_a_step_have_a_fixed_length() -> None:
-    policy = TimedChunks(StepCostModel(StepCoefficients(), refit_every=0), 0.05, first_tokens=300)
+    policy = TimedChunks(StepTimeModel(StepCoefficients(), refit_every=0), 0.05, first_tokens=300)
     assert policy.chunk(0, 1000, 32_768, EMPTY) == 300
     assert policy.chunk(0, 250, 32_768, EMPTY) == 250
     assert policy.chunk(0, 1000, 32_768, EMPTY.plus(0, 20)) == 280

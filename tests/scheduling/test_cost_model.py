@@ -17,8 +17,8 @@ from deepinfer.scheduling import (
     Chunk,
     FitRejection,
     StepCoefficients,
-    StepCostModel,
     StepSample,
+    StepTimeModel,
     StepWork,
     fit_step_cost,
 )
@@ -41,7 +41,7 @@ def prefill_samples(
 ) -> list[StepSample]:
     """Single chunks of all sizes behind prefixes up to a million tokens."""
     draw = random.Random(seed)
-    model = StepCostModel(coefficients)
+    model = StepTimeModel(coefficients)
     samples = []
     for _ in range(count):
         prefix = draw.choice((0, round(2 ** draw.uniform(10, 20)), draw.randrange(2**20)))
@@ -53,7 +53,7 @@ def prefill_samples(
 
 def mixed_samples(count: int, noise: float, seed: int) -> list[StepSample]:
     draw = random.Random(seed)
-    model = StepCostModel(FULL)
+    model = StepTimeModel(FULL)
     samples = []
     for _ in range(count):
         chunks = [
@@ -71,7 +71,7 @@ def mixed_samples(count: int, noise: float, seed: int) -> list[StepSample]:
 
 
 def test_formula() -> None:
-    model = StepCostModel(
+    model = StepTimeModel(
         StepCoefficients(
             step_s=1.0,
             prefix_token_s=0.5,
@@ -116,12 +116,12 @@ def test_work_of_a_plan() -> None:
 
 
 def test_largest_chunk_behind_long_prefixes() -> None:
-    model = StepCostModel(TRUE)
+    model = StepTimeModel(TRUE)
     target = model.predict([(0, 32_768)])
     prefixes = (0, 64 * 1024, 256 * 1024, 1024 * 1024)
     found = [model.largest(prefix, target, 32_768) for prefix in prefixes]
     assert found == [32_768, 27_554, 17_729, 4_585]
-    blind = StepCostModel(dataclasses.replace(TRUE, prefix_token_s=0.0))
+    blind = StepTimeModel(dataclasses.replace(TRUE, prefix_token_s=0.0))
     found = [blind.largest(prefix, target, 32_768) for prefix in prefixes]
     assert found == [32_768, 28_439, 20_294, 9_388]
 
@@ -153,7 +153,7 @@ def test_largest_is_the_largest(
     others: list[tuple[int, int]],
     decode: list[int],
 ) -> None:
-    model = StepCostModel(coefficients)
+    model = StepTimeModel(coefficients)
     found = model.largest(prefix, seconds, cap, others, decode)
     assert 0 <= found <= cap
     if found:
@@ -164,7 +164,7 @@ def test_largest_is_the_largest(
 
 @pytest.mark.parametrize("prefix", [0, 12_345, 1_000_000])
 def test_a_time_that_fits_exactly_is_used(prefix: int) -> None:
-    model = StepCostModel(TRUE)
+    model = StepTimeModel(TRUE)
     for tokens in (*range(1, 400), *range(20_000, 20_400)):
         seconds = model.predict([(prefix, tokens)])
         assert model.largest(prefix, seconds, 32_768) == tokens
@@ -172,7 +172,7 @@ def test_a_time_that_fits_exactly_is_used(prefix: int) -> None:
 
 
 def test_no_time_means_no_chunk() -> None:
-    model = StepCostModel(TRUE)
+    model = StepTimeModel(TRUE)
     assert model.largest(0, 3e-3, 100) == 0
     assert model.largest(0, float("nan"), 100) == 0
     assert model.largest(0, 1.0, 0) == 0
@@ -181,7 +181,7 @@ def test_no_time_means_no_chunk() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_noisy_samples_give_the_coefficients_back(seed: int) -> None:
-    fitted = StepCostModel.fit(prefill_samples(400, 0.02, seed)).coefficients
+    fitted = StepTimeModel.fit(prefill_samples(400, 0.02, seed)).coefficients
     for name in FITTED:
         assert getattr(fitted, name) == pytest.approx(getattr(TRUE, name), rel=0.01), name
 
@@ -191,7 +191,7 @@ def test_a_warm_up_sample_and_other_wild_ones_do_not_matter() -> None:
     for index in range(0, 60):
         samples[index] = dataclasses.replace(samples[index], seconds=samples[index].seconds * 33)
     samples[0] = dataclasses.replace(samples[0], seconds=7.234)
-    model = StepCostModel.fit(samples)
+    model = StepTimeModel.fit(samples)
     for name in FITTED:
         wanted = pytest.approx(getattr(TRUE, name), rel=0.02)
         assert getattr(model.coefficients, name) == wanted, name
@@ -200,7 +200,7 @@ def test_a_warm_up_sample_and_other_wild_ones_do_not_matter() -> None:
 
 
 def test_all_terms_are_told_apart_in_mixed_steps() -> None:
-    model = StepCostModel.fit(mixed_samples(600, 0.01, 0))
+    model = StepTimeModel.fit(mixed_samples(600, 0.01, 0))
     for name, value in dataclasses.asdict(FULL).items():
         assert getattr(model.coefficients, name) == pytest.approx(value, rel=0.05), name
     assert model.report is not None
@@ -213,7 +213,7 @@ def test_all_terms_are_told_apart_in_mixed_steps() -> None:
 
 
 def test_exact_samples_fit_exactly_and_no_term_turns_negative() -> None:
-    exact = StepCostModel.fit(prefill_samples(100, 0.0, 0)).coefficients
+    exact = StepTimeModel.fit(prefill_samples(100, 0.0, 0)).coefficients
     for name in FITTED:
         assert getattr(exact, name) == pytest.approx(getattr(TRUE, name), rel=1e-6), name
     # Without any cost of a step, noise would push c below 0.
@@ -248,17 +248,17 @@ def test_bad_fits_are_rejected_and_the_model_stays(
     report = fit_step_cost(samples)
     assert (report.rejection, report.is_accepted) == (reason, False)
     assert report.num_samples == len(samples)
-    model = StepCostModel(TRUE, version=3)
+    model = StepTimeModel(TRUE, version=3)
     assert model.refit(samples).rejection is reason
     assert model.report == report
     assert (model.coefficients, model.version) == (TRUE, 3)
     with pytest.raises(ConfigError, match=str(reason)) as caught:
-        StepCostModel.fit(samples)
+        StepTimeModel.fit(samples)
     assert caught.value.value == report
 
 
 def test_refits_follow_a_device_that_slows_down() -> None:
-    model = StepCostModel(TRUE, window=64, refit_every=32)
+    model = StepTimeModel(TRUE, window=64, refit_every=32)
     slow = dataclasses.replace(TRUE, token_s=2.4e-6)
     samples = prefill_samples(400, 0.02, 5, slow)
     for sample in samples[:31]:
@@ -272,11 +272,11 @@ def test_refits_follow_a_device_that_slows_down() -> None:
 
 
 def test_long_prefixes_are_not_forgotten_over_a_day_of_short_prompts() -> None:
-    model = StepCostModel(StepCoefficients(), window=64, refit_every=100)
+    model = StepTimeModel(StepCoefficients(), window=64, refit_every=100)
     for sample in prefill_samples(300, 0.02, 2):
         model.observe_work(sample.work, sample.seconds)
     draw = random.Random(0)
-    truth = StepCostModel(FULL)
+    truth = StepTimeModel(FULL)
     for _ in range(3000):
         tokens, decode = draw.randrange(1, 2000), [draw.randrange(5000)] * 8
         model.observe([(0, tokens)], truth.predict([(0, tokens)], decode), decode)
@@ -287,7 +287,7 @@ def test_long_prefixes_are_not_forgotten_over_a_day_of_short_prompts() -> None:
 
 
 def test_what_new_samples_do_not_speak_of_stays() -> None:
-    model = StepCostModel(FULL, refit_every=0)
+    model = StepTimeModel(FULL, refit_every=0)
     for sample in prefill_samples(100, 0.02, 0):
         model.observe_work(sample.work, sample.seconds)
     report = model.refit()
@@ -305,8 +305,8 @@ def test_what_new_samples_do_not_speak_of_stays() -> None:
 
 def test_chunks_of_one_size_do_not_throw_the_model_off() -> None:
     # Behind prefixes, g L and 2 a L x cannot be told apart when every chunk has the same x.
-    model = StepCostModel(TRUE, refit_every=0)
-    truth = StepCostModel(TRUE)
+    model = StepTimeModel(TRUE, refit_every=0)
+    truth = StepTimeModel(TRUE)
     draw = random.Random(0)
     for _ in range(200):
         chunk = (draw.randrange(2**18), 4096)
@@ -324,7 +324,7 @@ def test_fits_are_deterministic() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
 def test_impossible_durations_are_refused(seconds: float) -> None:
-    model = StepCostModel(TRUE)
+    model = StepTimeModel(TRUE)
     with pytest.raises(ConfigError, match="seconds"):
         model.observe([(0, 1)], seconds)
     assert model.num_samples == 0
@@ -332,26 +332,26 @@ def test_impossible_durations_are_refused(seconds: float) -> None:
 
 def test_negative_coefficients_are_refused() -> None:
     with pytest.raises(ConfigError, match="token_s"):
-        StepCostModel(StepCoefficients(token_s=-1e-9))
+        StepTimeModel(StepCoefficients(token_s=-1e-9))
 
 
 def test_saved_models_come_back_for_what_they_were_made(tmp_path: Path) -> None:
-    model = StepCostModel(FULL, fingerprint="model-a on a test device", version=7)
+    model = StepTimeModel(FULL, fingerprint="model-a on a test device", version=7)
     path = tmp_path / "cost.json"
     model.save(path)
-    back = StepCostModel.load(path, fingerprint="model-a on a test device", refit_every=5)
+    back = StepTimeModel.load(path, fingerprint="model-a on a test device", refit_every=5)
     assert back.to_dict() == model.to_dict()
     assert (back.coefficients, back.version, back.refit_every) == (FULL, 7, 5)
-    assert StepCostModel.load(path).coefficients == FULL
+    assert StepTimeModel.load(path).coefficients == FULL
     with pytest.raises(ConfigError, match="fingerprint"):
-        StepCostModel.load(path, fingerprint="model-b")
+        StepTimeModel.load(path, fingerprint="model-b")
     for values in ({}, {**model.to_dict(), "format": "x"}, {**model.to_dict(), "token": 1}, [1]):
         path.write_text(json.dumps(values))
         with pytest.raises(ConfigError):
-            StepCostModel.load(path)
+            StepTimeModel.load(path)
     unknown = {**model.to_dict(), "coefficients": {"token_seconds": 1.0}}
     with pytest.raises(ConfigError, match="did you mean"):
-        StepCostModel.from_dict(unknown)
+        StepTimeModel.from_dict(unknown)
     path.write_text("{")
     with pytest.raises(ConfigError, match="no JSON"):
-        StepCostModel.load(path)
+        StepTimeModel.load(path)

@@ -15,15 +15,15 @@ from deepinfer.scheduling import (
     SchedulerLimits,
     Simulator,
     StepCoefficients,
-    StepCostModel,
+    StepTimeModel,
     StepWork,
     TimedChunks,
 )
 from deepinfer.testing import generate_chat_trace, summarize_trace, to_requests
 
 # 1 s a step and 0.125 s a prompt token: exact in binary.
-PLAIN = StepCostModel(StepCoefficients(step_s=1.0, token_s=0.125))
-REAL = StepCostModel(
+PLAIN = StepTimeModel(StepCoefficients(step_s=1.0, token_s=0.125))
+REAL = StepTimeModel(
     StepCoefficients(
         step_s=5e-3,
         prefix_token_s=2e-9,
@@ -199,7 +199,7 @@ def test_chunks_by_time_keep_steps_within_the_target() -> None:
 
 def test_a_model_that_learns_on_the_way_finds_the_target() -> None:
     records = generate_chat_trace(80, seed=5, rate_per_s=3.0, mean_input_tokens=3000)
-    model = StepCostModel(StepCoefficients(), refit_every=32)
+    model = StepTimeModel(StepCoefficients(), refit_every=32)
     policy = TimedChunks(model, 0.05, first_tokens=2048)
     run = Simulator(
         scheduler(chunks=policy, num_blocks=20_000, prefill_chunk_tokens=32_768),

@@ -54,7 +54,7 @@ from deepinfer.scheduling import (
     Scheduler,
     SchedulerLimits,
     StepCoefficients,
-    StepCostModel,
+    StepTimeModel,
     TimedChunks,
 )
 
@@ -386,7 +386,7 @@ def _make_scheduler(
         if config.target_step_s is not None:
             most = limits.prefill_chunk_tokens
             chunks = TimedChunks(
-                StepCostModel(StepCoefficients(), max_residual_share=_MAX_SCATTER),
+                StepTimeModel(StepCoefficients(), max_residual_share=_MAX_SCATTER),
                 config.target_step_s,
                 max_tokens=most,
                 min_tokens=min(most, max(limits.window, _MIN_CHUNK)),

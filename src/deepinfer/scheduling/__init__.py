@@ -1,6 +1,6 @@
 """What each step runs: continuous batching with chunked prefill, as data in and data out.
 
-`Scheduler` plans steps for any runner, and `StepCostModel` says how long one takes. They need NumPy and
+`Scheduler` plans steps for any runner, and `StepTimeModel` says how long one takes. They need NumPy and
 no more.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from deepinfer.scheduling.chunking import shape_chunk as shape_chunk
     from deepinfer.scheduling.cost_fit import fit_step_cost as fit_step_cost
     from deepinfer.scheduling.cost_model import PrefillCostModel as PrefillCostModel
-    from deepinfer.scheduling.cost_model import StepCostModel as StepCostModel
+    from deepinfer.scheduling.cost_model import StepTimeModel as StepTimeModel
     from deepinfer.scheduling.cost_report import BucketError as BucketError
     from deepinfer.scheduling.cost_report import FitRejection as FitRejection
     from deepinfer.scheduling.cost_report import FitReport as FitReport
@@ -68,7 +68,7 @@ _EXPORTS = {
     "Simulation": "deepinfer.scheduling.simulation",
     "Simulator": "deepinfer.scheduling.simulator",
     "StepCoefficients": "deepinfer.scheduling.cost_report",
-    "StepCostModel": "deepinfer.scheduling.cost_model",
+    "StepTimeModel": "deepinfer.scheduling.cost_model",
     "StepSample": "deepinfer.scheduling.step_work",
     "StepWork": "deepinfer.scheduling.step_work",
     "Supply": "deepinfer.scheduling.admission",
@@ -103,7 +103,7 @@ __all__ = [
     "Simulation",
     "Simulator",
     "StepCoefficients",
-    "StepCostModel",
+    "StepTimeModel",
     "StepSample",
     "StepWork",
     "Supply",

@@ -40,8 +40,8 @@ class TimedChunks:
         ConfigError: A number is out of range.
 
     Examples:
-        >>> from deepinfer.scheduling import StepCoefficients, StepCostModel
-        >>> model = StepCostModel(StepCoefficients(token_s=1e-5, decode_row_s=1e-4))
+        >>> from deepinfer.scheduling import StepCoefficients, StepTimeModel
+        >>> model = StepTimeModel(StepCoefficients(token_s=1e-5, decode_row_s=1e-4))
         >>> policy = TimedChunks(model, target_s=0.05)
         >>> policy.chunk(prefix=0, remaining=60_000, cap=32_768, work=StepWork())
         5000

@@ -15,7 +15,7 @@ from deepinfer.core.errors import ConfigError
 from deepinfer.scheduling.cost_report import FitReport, StepCoefficients
 from deepinfer.scheduling.step_work import Chunk, StepSample, StepWork, bucket_of
 
-__all__ = ["PrefillCostModel", "StepCostModel"]
+__all__ = ["PrefillCostModel", "StepTimeModel"]
 
 _FORMAT = "deepinfer-step-cost-1"
 _Chunks = Iterable[Chunk | tuple[int, int]]
@@ -42,7 +42,7 @@ class PrefillCostModel(Protocol):
         ...
 
 
-class StepCostModel:
+class StepTimeModel:
     """The duration of a step as a sum over its rows.
 
     ```text
@@ -72,7 +72,7 @@ class StepCostModel:
         ConfigError: A coefficient is negative or no number, or another number is out of range.
 
     Examples:
-        >>> model = StepCostModel(StepCoefficients(step_s=3e-3, token_s=1e-6, prefix_token_s=1e-8))
+        >>> model = StepTimeModel(StepCoefficients(step_s=3e-3, token_s=1e-6, prefix_token_s=1e-8))
         >>> model.largest(prefix=0, seconds=0.0130005, cap=32_768)
         10000
         >>> model.largest(prefix=500_000, seconds=0.0130005, cap=32_768)
@@ -105,7 +105,7 @@ class StepCostModel:
         self._num_new = 0
 
     @classmethod
-    def fit(cls, samples: Sequence[StepSample], **options: Any) -> StepCostModel:
+    def fit(cls, samples: Sequence[StepSample], **options: Any) -> StepTimeModel:
         """A model fitted to timed steps.
 
         Args:
@@ -298,7 +298,7 @@ class StepCostModel:
     @classmethod
     def from_dict(
         cls, values: Mapping[str, Any], *, fingerprint: str | None = None, **options: Any
-    ) -> StepCostModel:
+    ) -> StepTimeModel:
         """Takes a model from plain values.
 
         Args:
@@ -347,7 +347,7 @@ class StepCostModel:
     @classmethod
     def load(
         cls, path: str | Path, *, fingerprint: str | None = None, **options: Any
-    ) -> StepCostModel:
+    ) -> StepTimeModel:
         """Reads a model from a JSON file.
 
         Args:
@@ -387,4 +387,4 @@ class StepCostModel:
     def __repr__(self) -> str:
         k = self.coefficients
         parts = ", ".join(f"{name}={value:.3g}" for name, value in asdict(k).items() if value)
-        return f"StepCostModel({parts}, version={self.version})"
+        return f"StepTimeModel({parts}, version={self.version})"

@@ -10,7 +10,7 @@ __all__ = ["BucketError", "FitRejection", "FitReport", "StepCoefficients"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCoefficients:
-    """Seconds that each part of a step costs; the letters are those of the formula in `StepCostModel`.
+    """Seconds that each part of a step costs; the letters are those of the formula in `StepTimeModel`.
 
     Attributes:
         step_s: c, once a step.

@@ -25,7 +25,7 @@ _LAST_PREFILL = ROLES.index(RowRole.LAST_PREFILL)
 
 
 class StepTimer(Protocol):
-    """Says how long a step takes; `StepCostModel` is one."""
+    """Says how long a step takes; `StepTimeModel` is one."""
 
     def seconds(self, work: StepWork) -> float:
         """Seconds of a step."""

@@ -12,7 +12,7 @@ from deepinfer.scheduling import (
     FreeBlocks,
     Scheduler,
     StepCoefficients,
-    StepCostModel,
+    StepTimeModel,
     TimedChunks,
 )
 from deepinfer.testing.toy_model import ToyConfig, ToyModel
@@ -167,7 +167,7 @@ class MachineConfig:
         if self.target_step_s is not None:
             most = limits.prefill_chunk_tokens
             chunks = TimedChunks(
-                StepCostModel(StepCoefficients()),
+                StepTimeModel(StepCoefficients()),
                 self.target_step_s,
                 max_tokens=most,
                 min_tokens=min(most, max(limits.window, 2)),

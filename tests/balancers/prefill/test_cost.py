@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from deepinfer.balancers.prefill import PrefillCost
 from deepinfer.core.errors import ConfigError
-from deepinfer.scheduling import StepCoefficients, StepCostModel
+from deepinfer.scheduling import StepCoefficients, StepTimeModel
 
 
 def test_formula_and_arrays() -> None:
@@ -23,7 +23,7 @@ def test_formula_and_arrays() -> None:
 
 def test_agrees_with_the_fitted_model_of_scheduling() -> None:
     fitted = StepCoefficients(step_s=1e-3, token_s=2e-5, prefix_token_s=1e-7, pair_s=3e-10)
-    cost, model = PrefillCost.of(fitted), StepCostModel(fitted)
+    cost, model = PrefillCost.of(fitted), StepTimeModel(fitted)
     for prefix, tokens in ((0, 1), (0, 5000), (100_000, 777)):
         whole = cost.step_s + cost.seconds(float(prefix), float(tokens))
         assert whole == pytest.approx(model.predict([(prefix, tokens)]))

@@ -32,7 +32,7 @@ class PrefillCost:
     t(L, x) = g L + b x + a (2 L x + x²)          and `step_s` for each step that runs some of them
     ```
 
-    The same formula as `deepinfer.scheduling.StepCostModel`, without the fitting, so that a router process carries four
+    The same formula as `deepinfer.scheduling.StepTimeModel`, without the fitting, so that a router process carries four
     numbers and nothing more.
 
     Args:
@@ -67,7 +67,7 @@ class PrefillCost:
         """Takes the coefficients of a fitted model.
 
         Args:
-            coefficients: `StepCostModel.coefficients`, or anything with fields of the same names.
+            coefficients: `StepTimeModel.coefficients`, or anything with fields of the same names.
 
         Returns:
             The cost.
