@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from harness import Built, Case, assert_repeats, calc_diff
 from quant import intact, room
-from row_checks import assert_rows_alone, compiled, eager
+from row_checks import assert_rows_alone, compiled, copy_of, eager
 
 HIDDEN, MANY, ITERATIONS = 5120, 8192, 20
 
@@ -84,7 +84,14 @@ def sinkhorn(tuning: tuple[int, int]):
             "torch": eager(steps_sinkhorn, scores),
             "compiled": compiled(steps_sinkhorn, scores),
         }
-        return Built(run, check, tokens * 1300, 2 * scores.nbytes, "none", peers)
+        return Built(
+            run,
+            check,
+            tokens * 1300,
+            2 * scores.nbytes,
+            "none",
+            {"copy": copy_of(2 * scores.nbytes), **peers},
+        )
 
     return build
 
@@ -119,7 +126,7 @@ def pre(tokens: int, tuning: tuple[int, ...] | None, products: int):
 
         def check():
             wanted = steps_pre(streams, *(t.double() for t in (weights, fn, base, scale)))
-            bound = 2e-5 if products == 3 else 2e-4
+            bound = 5e-5 if products == 3 else 2e-4
             errors = [
                 float((a.double() - b).abs().max())
                 for a, b in zip((post, mix, following), wanted[1:], strict=True)
@@ -133,7 +140,9 @@ def pre(tokens: int, tuning: tuple[int, ...] | None, products: int):
         arguments = (streams, weights, fn, base, scale)
         peers = {"torch": eager(steps_pre, *arguments), "compiled": compiled(steps_pre, *arguments)}
         size = streams.nbytes + out.nbytes + fn.nbytes + count * 28 * 4
-        return Built(run, check, 2 * count * 4 * HIDDEN * 24, size, "none", peers)
+        return Built(
+            run, check, 2 * count * 4 * HIDDEN * 24, size, "none", {"copy": copy_of(size), **peers}
+        )
 
     return build
 
@@ -167,7 +176,12 @@ def post(tuning: tuple[int, int] | None, evict: str):
             "compiled": compiled(steps_post, *arguments),
         }
         return Built(
-            run, check, tokens * HIDDEN * 40, 2 * streams.nbytes + output.nbytes, "none", peers
+            run,
+            check,
+            tokens * HIDDEN * 40,
+            2 * streams.nbytes + output.nbytes,
+            "none",
+            {"copy": copy_of(2 * streams.nbytes + output.nbytes), **peers},
         )
 
     return build
@@ -197,7 +211,14 @@ def head(tuning: tuple[int, int] | None, evict: str):
             "torch": eager(steps_head, streams, weights),
             "compiled": compiled(steps_head, streams, weights),
         }
-        return Built(run, check, tokens * HIDDEN * 8, streams.nbytes + out.nbytes, "none", peers)
+        return Built(
+            run,
+            check,
+            tokens * HIDDEN * 8,
+            streams.nbytes + out.nbytes,
+            "none",
+            {"copy": copy_of(streams.nbytes + out.nbytes), **peers},
+        )
 
     return build
 
@@ -256,25 +277,21 @@ def cases() -> list[Case]:
         Case(
             "sinkhorn", f"{MANY} x 4 x 4, 20 iterations", f"{t} tokens, {w} warps", sinkhorn((t, w))
         )
-        for t, w in ((32, 1), (64, 1), (64, 2))
+        for t, w in ((32, 1), (64, 2))
     ]
-    entries = [(64, 32, 10, 4, 3), (64, 32, 10, 4, 4), (64, 32, 20, 4, 3), (64, 32, 5, 4, 3), (64, 64, 5, 4, 2), (128, 32, 10, 8, 3), (128, 32, 20, 8, 3), (16, 64, 5, 4, 3)]  # fmt: skip
-    for entry in entries:
-        for products in (3, 2):
-            if products == 2 and entry != entries[0]:
-                continue
-            name = f"{entry[0]} tokens, {entry[1]} x {entry[2]} channels, {entry[3]} warps, {entry[4]} stages, {products} products"
-            found.append(
-                Case("mhc_pre", f"{MANY} x 4 x {HIDDEN}", name, pre(MANY, entry, products))
-            )
-            if products == 3 and entry[0] < 128:
-                found.append(Case("mhc_pre", f"64 x 4 x {HIDDEN}", name, pre(64, entry, products)))
-    for tuning in ((1024, 4), (2048, 8), (512, 2), (1024, 8), (512, 4)):
-        for evict in ("evict_first", ""):
-            if evict == "" and tuning != (1024, 4):
-                continue
-            name = f"{tuning[0]} channels, {tuning[1]} warps, {evict or 'no policy'}"
-            found.append(Case("mhc_post", f"{MANY} x 4 x {HIDDEN}", name, post(tuning, evict)))
-            found.append(Case("mhc_head", f"{MANY} x 4 x {HIDDEN}", name, head(tuning, evict)))
+    entries = [
+        ((128, 32, 10, 8, 2), 3), ((128, 32, 10, 8, 3), 3), ((128, 32, 20, 8, 2), 3), ((64, 32, 10, 4, 3), 3),
+        ((64, 32, 10, 4, 2), 3), ((128, 32, 10, 8, 3), 2), ((128, 32, 20, 8, 3), 2), ((64, 32, 10, 4, 3), 2),
+        ((64, 32, 20, 4, 3), 2), ((128, 32, 10, 8, 2), 2),
+    ]  # fmt: skip
+    for entry, products in entries:
+        name = f"{entry[0]} tokens, {entry[1]} x {entry[2]} channels, {entry[3]} warps, {entry[4]} stages, {products} products"
+        found.append(Case("mhc_pre", f"{MANY} x 4 x {HIDDEN}", name, pre(MANY, entry, products)))
+        if entry[4] == 3:
+            found.append(Case("mhc_pre", f"64 x 4 x {HIDDEN}", name, pre(64, entry, products)))
+    for tuning in ((1024, 4), (512, 4), (256, 1)):
+        name = f"{tuning[0]} channels, {tuning[1]} warps"
+        found.append(Case("mhc_post", f"{MANY} x 4 x {HIDDEN}", name, post(tuning, "")))
+        found.append(Case("mhc_head", f"{MANY} x 4 x {HIDDEN}", name, head(tuning, "")))
     found.append(Case("mhc", "contract", "all", contract, check_only=True))
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from harness import Built, Case, assert_repeats, same_bits
 from quant import intact, room
-from row_checks import apart, assert_rows_alone, compiled, eager, same_cast
+from row_checks import apart, assert_rows_alone, compiled, copy_of, eager, same_cast
 
 HIDDEN, MANY, EPS = 5120, 8192, 1e-6
 
@@ -34,7 +34,7 @@ def steps_of(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float(error.max())
 
 
-def norm(channels: int, rows: int, tuning: tuple[int, int, int] | None, evict: str = "evict_first"):
+def norm(channels: int, rows: int, tuning: tuple[int, int] | None, evict: str = ""):
     """Builds an RMS norm."""
 
     def build(small: bool) -> Built:
@@ -68,14 +68,12 @@ def norm(channels: int, rows: int, tuning: tuple[int, int, int] | None, evict: s
             "compiled": compiled(steps_norm, x, w),
             "flashinfer": flashinfer,
         }
-        return Built(run, check, 0, 2 * x.nbytes, "none", peers)
+        return Built(run, check, 0, 2 * x.nbytes, "none", {"copy": copy_of(2 * x.nbytes), **peers})
 
     return build
 
 
-def add_norm(
-    channels: int, rows: int, tuning: tuple[int, int, int] | None, evict: str = "evict_first"
-):
+def add_norm(channels: int, rows: int, tuning: tuple[int, int] | None, evict: str = ""):
     """Builds an RMS norm behind an addition, in place."""
 
     def build(small: bool) -> Built:
@@ -116,7 +114,7 @@ def add_norm(
             "compiled": compiled(steps_add_norm, *given, w),
             "flashinfer": flashinfer,
         }
-        return Built(run, check, 0, 4 * x.nbytes, "none", peers)
+        return Built(run, check, 0, 4 * x.nbytes, "none", {"copy": copy_of(4 * x.nbytes), **peers})
 
     return build
 
@@ -169,7 +167,7 @@ def rope(heads: int, in_place: bool, tuning: tuple[int, int] | None):
                 "compiled": compiled(steps_rope, given, phases),
             }
         )
-        return Built(run, check, 0, size, "none", peers)
+        return Built(run, check, 0, size, "none", {"copy": copy_of(size), **peers})
 
     return build
 
@@ -221,7 +219,14 @@ def norm_rope_cast(heads: int, format: str, tuning: tuple[int, int] | None):
 
         peers = {"torch": eager(steps, x, w, phases), "compiled": compiled(steps, x, w, phases)}
         size = x.nbytes + q.nbytes + scale.nbytes + phases.nbytes
-        return Built(run, check, 0, size, "none", peers if format == "fp8" else {})
+        return Built(
+            run,
+            check,
+            0,
+            size,
+            "none",
+            {"copy": copy_of(size), **(peers if format == "fp8" else {})},
+        )
 
     return build
 
@@ -284,59 +289,30 @@ def cases() -> list[Case]:
     """All of them."""
     found = []
     shape = f"{MANY} x {HIDDEN}"
-    entries = [((1, 1, 4), "evict_first"), ((1, 1, 4), ""), ((1, 2, 4), "evict_first"), ((1, 4, 4), "evict_first"), ((1, 8, 4), "evict_first"), ((1, 1, 8), "evict_first"), ((1, 1, 2), "evict_first")]  # fmt: skip
-    for tuning, evict in entries:
-        name = f"{tuning[1]} rows one by one, {tuning[2]} warps, {evict or 'no policy'}"
+    for tuning, evict in (((1, 4), ""), ((1, 4), "evict_last"), ((1, 2), ""), ((2, 8), "")):
+        name = f"{tuning[0]} rows, {tuning[1]} warps{', ' if evict else ''}{evict}"
         found.append(Case("rms_norm", shape, name, norm(HIDDEN, MANY, tuning, evict)))
         found.append(Case("fused_add_rms_norm", shape, name, add_norm(HIDDEN, MANY, tuning, evict)))
-    for tuning in ((8, 1, 4), (4, 1, 4), (4, 1, 2), (2, 1, 1)):
-        name = f"{tuning[0]} rows at once, {tuning[2]} warps"
+    for tuning in ((4, 4), (4, 2), (2, 2)):
+        name = f"{tuning[0]} rows, {tuning[1]} warps"
         found.append(Case("rms_norm", "65536 x 512", name, norm(512, 65536, tuning)))
     found.append(Case("rms_norm", "64 x 5120", "table", norm(HIDDEN, 64, None)))
-    for tuning in ((32, 4), (64, 4), (16, 4)):
+    for tuning in ((16, 4), (8, 2), (8, 4)):
         name = f"{tuning[0]} rows, {tuning[1]} warps"
         found.append(
             Case("apply_rope", f"{MANY} x 64 x 512, in place", name, rope(64, True, tuning))
         )
-    for tuning in ((8, 4), (4, 4), (16, 8)):
+    for tuning in ((4, 4), (2, 2)):
         name = f"{tuning[0]} rows, {tuning[1]} warps"
         found.append(Case("apply_rope", f"{MANY} x 64 x 512", name, rope(64, False, tuning)))
+    for tuning in ((8, 4), (4, 2), (4, 4), (2, 1)):
+        name = f"{tuning[0]} rows, {tuning[1]} warps"
+        shape = f"{MANY} x 16 x 512, fp8"
+        found.append(Case("rms_norm_rope_quant", shape, name, norm_rope_cast(16, "fp8", tuning)))
+    for heads, format in ((1, "fp8"), (16, "mxfp4"), (16, "nvfp4")):
+        shape = f"{MANY} x {heads} x 512, {format}"
         found.append(
-            Case(
-                "rms_norm_rope_quant",
-                f"{MANY} x 16 x 512, fp8",
-                name,
-                norm_rope_cast(16, "fp8", tuning),
-            )
+            Case("rms_norm_rope_quant", shape, "table", norm_rope_cast(heads, format, None))
         )
-    found.append(
-        Case(
-            "rms_norm_rope_quant",
-            f"{MANY} x 16 x 512, fp8",
-            "4 rows, 2 warps",
-            norm_rope_cast(16, "fp8", (4, 2)),
-        )
-    )
-    found.append(
-        Case(
-            "rms_norm_rope_quant", f"{MANY} x 1 x 512, fp8", "table", norm_rope_cast(1, "fp8", None)
-        )
-    )
-    found.append(
-        Case(
-            "rms_norm_rope_quant",
-            f"{MANY} x 16 x 512, mxfp4",
-            "table",
-            norm_rope_cast(16, "mxfp4", None),
-        )
-    )
-    found.append(
-        Case(
-            "rms_norm_rope_quant",
-            f"{MANY} x 16 x 512, nvfp4",
-            "table",
-            norm_rope_cast(16, "nvfp4", None),
-        )
-    )
     found.append(Case("norm", "contract", "all", contract, check_only=True))
     return found

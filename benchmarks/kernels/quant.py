@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import torch
 from harness import Built, Case, assert_repeats, same_bits
-from row_checks import apart, assert_rows_alone, compiled, eager, hard_rows, same_cast, same_codes
+from row_checks import (
+    apart,
+    assert_rows_alone,
+    compiled,
+    copy_of,
+    eager,
+    hard_rows,
+    same_cast,
+    same_codes,
+)
 
 HIDDEN, INNER, MANY = 5120, 2304, 8192
 NONE = {"fp8": 1, "mxfp4": 2, "nvfp4": 3}
@@ -92,7 +101,7 @@ def cast(format: str, group: int, tuning: tuple[int, int] | None):
         f = {"fp8": steps_fp8, "mxfp4": steps_fp4}.get(format)
         peers = {"torch": eager(f, x), "compiled": compiled(f, x)} if f and group == 32 else {}
         size = rows * (HIDDEN * 2 + width + HIDDEN // group)
-        return Built(run, check, 0, size, "none", peers)
+        return Built(run, check, 0, size, "none", {"copy": copy_of(size), **peers})
 
     return build
 
@@ -125,7 +134,14 @@ def blocks(block: tuple[int, int], tuning: tuple[int, int] | None):
 
         peers = {"torch": eager(steps_blocks, w), "compiled": compiled(steps_blocks, w)}
         size = rows * columns * 3 + down * across
-        return Built(run, check, 0, size, "none", peers if block == (32, 32) else {})
+        return Built(
+            run,
+            check,
+            0,
+            size,
+            "none",
+            {"copy": copy_of(size), **(peers if block == (32, 32) else {})},
+        )
 
     return build
 
@@ -171,7 +187,9 @@ def back(format: str, block: tuple[int, int], tuning: tuple[int, int] | None):
         plain = format == "fp8" and block == (1, 32)
         peers = {"torch": eager(steps, codes, factors), "compiled": compiled(steps, codes, factors)}
         size = q.nbytes + scale.nbytes + out.nbytes
-        return Built(run, check, 0, size, "none", peers if plain else {})
+        return Built(
+            run, check, 0, size, "none", {"copy": copy_of(size), **(peers if plain else {})}
+        )
 
     return build
 
@@ -243,7 +261,7 @@ def swiglu(format: str, group: int, tuning: tuple[int, int, int] | None, inner: 
         else:
             peers = {}
         size = x.nbytes + q.nbytes + (0 if plain else scale.nbytes)
-        return Built(run, check, 0, size, "none", peers)
+        return Built(run, check, 0, size, "none", {"copy": copy_of(size), **peers})
 
     return build
 
@@ -317,115 +335,95 @@ def contract(small: bool) -> Built:
 def cases() -> list[Case]:
     """All of them."""
     found = []
-    for tuning in ((128, 4), (64, 4), (128, 8), (256, 8), (64, 2), (32, 1)):
-        name = f"{tuning[0]} groups, {tuning[1]} warps"
-        found.append(
-            Case(
-                "per_token_cast_to_fp8",
-                f"{MANY} x {HIDDEN}, groups of 32",
-                name,
-                cast("fp8", 32, tuning),
+
+    def add(op: str, shape: str, build, tunings, *words: str) -> None:
+        for tuning in tunings:
+            name = (
+                ", ".join(f"{n} {w}" for n, w in zip(tuning, words, strict=False))
+                if tuning
+                else "table"
             )
-        )
-        found.append(
-            Case(
-                "per_token_cast_to_fp4",
-                f"{MANY} x {HIDDEN}, MXFP4",
-                name,
-                cast("mxfp4", 32, tuning),
-            )
-        )
-    for tuning in ((32, 4), (16, 4), (64, 8)):
-        name = f"{tuning[0]} groups, {tuning[1]} warps"
-        found.append(
-            Case(
-                "per_token_cast_to_fp8",
-                f"{MANY} x {HIDDEN}, groups of 128",
-                name,
-                cast("fp8", 128, tuning),
-            )
-        )
-    for tuning in ((256, 4), (128, 4), (256, 8)):
-        name = f"{tuning[0]} groups, {tuning[1]} warps"
-        found.append(
-            Case(
-                "per_token_cast_to_fp4",
-                f"{MANY} x {HIDDEN}, e4m3 scales",
-                name,
-                cast("nvfp4", 16, tuning),
-            )
-        )
-    for tuning in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2)):
-        name = f"{tuning[0]} blocks, {tuning[1]} warps"
-        found.append(
-            Case(
-                "per_block_cast_to_fp8", f"{MANY} x {HIDDEN}, 32x32", name, blocks((32, 32), tuning)
-            )
-        )
-    for tuning in ((1, 8), (1, 16), (1, 4)):
-        name = f"{tuning[0]} blocks, {tuning[1]} warps"
-        found.append(
-            Case(
-                "per_block_cast_to_fp8",
-                f"{MANY} x {HIDDEN}, 128x128",
-                name,
-                blocks((128, 128), tuning),
-            )
-        )
-    for tuning in ((128, 4), (64, 4), (64, 2), (256, 8)):
-        name = f"{tuning[0]} groups, {tuning[1]} warps"
-        found.append(
-            Case("cast_back", f"{MANY} x {HIDDEN}, e4m3 1x32", name, back("fp8", (1, 32), tuning))
-        )
-        found.append(
-            Case("cast_back", f"{MANY} x {HIDDEN}, e4m3 32x32", name, back("fp8", (32, 32), tuning))
-        )
-        found.append(
-            Case("cast_back", f"{MANY} x {HIDDEN}, MXFP4", name, back("mxfp4", (1, 32), tuning))
-        )
-        twice = (2 * tuning[0], tuning[1])
-        found.append(
-            Case(
-                "cast_back",
-                f"{MANY} x {HIDDEN}, e2m1 with e4m3 scales",
-                f"{twice[0]} groups, {twice[1]} warps",
-                back("nvfp4", (1, 16), twice),
-            )
-        )
-    for tuning in (
-        (64, 4, 1),
-        (64, 4, 2),
-        (32, 4, 1),
-        (64, 2, 1),
-        (32, 2, 1),
-        (128, 4, 1),
-        (64, 2, 2),
-    ):
-        name = f"{tuning[0]} groups, {tuning[1]} warps, {'as torch' if tuning[2] == 2 else 'fast'}"
-        found.append(
-            Case(
-                "silu_and_mul_quant",
-                f"{MANY} x {INNER}, fp8 32, clamp, weights",
-                name,
-                swiglu("fp8", 32, tuning),
-            )
-        )
-        found.append(Case("silu_and_mul", f"{MANY} x {INNER}", name, swiglu("none", 32, tuning)))
-    found.append(
-        Case(
-            "silu_and_mul_quant",
-            f"{MANY} x {INNER}, fp8 128, clamp, weights",
-            "16 groups, 4 warps, fast",
-            swiglu("fp8", 128, (16, 4, 1)),
-        )
+            if tuning and len(tuning) == 3:
+                name += ", as torch" if tuning[2] == 2 else ", fast"
+            found.append(Case(op, f"{MANY} x {shape}", name, build(tuning)))
+
+    of_groups = "groups", "warps"
+    fp8 = [(64, 4), (32, 4), (32, 2), (128, 4)]
+    add(
+        "per_token_cast_to_fp8",
+        f"{HIDDEN}, groups of 32",
+        lambda t: cast("fp8", 32, t),
+        fp8,
+        *of_groups,
     )
-    found.append(
-        Case(
-            "silu_and_mul_quant",
-            f"{MANY} x {INNER}, mxfp4, clamp, weights",
-            "64 groups, 4 warps, fast",
-            swiglu("mxfp4", 32, (64, 4, 1)),
+    add(
+        "per_token_cast_to_fp8",
+        f"{HIDDEN}, groups of 128",
+        lambda t: cast("fp8", 128, t),
+        [(16, 4)],
+        *of_groups,
+    )
+    pairs = [(128, 4), (64, 4), (64, 2), (256, 4), (256, 8)]
+    add(
+        "per_token_cast_to_fp4",
+        f"{HIDDEN}, MXFP4",
+        lambda t: cast("mxfp4", 32, t),
+        pairs,
+        *of_groups,
+    )
+    pairs = [(256, 4), (128, 4), (128, 2), (512, 8)]
+    add(
+        "per_token_cast_to_fp4",
+        f"{HIDDEN}, e4m3 scales",
+        lambda t: cast("nvfp4", 16, t),
+        pairs,
+        *of_groups,
+    )
+    side = "side by side", "warps"
+    small = [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (8, 4)]
+    add("per_block_cast_to_fp8", f"{HIDDEN}, 32x32", lambda t: blocks((32, 32), t), small, *side)
+    add(
+        "per_block_cast_to_fp8",
+        f"{HIDDEN}, 128x128",
+        lambda t: blocks((128, 128), t),
+        [(1, 8), (1, 16), (2, 16)],
+        *side,
+    )
+    backs = [(64, 4), (32, 4)]
+    for shape, format, block in (
+        ("e4m3 1x32", "fp8", (1, 32)), ("e4m3 32x32", "fp8", (32, 32)), ("MXFP4", "mxfp4", (1, 32)),
+        ("e2m1 with e4m3 scales", "nvfp4", (1, 16)),
+    ):  # fmt: skip
+        wide = [(2 * g, w) for g, w in backs] if format == "nvfp4" else backs
+        add(
+            "cast_back",
+            f"{HIDDEN}, {shape}",
+            lambda t, f=format, b=block: back(f, b, t),
+            wide,
+            *of_groups,
         )
+    forms = [(64, 4, 1), (32, 2, 1), (16, 1, 1), (64, 4, 2)]
+    add(
+        "silu_and_mul_quant",
+        f"{INNER}, fp8 32, clamp, weights",
+        lambda t: swiglu("fp8", 32, t),
+        forms,
+        *of_groups,
+    )
+    add("silu_and_mul", f"{INNER}", lambda t: swiglu("none", 32, t), forms, *of_groups)
+    add(
+        "silu_and_mul_quant",
+        f"{INNER}, fp8 128, clamp, weights",
+        lambda t: swiglu("fp8", 128, t),
+        [(16, 4, 1)],
+        *of_groups,
+    )
+    add(
+        "silu_and_mul_quant",
+        f"{INNER}, mxfp4, clamp, weights",
+        lambda t: swiglu("mxfp4", 32, t),
+        [(64, 4, 1)],
+        *of_groups,
     )
     found.append(Case("quant", "contract", "all", contract, check_only=True))
     return found

@@ -112,3 +112,14 @@ def compiled(f: Callable[..., object], *given: torch.Tensor) -> Callable[[], Cal
 def eager(f: Callable[..., object], *given: torch.Tensor) -> Callable[[], Callable]:
     """Builder of a peer: the steps as torch runs them."""
     return lambda: lambda: f(*given)
+
+
+def copy_of(size_bytes: int) -> Callable[[], Callable]:
+    """Builder of a peer: a copy that reads and writes as many bytes together."""
+
+    def make() -> Callable:
+        x = torch.empty(size_bytes // 8, device="cuda", dtype=torch.float32).normal_()
+        y = torch.empty_like(x)
+        return lambda: y.copy_(x)
+
+    return make

@@ -23,27 +23,33 @@ def cases() -> list[CompileCase]:
     from deepinfer.kernels.triton import mhc_streams as streams
 
     found = []
-    for split, name, chips in ((3, "bf16 streams", CHIPS), (0, "fp32 streams", (80, 90))):
-        tokens, block, times, warps, stages = configs.project(5120, split > 0)
+    for narrow, name, chips in ((True, "bf16 streams", CHIPS), (False, "fp32 streams", (80, 90))):
+        tokens, block, times, warps, stages = configs.project(5120, narrow)
+        split = 3 if narrow else 1
         sizes: dict[str, Any] = {
-            "CHANNELS": 5120, "TOKENS": tokens, "BLOCK": block, "BLOCKS": times, "SPLIT": split,
+            "CHANNELS": 5120, "TOKENS": tokens, "BLOCK": block, "BLOCKS": times,
+            "COLUMNS": 128 if narrow else 32, "SUMS": 24 * split + 8, "NARROW": narrow,
         }  # fmt: skip
-        types = _TYPES if split else {**_TYPES, "streams": "*fp32", "collapsed": "*fp32"}
-        case = row_case(
-            "mhc_pre", name, mixes.mhc_project_kernel, types, sizes, warps, chips,
-            num_stages=stages,
+        kind = "*bf16" if narrow else "*fp32"
+        types = {**_TYPES, **dict.fromkeys(("streams", "collapsed", "fn"), kind)}
+        found.append(
+            row_case("mhc_pre", name, mixes.mhc_project_kernel, types, sizes, warps, chips, num_stages=stages)
         )  # fmt: skip
-        found.append(case)
+    constants: dict[str, Any] = {"SPLIT": 3, "COLUMNS": 128, "BLOCK": 64}
+    types = {"fn": "*fp32", "parts": "*bf16"}
+    found.append(
+        row_case("mhc_pre", "split", mixes.mhc_split_kernel, types, constants, 4, (80, 90))
+    )
     scores = {**_TYPES, "out": "*fp32"}
     found.append(
         row_case("sinkhorn", "32 tokens", mixes.sinkhorn_kernel, scores, {"TOKENS": 32}, 1)
     )
-    constants: dict[str, Any] = {"CHANNELS": 5120, "TOKENS": 32}
+    constants = {"CHANNELS": 5120, "TOKENS": 32, "SPLIT": 3, "SUMS": 80}
     found.append(
         row_case("mhc_pre", "coefficients", mixes.mhc_coefficients_kernel, _TYPES, constants, 1)
     )
     block, warps = configs.stream_block(5120)
-    constants = {"CHANNELS": 5120, "BLOCK": block, "EVICT": "evict_first"}
+    constants = {"CHANNELS": 5120, "BLOCK": block, "EVICT": ""}
     for name, kernel in (
         ("mhc_post", streams.mhc_post_kernel),
         ("mhc_head", streams.mhc_head_kernel),

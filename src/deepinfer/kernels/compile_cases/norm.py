@@ -22,12 +22,12 @@ def cases() -> list[CompileCase]:
 def _norm(channels: int, add: bool, chips: tuple[int, ...] = CHIPS) -> CompileCase:
     from deepinfer.kernels.triton.norms import rms_norm_kernel
 
-    rows, _, warps = configs.norm(channels)
+    rows, warps = configs.norm(channels)
     main, rest = configs.pieces(channels)
     types = {**dict.fromkeys(("x", "residual", "weight", "out"), "*bf16"), "eps": "fp32"}
     constants: dict[str, Any] = {
         "CHANNELS": channels, "MAIN": main, "REST": rest, "ADD": add, "ROWS": rows,
-        "EVICT": "evict_first", "HARDWARE": True,
+        "EVICT": "", "HARDWARE": True,
     }  # fmt: skip
     name = "fused_add_rms_norm" if add else "rms_norm"
     return row_case(name, f"{channels} channels", rms_norm_kernel, types, constants, warps, chips)
@@ -45,7 +45,8 @@ def _cast(format: str, chip: int) -> CompileCase:
     constants: dict[str, Any] = {
         "CHANNELS": 512, "ROPE": 64, "HAS_NORM": True, "HAS_POSITIONS": True,
         "FORMAT": ("fp8", "mxfp4", "nvfp4").index(format) + 1, "HARDWARE": chip >= 89,
-        "ROWS": rows, "SPAN": 512 // group, "GROUP": group,
+        "ROWS": rows, "SPAN": 512 // group,
+        "TURNED": 64 // group, "GROUP": group,
     }  # fmt: skip
     entry = f"512 channels, {format}{'' if chip >= 89 else ', e4m3 by integers'}"
     return row_case(

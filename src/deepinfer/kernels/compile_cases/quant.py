@@ -18,16 +18,16 @@ def cases() -> list[CompileCase]:
     from deepinfer.kernels.triton.quant_casts import cast_blocks_kernel
 
     found = [_cast(1, 32, chip) for chip in CHIPS]
-    found += [_cast(1, 128, 90), _cast(2, 32, 80), _cast(2, 32, 90), _cast(3, 16, 80)]
-    found += [_cast(3, 16, 90), _cast(3, 16, 100)]
+    found += [_cast(1, 128, 90), _cast(2, 32, 80), _cast(2, 32, 89), _cast(3, 16, 80)]
+    found += [_cast(3, 16, 89), _pairs(True, 32), _pairs(False, 16)]
     found += [_back(False, 1, 32, chip) for chip in (80, 90)]
     found += [_back(True, 2, 16, 90), _back(False, 1, 128, 90)]
     found += [_swiglu(1, 32, chip) for chip in CHIPS] + [_swiglu(0, 32, 90), _swiglu(2, 32, 90)]
     for rows, columns, chip in ((32, 32, 80), (32, 32, 90), (128, 128, 80), (128, 128, 90)):
-        blocks, warps = configs.blocks(rows, columns)
+        side, warps = configs.blocks(rows, columns)
         constants: dict[str, Any] = {
             "N": 5120, "K": 5120, "SCALE_FP32": False, "HARDWARE": chip >= 89, "ROWS": rows,
-            "COLUMNS": columns, "BLOCKS": blocks,
+            "COLUMNS": columns, "SIDE": side,
         }  # fmt: skip
         name = f"blocks of {rows}x{columns}{_code(chip)}"
         found.append(
@@ -36,6 +36,20 @@ def cases() -> list[CompileCase]:
             )
         )
     return found
+
+
+def _pairs(power: bool, group: int) -> CompileCase:
+    from deepinfer.kernels.triton.fp4_pairs import cast_pairs_kernel
+
+    groups, warps = configs.pairs(group)
+    constants: dict[str, Any] = {
+        "CHANNELS": 5120, "POWER": power, "GROUPS": groups, "GROUP": group,
+    }  # fmt: skip
+    types, entry = {**_BYTES, "x": "*i32"}, f"groups of {group}, in pairs"
+    chips = (90, 100, 120)
+    return row_case(
+        "per_token_cast_to_fp4", entry, cast_pairs_kernel, types, constants, warps, chips
+    )
 
 
 def _code(chip: int) -> str:

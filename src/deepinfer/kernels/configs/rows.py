@@ -14,6 +14,7 @@ __all__ = [
     "groups",
     "norm",
     "norm_rope_cast",
+    "pairs",
     "pieces",
     "project",
     "rope",
@@ -43,10 +44,10 @@ def pieces(channels: int) -> tuple[int, int]:
     return main, _power_above(rest) if rest else 0
 
 
-def norm(channels: int) -> tuple[int, int, int]:
-    """Rows at once, rows one after the other, and warps of the RMS norm."""
+def norm(channels: int) -> tuple[int, int]:
+    """Rows and warps of the RMS norm."""
     main, _ = pieces(channels)
-    return max(1, 2048 // main), 1, max(4, main // 1024)
+    return max(1, 2048 // main), max(4, main // 1024)
 
 
 def norm_rope_cast(channels: int) -> tuple[int, int]:
@@ -56,6 +57,11 @@ def norm_rope_cast(channels: int) -> tuple[int, int]:
 
 def groups(group: int) -> tuple[int, int]:
     """Groups and warps of a cast."""
+    return max(1, 2048 // group), 4
+
+
+def pairs(group: int) -> tuple[int, int]:
+    """Groups and warps of a cast to e2m1 two values at a time."""
     return max(1, 4096 // group), 4
 
 
@@ -66,18 +72,19 @@ def swiglu(group: int) -> tuple[int, int, int]:
 
 def cast_back(group: int) -> tuple[int, int]:
     """Groups and warps of a cast back."""
-    return max(1, 4096 // group), 4
+    return max(1, 2048 // group), 4
 
 
 def blocks(rows: int, columns: int) -> tuple[int, int]:
-    """Blocks one after the other, and warps of a cast of blocks."""
+    """Blocks side by side, and warps of a cast of blocks."""
     size = rows * columns
-    return (2 if size <= 1024 else 1), max(1, min(16, size // 2048))
+    side = 4 if size <= 1024 else 1
+    return side, max(1, min(16, side * size // 2048))
 
 
 def rope(channels: int, in_place: bool) -> tuple[int, int]:
     """Rows and warps of the rotation."""
-    return (32, 4) if in_place else (max(1, 4096 // _power_above(channels)), 4)
+    return (16, 4) if in_place else (max(1, 2048 // _power_above(channels)), 4)
 
 
 def stream_block(channels: int) -> tuple[int, int]:
@@ -88,12 +95,13 @@ def stream_block(channels: int) -> tuple[int, int]:
 def project(channels: int, narrow: bool = True) -> tuple[int, int, int, int, int]:
     """Tokens, channels at once, how often, warps and stages of the projection of bf16 (narrow) or other streams."""
     block = min(32, max(16, _power_above(channels)))
-    return 64 if narrow else 16, block, -(-channels // (16 * block)), 4, 3
+    times = -(-channels // (16 * block))
+    return (128, block, times, 8, 2) if narrow else (16, block, times, 4, 3)
 
 
 def engram_gate(channels: int, tokens: int) -> tuple[int, int]:
     """Tokens one after the other, and warps of the gate."""
-    return 8 if tokens >= _MANY else 1, max(4, pieces(channels)[0] // 1024)
+    return 4 if tokens >= _MANY else 1, max(4, pieces(channels)[0] // 1024)
 
 
 def engram_lookup(channels: int) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from deepinfer.kernels.configs import rows as configs
 from deepinfer.kernels.triton.mhc_mixes import (
     mhc_coefficients_kernel,
     mhc_project_kernel,
+    mhc_split_kernel,
     sinkhorn_kernel,
 )
 from deepinfer.kernels.triton.mhc_streams import mhc_head_kernel, mhc_post_kernel
@@ -36,7 +37,7 @@ def mhc_pre(
     norm_eps: float, eps: float, following: Tensor, post: Tensor, mix: Tensor, out: Tensor,
     tuning: tuple[int, int, int, int, int] | None = None, products: int = _PRODUCTS,
 ) -> None:  # fmt: skip
-    """Coefficients and the sum of the streams, in two launches.
+    """Coefficients and the sum of the streams, in three launches: the projection split, the products, what follows.
 
     Args:
         streams: Shape [tokens, 4, channels], last stride 1.
@@ -55,27 +56,36 @@ def mhc_pre(
         products: bf16 numbers for a coefficient of `fn`, 2 or 3, when the streams are bf16.
     """
     count, _, channels = streams.shape
-    tokens, block, times, warps, stages = tuning or configs.project(
-        channels, streams.dtype == torch.bfloat16
-    )
+    narrow = streams.dtype == torch.bfloat16
+    tokens, block, times, warps, stages = tuning or configs.project(channels, narrow)
     parts = triton.cdiv(channels, block * times)
-    sums = torch.empty((count, parts, 32), dtype=torch.float32, device=streams.device)
+    split = products if narrow else 1
+    columns = triton.next_power_of_2(24 * split)
+    width = 24 * split + 8  # a row of sums: the projections, then the squares
+    sums = torch.empty((count, parts, width), dtype=torch.float32, device=streams.device)
     with torch.cuda.device_of(streams):
+        if narrow:
+            whole = torch.empty(
+                (4 * channels, columns), dtype=torch.bfloat16, device=streams.device
+            )
+            mhc_split_kernel[(triton.cdiv(4 * channels, 64),)](
+                fn, whole, 4 * channels, SPLIT=split, COLUMNS=columns, BLOCK=64, num_warps=4
+            )
+            fn = whole
         mhc_project_kernel[(parts, triton.cdiv(count, tokens))](
             streams, pre, fn, sums, out, count, parts, streams.stride(0), streams.stride(1),
-            CHANNELS=channels, TOKENS=tokens, BLOCK=block, BLOCKS=times,
-            SPLIT=products if streams.dtype == torch.bfloat16 else 0, num_warps=warps,
-            num_stages=stages,
+            CHANNELS=channels, TOKENS=tokens, BLOCK=block, BLOCKS=times, COLUMNS=columns, SUMS=width,
+            NARROW=narrow, num_warps=warps, num_stages=stages,
         )  # fmt: skip
         mhc_coefficients_kernel[(triton.cdiv(count, _WARP),)](
             sums, base, scale, following, post, mix, count, parts, iterations, norm_eps, eps,
-            CHANNELS=channels, TOKENS=_WARP, num_warps=1,
+            CHANNELS=channels, TOKENS=_WARP, SPLIT=split, SUMS=width, num_warps=1,
         )  # fmt: skip
 
 
 def mhc_post(
     streams: Tensor, output: Tensor, post: Tensor, mix: Tensor, out: Tensor,
-    tuning: tuple[int, int] | None = None, evict: str = "evict_first",
+    tuning: tuple[int, int] | None = None, evict: str = "",
 ) -> None:  # fmt: skip
     """Streams behind a sublayer.
 
@@ -99,7 +109,7 @@ def mhc_post(
 
 def mhc_head(
     streams: Tensor, pre: Tensor, out: Tensor, tuning: tuple[int, int] | None = None,
-    evict: str = "evict_first",
+    evict: str = "",
 ) -> None:  # fmt: skip
     """The weighted sum of streams, shape [tokens, 4, channels], last stride 1, to [tokens, channels], contiguous."""
     channels = streams.shape[2]

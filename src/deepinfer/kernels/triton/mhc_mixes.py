@@ -5,7 +5,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["mhc_coefficients_kernel", "mhc_project_kernel", "sinkhorn_kernel"]
+__all__ = [
+    "mhc_coefficients_kernel",
+    "mhc_project_kernel",
+    "mhc_split_kernel",
+    "sinkhorn_kernel",
+]
 
 
 @triton.jit
@@ -92,67 +97,70 @@ def sinkhorn_kernel(scores, out, tokens, iterations, eps, TOKENS: tl.constexpr):
 
 
 @triton.jit
-def _leading(w):
-    """The leading eight bits of fp32 values as bf16, and what is left of them in fp32."""
-    bits = w.to(tl.int32, bitcast=True)
-    high = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
-    return high, w - (bits & -65536).to(tl.float32, bitcast=True)
+def mhc_split_kernel(
+    fn, parts, width, SPLIT: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Writes the projection with its channels first, and each coefficient as the sum of SPLIT bf16 numbers.
+
+    Part p of coefficient r of a channel is column 24 * p + r; the other columns are zero.
+    """
+    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    n = tl.arange(0, COLUMNS)[None, :]
+    there = (c < width) & (n < 24 * SPLIT)
+    w = tl.load(fn + (n % 24).to(tl.int64) * width + c, mask=there, other=0.0)
+    value = w.to(tl.bfloat16)
+    for part in tl.static_range(1, SPLIT):
+        w = w - value.to(tl.float32)
+        value = tl.where(n >= 24 * part, w.to(tl.bfloat16), value)
+    tl.store(parts + c.to(tl.int64) * COLUMNS + n, value, mask=c < width)
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def mhc_project_kernel(
     streams, pre, fn, sums, collapsed, tokens, parts, x_token, x_stream, CHANNELS: tl.constexpr,
-    TOKENS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, SPLIT: tl.constexpr,
+    TOKENS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr,
+    SUMS: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
     """Reads a piece of the channels of all streams once: projections, squares, and the sum that enters a sublayer.
 
-    SPLIT bf16 numbers stand for a coefficient of the projection, so that bf16 products are (3) as exact as fp32 ones, or
-    (2) as 16 bits; 0 multiplies fp32 streams.
+    NARROW: bf16 streams times what `mhc_split_kernel` made; else fp32 products with the projection itself. A row of `sums`
+    has COLUMNS projections and then the squares.
     """
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     there = token < tokens
     token = token.to(tl.int64)
     part = tl.program_id(0)
-    rows = tl.arange(0, 32)
-    m = tl.zeros([TOKENS, 32], tl.float32)
+    n = tl.arange(0, COLUMNS)
+    m = tl.zeros([TOKENS, COLUMNS], tl.float32)
     squares = tl.zeros([TOKENS, BLOCK], tl.float32)
     kind = streams.dtype.element_ty
     for block in range(BLOCKS):
         c = (part * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
         inside = there[:, None] & (c < CHANNELS)[None, :]
-        in_fn = (rows < 24)[None, :] & (c < CHANNELS)[:, None]
         entering = tl.zeros([TOKENS, BLOCK], tl.float32)
         for i in tl.static_range(4):
             at = streams + token[:, None] * x_token + i * x_stream + c[None, :]
             s = tl.load(at, mask=inside, other=0.0)
-            w = tl.load(
-                fn + rows[None, :] * (4 * CHANNELS) + i * CHANNELS + c[:, None],
-                mask=in_fn,
-                other=0.0,
-            )
             wide = s.to(tl.float32)
             squares += wide * wide
             entering += tl.load(pre + token * 4 + i, mask=there, other=0.0)[:, None] * wide
-            if SPLIT == 0:
-                m = tl.dot(wide, w, m, input_precision="tf32x3")
+            if NARROW:
+                w = fn + (i * CHANNELS + c).to(tl.int64)[:, None] * COLUMNS + n[None, :]
+                m = tl.dot(s, tl.load(w, mask=(c < CHANNELS)[:, None], other=0.0), m)
             else:
-                high, w = _leading(w)
-                m = tl.dot(s, high, m)
-                high, w = _leading(w)
-                m = tl.dot(s, high, m)
-                if SPLIT == 3:
-                    high, w = _leading(w)
-                    m = tl.dot(s, high, m)
+                w = fn + n[None, :] * (4 * CHANNELS) + i * CHANNELS + c[:, None]
+                w = tl.load(w, mask=(n < 24)[None, :] & (c < CHANNELS)[:, None], other=0.0)
+                m = tl.dot(wide, w, m, input_precision="tf32x3")
         tl.store(collapsed + token[:, None] * CHANNELS + c[None, :], entering.to(kind), mask=inside)
-    m = tl.where((rows == 24)[None, :], tl.sum(squares, axis=1)[:, None], m)
-    to = sums + (token[:, None] * parts + part) * 32 + rows[None, :]
-    tl.store(to, m, mask=there[:, None])
+    to = sums + (token * parts + part) * SUMS
+    tl.store(to[:, None] + n[None, :], m, mask=there[:, None] & (n < SUMS - 8)[None, :])
+    tl.store(to + SUMS - 8, tl.sum(squares, axis=1), mask=there)
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def mhc_coefficients_kernel(
     sums, base, scale, pre, post, mix, tokens, parts, iterations, norm_eps, eps,
-    CHANNELS: tl.constexpr, TOKENS: tl.constexpr,
+    CHANNELS: tl.constexpr, TOKENS: tl.constexpr, SPLIT: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     """Sums of the pieces in their order, then the three kinds of coefficients of tokens."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
@@ -163,10 +171,11 @@ def mhc_coefficients_kernel(
     scores = tl.zeros([TOKENS, 16], tl.float32)
     square = tl.zeros([TOKENS, 1], tl.float32)
     for part in range(parts):
-        at = sums + (token * parts + part) * 32
-        gates += tl.load(at + eight, mask=there, other=0.0)
-        scores += tl.load(at + 8 + sixteen, mask=there, other=0.0)
-        square += tl.load(at + 24, mask=there, other=0.0)
+        at = sums + (token * parts + part) * SUMS
+        for i in tl.static_range(SPLIT):
+            gates += tl.load(at + 24 * i + eight, mask=there, other=0.0)
+            scores += tl.load(at + 24 * i + 8 + sixteen, mask=there, other=0.0)
+        square += tl.load(at + SUMS - 8, mask=there, other=0.0)
     factor = tl.rsqrt(square / (4 * CHANNELS) + norm_eps)
     gates = gates * factor * tl.load(scale + eight // 4) + tl.load(base + eight)
     gates = 1.0 / (1.0 + tl.exp(-gates))

@@ -16,7 +16,7 @@ __all__ = ["norm_rope_cast", "rms_norm", "rope"]
 
 def rms_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor,
-    tuning: tuple[int, int, int] | None = None, evict: str = "evict_first",
+    tuning: tuple[int, int] | None = None, evict: str = "",
 ) -> None:  # fmt: skip
     """RMS norm of rows, of their sum with a residual when there is one.
 
@@ -26,16 +26,16 @@ def rms_norm(
         weight: Gains, shape [channels], contiguous.
         eps: Added to the mean square.
         out: As `x`, and may be it.
-        tuning: Rows at once, rows one after the other, warps; None for those of the table.
+        tuning: Rows a program, and warps; None for those of the table.
         evict: What the caches are told of the values that are read.
     """
     rows, channels = x.shape
-    at_once, steps, warps = tuning or configs.norm(channels)
+    at_once, warps = tuning or configs.norm(channels)
     main, rest = configs.pieces(channels)
     other = x if residual is None else residual
     with torch.cuda.device_of(x):
-        rms_norm_kernel[(triton.cdiv(rows, at_once * steps),)](
-            x, other, weight, out, rows, steps, x.stride(0), other.stride(0), out.stride(0), eps,
+        rms_norm_kernel[(triton.cdiv(rows, at_once),)](
+            x, other, weight, out, rows, x.stride(0), other.stride(0), out.stride(0), eps,
             CHANNELS=channels, MAIN=main, REST=rest, ADD=residual is not None, ROWS=at_once,
             EVICT=evict, HARDWARE=has_hardware_fp8(x), num_warps=warps,
         )  # fmt: skip
@@ -61,6 +61,7 @@ def norm_rope_cast(
     """
     tokens, heads, channels = x.shape
     rows, warps = tuning or configs.norm_rope_cast(channels)
+    turned = 0 if phases is None else triton.cdiv(2 * phases.shape[1], group)
     with torch.cuda.device_of(x):
         norm_rope_cast_kernel[(triton.cdiv(tokens * heads, rows),)](
             x, x if weight is None else weight, x if phases is None else phases,
@@ -68,7 +69,7 @@ def norm_rope_cast(
             x.stride(1), eps, CHANNELS=channels, ROPE=0 if phases is None else 2 * phases.shape[1],
             HAS_NORM=weight is not None, HAS_POSITIONS=positions is not None, FORMAT=format,
             HARDWARE=has_hardware_fp8(x), ROWS=rows, SPAN=triton.next_power_of_2(channels // group),
-            GROUP=group, num_warps=warps, enable_fp_fusion=False,
+            TURNED=triton.next_power_of_2(turned) if turned else 0, GROUP=group, num_warps=warps, enable_fp_fusion=False,
         )  # fmt: skip
 
 

@@ -44,32 +44,36 @@ def cast_groups_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["blocks"])
+@triton.jit
 def cast_blocks_kernel(
-    x, q, scale, blocks, x_batch, x_row, N: tl.constexpr, K: tl.constexpr,
-    SCALE_FP32: tl.constexpr, HARDWARE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    x, q, scale, x_batch, x_row, N: tl.constexpr, K: tl.constexpr, SCALE_FP32: tl.constexpr,
+    HARDWARE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """Quantises blocks of rows and columns to e4m3; a program takes some blocks one after the other."""
+    """Quantises blocks of rows and columns to e4m3; a program takes SIDE blocks side by side."""
     DOWN: tl.constexpr = (N + ROWS - 1) // ROWS
     ACROSS: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
-    for i in tl.static_range(BLOCKS):
-        # The last program may take the last block more than once, and writes it alike.
-        f = tl.minimum(tl.program_id(0) * BLOCKS + i, blocks - 1)
-        batch = (f // (DOWN * ACROSS)).to(tl.int64)
-        row = f // ACROSS % DOWN * ROWS + tl.arange(0, ROWS)
-        column = f % ACROSS * COLUMNS + tl.arange(0, COLUMNS)
-        inside = (row < N)[:, None] & (column < K)[None, :]
-        start = x + batch * x_batch + row.to(tl.int64) * x_row
-        v = tl.load(start[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float32)
-        exponent, inverse = power_scale(tl.max(tl.max(magnitudes(v), axis=1), axis=0), 448.0, 1e-4)
-        if SCALE_FP32:
-            bits = tl.where(exponent == 255, 0x7FC00000, exponent << 23)
-            tl.store(scale + f, bits.to(tl.float32, bitcast=True))
-        else:
-            tl.store(scale + f, exponent.to(tl.uint8))
-        to = q + (batch * N + row)[:, None] * K + column[None, :]
-        tl.store(to, e4m3_codes(v * inverse, HARDWARE), mask=inside)
+    STEPS: tl.constexpr = (ACROSS + SIDE - 1) // SIDE
+    f = tl.program_id(0)
+    batch = (f // (DOWN * STEPS)).to(tl.int64)
+    down = f // STEPS % DOWN
+    row = down * ROWS + tl.arange(0, ROWS)
+    first = f % STEPS * SIDE
+    column = first * COLUMNS + tl.arange(0, SIDE * COLUMNS)
+    inside = (row < N)[:, None] & (column < K)[None, :]
+    start = x + batch * x_batch + row.to(tl.int64) * x_row
+    v = tl.load(start[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    v = tl.reshape(v, [ROWS, SIDE, COLUMNS])
+    exponent, inverse = power_scale(tl.max(tl.max(magnitudes(v), axis=2), axis=0), 448.0, 1e-4)
+    place = first + tl.arange(0, SIDE)
+    to = scale + (batch * DOWN + down) * ACROSS + place
+    if SCALE_FP32:
+        bits = tl.where(exponent == 255, 0x7FC00000, exponent << 23)
+        tl.store(to, bits.to(tl.float32, bitcast=True), mask=place < ACROSS)
+    else:
+        tl.store(to, exponent.to(tl.uint8), mask=place < ACROSS)
+    codes = e4m3_codes(v * inverse[None, :, None], HARDWARE)
+    at = q + (batch * N + row)[:, None] * K + column[None, :]
+    tl.store(at, tl.reshape(codes, [ROWS, SIDE * COLUMNS]), mask=inside)
 
 
 @triton.jit(do_not_specialize=["groups"])

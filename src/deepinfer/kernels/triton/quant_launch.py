@@ -10,11 +10,13 @@ import triton
 from torch import Tensor
 
 from deepinfer.kernels.configs import rows as configs
+from deepinfer.kernels.triton.fp4_pairs import cast_pairs_kernel
 from deepinfer.kernels.triton.quant_casts import (
     cast_back_kernel,
     cast_blocks_kernel,
     cast_groups_kernel,
 )
+from deepinfer.kernels.triton.small_floats import E2M1_E8M0, E4M3_E8M0
 from deepinfer.kernels.triton.swiglu_cast import swiglu_cast_kernel
 
 __all__ = ["cast_back", "cast_blocks", "cast_groups", "has_hardware_fp8", "swiglu_cast"]
@@ -25,6 +27,13 @@ def has_hardware_fp8(x: Tensor) -> bool:
     if os.environ.get("TRITON_INTERPRET") == "1" or not x.is_cuda:
         return False
     return torch.cuda.get_device_capability(x.device) >= (8, 9)
+
+
+def _has_packed_bf16(x: Tensor) -> bool:
+    """Whether the chip rounds packed bf16 sums, and pairs of channels begin at multiples of four bytes."""
+    if x.dtype != torch.bfloat16 or x.data_ptr() % 4 or x.stride(0) % 2 or not has_hardware_fp8(x):
+        return False
+    return torch.cuda.get_device_capability(x.device) >= (9, 0)
 
 
 def cast_groups(
@@ -45,6 +54,15 @@ def cast_groups(
         group: Channels of a group, a power of two.
         tuning: Groups a program, and warps; None for those of the table.
     """
+    if format != E4M3_E8M0 and _has_packed_bf16(x):
+        groups, warps = tuning or configs.pairs(group)
+        with torch.cuda.device_of(x):
+            cast_pairs_kernel[(triton.cdiv(scale.numel(), groups),)](
+                x.view(torch.int32), q, scale, scale.numel(), x.stride(0) // 2, CHANNELS=x.shape[1],
+                POWER=format == E2M1_E8M0, GROUPS=groups, GROUP=group, num_warps=warps,
+                enable_fp_fusion=False,
+            )  # fmt: skip
+        return
     groups, warps = tuning or configs.groups(group)
     with torch.cuda.device_of(x):
         cast_groups_kernel[(triton.cdiv(scale.numel(), groups),)](
@@ -70,14 +88,16 @@ def cast_blocks(
         scale: Shape [batch, ceil(N / rows), ceil(K / columns)], uint8 or fp32, contiguous.
         rows: Rows of a block, a power of two.
         columns: Columns of a block, a power of two.
-        tuning: Blocks a program, and warps; None for those of the table.
+        tuning: Blocks side by side, and warps; None for those of the table.
     """
-    blocks, warps = tuning or configs.blocks(rows, columns)
+    side, warps = tuning or configs.blocks(rows, columns)
+    batch, n, k = w.shape
+    programs = batch * triton.cdiv(n, rows) * triton.cdiv(triton.cdiv(k, columns), side)
     with torch.cuda.device_of(w):
-        cast_blocks_kernel[(triton.cdiv(scale.numel(), blocks),)](
-            w, q, scale, scale.numel(), w.stride(0), w.stride(1), N=w.shape[1], K=w.shape[2],
-            SCALE_FP32=scale.dtype == torch.float32, HARDWARE=has_hardware_fp8(w), ROWS=rows,
-            COLUMNS=columns, BLOCKS=blocks, num_warps=warps, enable_fp_fusion=False,
+        cast_blocks_kernel[(programs,)](
+            w, q, scale, w.stride(0), w.stride(1), N=n, K=k, SCALE_FP32=scale.dtype == torch.float32,
+            HARDWARE=has_hardware_fp8(w), ROWS=rows, COLUMNS=columns, SIDE=side, num_warps=warps,
+            enable_fp_fusion=False,
         )  # fmt: skip
 
 
