@@ -177,8 +177,8 @@ def norm_rope_cast(heads: int, format: str, tuning: tuple[int, int] | None):
 
     def build(small: bool) -> Built:
         from deepinfer.kernels import norm as public
-        from deepinfer.kernels.reference.rope import apply_rope
         from deepinfer.kernels.reference import norm as reference
+        from deepinfer.kernels.reference.rope import apply_rope
         from deepinfer.kernels.reference.swiglu import cast_rows
         from deepinfer.kernels.triton import norm_launch as launch
 
