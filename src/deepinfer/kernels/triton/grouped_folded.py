@@ -45,13 +45,13 @@ def rows_of_group(counts, group, num_groups, max_m, MODE: gl.constexpr):
 
 
 @gluon.jit
-def unfold(words, steps, a_layout: gl.constexpr, wide: gl.constexpr):
+def unfold(words, steps, a_layout: gl.constexpr, wide: gl.constexpr, PURE: gl.constexpr = True):
     """Words of eight codes [64, 4] and the byte of 0.5 of each row to an operand [64, 32] of e4m3."""
     words = gl.convert_layout(words, gl.SliceLayout(2, wide), assert_trivial=True)
     words = words.expand_dims(2).broadcast_to([64, 4, 4])
     steps = steps.expand_dims(1).expand_dims(2).broadcast_to([64, 4, 4])
     low, high = gl.inline_asm_elementwise(
-        _UNFOLD, "=r,=r,r,r,r,r,r,r,r,r", [words, steps], dtype=(gl.uint8, gl.uint8), is_pure=True, pack=4
+        _UNFOLD, "=r,=r,r,r,r,r,r,r,r,r", [words, steps], dtype=(gl.uint8, gl.uint8), is_pure=PURE, pack=4
     )  # fmt: skip
     a = gl.join(low, high).permute((0, 3, 1, 2)).reshape([64, 32])
     return gl.convert_layout(a.to(gl.float8e4nv, bitcast=True), a_layout, assert_trivial=True)
@@ -84,16 +84,16 @@ def _group(words, t, x, part, add, AT: gl.constexpr, acc_layout: gl.constexpr, w
 
 
 @gluon.jit
-def decode_half(w, t, HALF: gl.constexpr, wide: gl.constexpr):
+def decode_half(w, t, HALF: gl.constexpr, wide: gl.constexpr, PURE: gl.constexpr = True):
     """128 channels of a tile as e4m3, [64, 128], in registers."""
     a_layout: gl.constexpr = gl.DotOperandLayout(
         0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 32]), 4
     )
     words = load_words(w, HALF)
-    a0 = unfold(words[0], t & 255, a_layout, wide)
-    a1 = unfold(words[1], (t >> 8) & 255, a_layout, wide)
-    a2 = unfold(words[2], (t >> 16) & 255, a_layout, wide)
-    a3 = unfold(words[3], (t >> 24) & 255, a_layout, wide)
+    a0 = unfold(words[0], t & 255, a_layout, wide, PURE)
+    a1 = unfold(words[1], (t >> 8) & 255, a_layout, wide, PURE)
+    a2 = unfold(words[2], (t >> 16) & 255, a_layout, wide, PURE)
+    a3 = unfold(words[3], (t >> 24) & 255, a_layout, wide, PURE)
     low = gl.join(a0, a1).permute((0, 2, 1)).reshape([64, 64])
     high = gl.join(a2, a3).permute((0, 2, 1)).reshape([64, 64])
     return gl.join(low, high).permute((0, 2, 1)).reshape([64, 128])
@@ -150,7 +150,63 @@ def _scaled_block(
 
 
 @gluon.jit
-def _tile(rings, bars, steps, slot, phase, never, X_GROUP: gl.constexpr, SHARED: gl.constexpr, SPAN: gl.constexpr, PART: gl.constexpr,
+def _tile_ahead(rings, bars, steps, slot, phase, never, PART: gl.constexpr, PARTS: gl.constexpr,
+                BLOCK_M: gl.constexpr, DEPTH: gl.constexpr, acc_layout: gl.constexpr):  # fmt: skip
+    """One tile in steps of 256 channels; 128 channels are decoded while those before them are multiplied."""
+    w_ring, x_ring, t_ring, s_ring, _a = rings
+    full, empty = bars
+    wide: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 0, 1], [0, 0, 2], [8, 0, 0]],
+        [[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
+        [[16, 0, 0], [32, 0, 0]],
+        [],
+        [64, 4, 4],
+    )
+    a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 4)
+    t_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, wide))
+    m_layout: gl.constexpr = gl.SliceLayout(0, acc_layout)
+    acc = gl.zeros((64, BLOCK_M), gl.float32, acc_layout)
+    part = acc
+    last = acc
+    mbarrier.wait(full.index(slot), phase)
+    at = slot * PARTS + PART
+    t = t_ring.index(at * 2).load(t_layout)
+    a = gl.convert_layout(decode_half(w_ring.index(at), t, 0, wide, False), a_layout)
+    for step in range(steps):
+        part = warpgroup_mma(
+            a, x_ring.index(slot * 2).permute((1, 0)), part, use_acc=never, is_async=True
+        )
+        at = slot * PARTS + PART
+        t = t_ring.index(at * 2 + 1).load(t_layout)
+        b = gl.convert_layout(decode_half(w_ring.index(at), t, 1, wide, False), a_layout)
+        last = warpgroup_mma(
+            b, x_ring.index(slot * 2 + 1).permute((1, 0)), last, use_acc=never, is_async=True
+        )
+        xs = s_ring.index(slot * 2).load(m_layout)
+        part = warpgroup_mma_wait(1, [part])
+        acc += part * xs[None, :]
+        # The last step decodes its own first channels again, for nothing, so that there is no branch.
+        is_last = step == steps - 1
+        wraps = slot == DEPTH - 1
+        following = gl.where(is_last, slot, gl.where(wraps, 0, slot + 1))
+        turn = phase ^ gl.where(is_last, 0, wraps.to(gl.int32))
+        mbarrier.wait(full.index(following), turn)
+        at = following * PARTS + PART
+        t = t_ring.index(at * 2).load(t_layout)
+        a = gl.convert_layout(decode_half(w_ring.index(at), t, 0, wide, False), a_layout)
+        xs = s_ring.index(slot * 2 + 1).load(m_layout)
+        last, acc = warpgroup_mma_wait(0, [last, acc])
+        mbarrier.arrive(empty.index(slot), count=1)
+        acc += last * xs[None, :]
+        slot += 1
+        if slot == DEPTH:
+            slot = 0
+            phase ^= 1
+    return acc, slot, phase
+
+
+@gluon.jit
+def _tile(rings, bars, steps, slot, phase, never, X_GROUP: gl.constexpr, FORM: gl.constexpr, SPAN: gl.constexpr, PART: gl.constexpr,
           PARTS: gl.constexpr, BLOCK_M: gl.constexpr, DEPTH: gl.constexpr, acc_layout: gl.constexpr):  # fmt: skip
     """One tile; a step is 128 or 256 channels."""
     w_ring, x_ring, t_ring, s_ring, a_ring = rings
@@ -178,7 +234,7 @@ def _tile(rings, bars, steps, slot, phase, never, X_GROUP: gl.constexpr, SHARED:
                 x = x_ring.index(slot * SPAN + half)
                 acc = _scaled_block(w, t, x, codes, acc, half, BLOCK_M, acc_layout, wide)
             mbarrier.arrive(empty.index(slot), count=1)
-        elif SHARED:
+        elif FORM == 2:
             t = t_ring.index(at).load(t_layout)
             x = x_ring.index(slot * 2)
             part = _shared_block(w, t, x, a_ring.index(2 * PART), part, never, 0, wide)
@@ -217,7 +273,7 @@ def _tile(rings, bars, steps, slot, phase, never, X_GROUP: gl.constexpr, SHARED:
 
 
 @gluon.jit
-def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, SHARED: gl.constexpr, SPAN: gl.constexpr,
+def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, FORM: gl.constexpr, SPAN: gl.constexpr,
               PARTS: gl.constexpr, BLOCK_M: gl.constexpr, DEPTH: gl.constexpr, PART: gl.constexpr):  # fmt: skip
     """Multiplies, scales and writes 64 rows of weights of every tile."""
     out, factors, rows_of, rings, bars, sizes, strides = given
@@ -247,10 +303,25 @@ def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, SHARED: gl.const
             if g >= 0:
                 at_n = gl.minimum(n0 + row, N - 1)
                 factor = gl.load(factors + g.to(gl.int64) * stride_fg + at_n)  # type: ignore[attr-defined]
-                acc, slot, phase = _tile(
-                    rings, bars, steps, slot, phase, N < 0, X_GROUP, SHARED, SPAN, PART, PARTS, BLOCK_M, DEPTH,
-                    acc_layout,
-                )  # fmt: skip
+                if FORM == 3:
+                    acc, slot, phase = _tile_ahead(
+                        rings,
+                        bars,
+                        steps,
+                        slot,
+                        phase,
+                        N < 0,
+                        PART,
+                        PARTS,
+                        BLOCK_M,
+                        DEPTH,
+                        acc_layout,
+                    )
+                else:
+                    acc, slot, phase = _tile(
+                        rings, bars, steps, slot, phase, N < 0, X_GROUP, FORM, SPAN, PART, PARTS, BLOCK_M, DEPTH,
+                        acc_layout,
+                    )  # fmt: skip
                 acc *= factor[:, None]
                 y = gl.convert_layout(acc.to(out.dtype.element_ty), out_layout)
                 mo = m0 + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, out_layout))
@@ -362,7 +433,7 @@ def grouped_folded_kernel(
     stride_xk,
     MODE: gl.constexpr,
     X_GROUP: gl.constexpr,
-    SHARED: gl.constexpr,
+    FORM: gl.constexpr,
     SPAN: gl.constexpr,
     PARTS: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -386,7 +457,7 @@ def grouped_folded_kernel(
         mbarrier.init(full.index(i), count=33)
         mbarrier.init(empty.index(i), count=PARTS)
     a_ring = x_ring
-    if SHARED:
+    if FORM == 2:
         a_ring = gl.allocate_shared_memory(gl.float8e4nv, [2 * PARTS, 64, 128], x_desc.layout)
     rings = (w_ring, x_ring, t_ring, s_ring, a_ring)
     bars = (full, empty)
@@ -398,7 +469,7 @@ def grouped_folded_kernel(
     if PARTS == 1:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, X_GROUP, SHARED, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
+                (_products, (multiply, MODE, X_GROUP, FORM, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
                 (_copies, (copy, MODE, SPAN, PARTS, BLOCK_M, DEPTH)),
             ],
             [1],
@@ -407,8 +478,8 @@ def grouped_folded_kernel(
     elif PARTS == 2:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, X_GROUP, SHARED, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
-                (_products, (multiply, MODE, X_GROUP, SHARED, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
+                (_products, (multiply, MODE, X_GROUP, FORM, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
+                (_products, (multiply, MODE, X_GROUP, FORM, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
                 (_copies, (copy, MODE, SPAN, PARTS, BLOCK_M, DEPTH)),
             ],
             [4, 1],
@@ -417,10 +488,10 @@ def grouped_folded_kernel(
     else:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, X_GROUP, SHARED, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
-                (_products, (multiply, MODE, X_GROUP, SHARED, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
-                (_products, (multiply, MODE, X_GROUP, SHARED, SPAN, PARTS, BLOCK_M, DEPTH, 2)),
-                (_products, (multiply, MODE, X_GROUP, SHARED, SPAN, PARTS, BLOCK_M, DEPTH, 3)),
+                (_products, (multiply, MODE, X_GROUP, FORM, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
+                (_products, (multiply, MODE, X_GROUP, FORM, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
+                (_products, (multiply, MODE, X_GROUP, FORM, SPAN, PARTS, BLOCK_M, DEPTH, 2)),
+                (_products, (multiply, MODE, X_GROUP, FORM, SPAN, PARTS, BLOCK_M, DEPTH, 3)),
                 (_copies, (copy, MODE, SPAN, PARTS, BLOCK_M, DEPTH)),
             ],
             [4, 4, 4, 1],
