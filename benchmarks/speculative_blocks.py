@@ -107,15 +107,12 @@ def calibration_lines(blocks: Blocks) -> Iterator[dict[str, Any]]:
             np.full(len(fit.accepted[part]), fit.logits.shape[1]),
         )
     yield {
-        "case": "temperatures", "value": [round(t, 3) for t in scaling.temperatures.tolist()], "unit": "by position",
+        "case": "temperatures", "value": round(float(scaling.temperatures.mean()), 3), "unit": "mean",
+        "by_position": [round(t, 3) for t in scaling.temperatures.tolist()],
         "online": [round(t, 3) for t in online.temperatures.tolist()],
     }  # fmt: skip
     estimator = AcceptanceEstimator(5).fit(fit.logits, fit.margins, fit.accepted)
     both = estimator.predict(test.logits, test.margins)
-    yield {
-        "case": "acceptance from confidence and margin", "value": np.round(estimator.coefficients, 4).tolist(),
-        "unit": "coefficients of z, m, sqrt(m), log(1 + m), 1 by position",
-    }  # fmt: skip
     ways = (
         ("raw", sigmoid(test.logits)),
         ("calibrated", scaling.transform(test.logits)),
@@ -128,9 +125,6 @@ def calibration_lines(blocks: Blocks) -> Iterator[dict[str, Any]]:
                 "case": f"calibration error, {name}, position {report.position + 1}",
                 "value": round(100 * report.ece, 2), "unit": "%", "auroc": round(report.auroc, 4),
                 "brier": round(report.brier, 4), "blocks": report.count,
-                "reliability": [
-                    [round(b.mean_prediction, 4), round(b.mean_outcome, 4), b.count] for b in report.reliability
-                ],
             }  # fmt: skip
     margin = MarginEstimator(fit.logits.shape[1], decay=1.0)
     everything = np.full(len(fit.accepted), fit.logits.shape[1])
@@ -320,7 +314,7 @@ def load_line(
     name: str, cost: StepCostModel, load: int, requests: list[list[tuple[np.ndarray, int]]]
 ) -> dict[str, Any]:
     """Every way of drafting, each through the same text."""
-    warm, steps = (200, 2000) if load < 16 else (50, 500)
+    warm, steps = (200, 2000) if load < 16 else (100, 1000)
     draft = cost.draft_seconds(load)
     none = load / cost.plain_seconds(load)
     rates: dict[str, float] = {"none": none}
