@@ -12,7 +12,7 @@ from deepinfer.kernels.reference import cache as reference
 
 F = KVCacheFormat
 PAGE = 64
-TUNINGS = ((1, 1), (2, 2), (4, 4), (8, 4), (8, 8), (16, 8))
+TUNINGS = ((1, 1), (1, 2), (2, 1), (4, 4), (8, 4))
 
 
 def pages_for(rows: int, form: KVCacheFormat) -> torch.Tensor:
@@ -271,9 +271,11 @@ def cases() -> list[Case]:
     )
     for op, form, norm, rope in shapes:
         name = f"{form.name}{' norm' if norm else ''}"
-        tunings = TUNINGS if form is not F.INDEXER_MXFP4 else ((4, 1), (8, 2), (16, 4), (32, 4))
+        tunings = (
+            TUNINGS if form is not F.INDEXER_MXFP4 else ((1, 1), (2, 1), (4, 1), (8, 1), (16, 4))
+        )
         for rows in (64, 4096, 32768):
-            wanted = tunings[:2] if rows == 64 else tunings[1:]
+            wanted = tunings[:2] if rows == 64 else tunings
             if form in (F.V4_FP8, F.INDEXER_MXFP4) and rows != 32768:
                 continue
             for tuning in wanted:
@@ -290,7 +292,7 @@ def cases() -> list[Case]:
         build = insert(form, 777, False, True, (4, 4))
         found.append(Case("rope_quant_insert", f"{form.name} 777 rows", "check", build, True))
     for form in (F.V41_NVFP4, F.V41_MXFP8):
-        for tuning in ((2, 2), (4, 4), (8, 4)):
+        for tuning in ((1, 1), (2, 1), (4, 1), (8, 4)):
             build = gather(form, 65536, tuning)
             variant = f"{tuning[0]} rows {tuning[1]} warps"
             found.append(
@@ -301,8 +303,8 @@ def cases() -> list[Case]:
         found.append(
             Case("gather_and_dequantize_k_cache", f"{form.name} 777 rows", "check", build, True)
         )
-    for tokens, pair in ((8192, True), (32768, True), (8192, False), (64, True)):
-        for tuning in ((1, 1), (1, 2), (1, 4), (2, 4), (4, 4), (4, 8)):
+    for tokens, pair in ((8192, True), (32768, True), (8192, False), (32768, False), (64, True)):
+        for tuning in ((1, 1), (1, 2), (2, 1), (2, 2)):
             name = f"{tokens} tokens, {'pairs' if pair else 'single'}"
             variant = f"{tuning[0]} rows {tuning[1]} warps"
             found.append(Case("compress_norm", name, variant, compress(tokens, pair, tuning)))

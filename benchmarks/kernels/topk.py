@@ -94,6 +94,70 @@ def select(dtype: torch.dtype, rows: int, n: int, k: int, kind: str, tuning: tup
     return build
 
 
+def slots(rows: int, k: int):
+    """Builds the step from positions to slots."""
+
+    def build(small: bool) -> Built:
+        from deepinfer.kernels.reference import topk as reference
+        from deepinfer.kernels.topk import SLOTS
+
+        index = torch.randint(0, 65536, (rows, k), device="cuda", dtype=torch.int32)
+        index[torch.rand(rows, k, device="cuda") < 0.1] = -1
+        table = torch.randperm(rows * 1024, device="cuda").view(rows, 1024).int()
+        table[:, 1000:] = -1
+        out = torch.full((rows, k), 777, device="cuda", dtype=torch.int32)
+        run = lambda: SLOTS(None, index, table, None, out, 64)  # noqa: E731
+
+        def check():
+            wanted = torch.empty_like(out)
+            reference.physical_slots(index, table, None, wanted, 64)
+            assert torch.equal(out, wanted)
+            assert_repeats(run, out)
+            return {"differing": 0.0}
+
+        def eager():
+            right = torch.empty_like(out)
+            return lambda: reference.physical_slots(index, table, None, right, 64)
+
+        return Built(run, check, size_bytes=12 * rows * k, peers={"torch": eager})
+
+    return build
+
+
+def blocks(rows: int, n: int):
+    """Builds the maxima of candidate blocks."""
+
+    def build(small: bool) -> Built:
+        from deepinfer.kernels.reference import topk as reference
+        from deepinfer.kernels.topk import BLOCKS
+
+        count, keys = (37, 1003) if small else (rows, n)
+        x = torch.randn(count, keys, device="cuda")
+        lengths = torch.randint(0, keys + 1, (count,), device="cuda", dtype=torch.int32)
+        if not small:
+            lengths.fill_(keys)
+        x[1, ::7] = float("nan")
+        out = torch.full((count, -(-keys // 8)), 777.0, device="cuda")
+        run = lambda: BLOCKS(None, x, lengths, out, 8)  # noqa: E731
+
+        def check():
+            wanted = torch.empty_like(out)
+            reference.block_max(x, lengths, wanted, 8)
+            assert torch.equal(out, wanted)
+            assert_repeats(run, out)
+            return {"differing": 0.0}
+
+        def compiled():
+            right = torch.empty_like(out)
+            function = torch.compile(reference.block_max)
+            return lambda: function(x, lengths, right, 8)
+
+        size = 4 * x.numel() + 4 * out.numel()
+        return Built(run, check, size_bytes=size, peers={"compiled": compiled})
+
+    return build
+
+
 def case(
     dtype: torch.dtype, rows: int, n: int, k: int, kind: str, tuning: tuple[int, ...] = ()
 ) -> Case:
@@ -161,4 +225,7 @@ def cases() -> list[Case]:
         (b, 64, 131072, 512), (b, 1024, 32768, 512), (b, 4096, 8192, 512), (f, 64, 129280, 512),
     ]  # fmt: skip
     found += [case(*shape, "table") for shape in sweep]
+    for rows in (512, 8192):
+        found.append(Case("topk_to_physical_indices", f"{rows}x512", "table", slots(rows, 512)))
+    found.append(Case("candidate_block_max", "4096x16384 by 8", "table", blocks(4096, 16384)))
     return found

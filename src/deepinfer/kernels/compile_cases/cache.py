@@ -67,7 +67,8 @@ def _rows(
     from deepinfer.kernels.triton.cache_insert import cache_insert_kernel
 
     rows, warps = sizes
-    constants = dict(constants) | _constants(form, rows) | {"FUSED": True, "KIND": tl.bfloat16}
+    sizes_of = {k: v for k, v in _constants(form, rows).items() if k != "WIDTH"}
+    constants = dict(constants) | sizes_of | {"FUSED": True, "KIND": tl.bfloat16}
     if 80 in chips:
         constants["NATIVE"] = False
     integers = ("num_rows", "tail_size", *_STRIDES)

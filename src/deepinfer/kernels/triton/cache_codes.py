@@ -1,7 +1,7 @@
 """Device functions: rows of values to codes and scales of the cache formats, and back.
 
-Everything is integer and fp32 arithmetic with the results of the casts of the reference, bit for bit; no division but one
-for each e4m3 scale.
+Everything is integer and fp32 arithmetic with the results of the casts of the reference, bit for bit, and on a chip without
+a division.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ __all__ = [
     "encode_e4m3",
     "magnitude_bits",
     "power_of_two_scale",
+    "quotients",
     "scale_e4m3",
 ]
 
@@ -55,14 +56,39 @@ def inverse_e8m0(byte):
 
 
 @triton.jit
-def scale_e4m3(most):
+def scale_e4m3(most, FUSED: tl.constexpr):
     """A sixth of a magnitude, at least 2^-9 and at most 448, rounded to e4m3: its byte, and as fp32; NaN if not finite."""
     broken = most >= 0x7F800000
     a = tl.maximum(most, 0x3C400000).to(tl.float32, bitcast=True)
-    s = tl.minimum(tl.math.div_rn(a, 6.0), 448.0)
-    byte = encode_e4m3(s, False)
+    if FUSED:
+        # A quotient to nearest: a product with the inverse, corrected once by its remainder.
+        s = a * 0.16666667163372040
+        s = tl.fma(tl.fma(s, -6.0, a), 0.16666667163372040, s)
+    else:
+        s = tl.math.div_rn(a, 6.0)
+    byte = encode_e4m3(tl.minimum(s, 448.0), False)
     byte = tl.where(broken, 0x7F, byte)
     return byte, decode_e4m3(byte, False)
+
+
+@triton.jit
+def quotients(v, factor, FUSED: tl.constexpr):
+    """Quotients to nearest by scales that `scale_e4m3` made."""
+    if FUSED:
+        bits = factor.to(tl.int32, bitcast=True)
+        # The inverse of eight to fifteen eighths, each to nearest, then of the power of two, which is exact.
+        low = tl.where((bits & 0x200000) != 0, 0.8, 1.0)
+        low = tl.where((bits & 0x100000) != 0, tl.where((bits & 0x200000) != 0, 8 / 11, 8 / 9), low)
+        high = tl.where((bits & 0x200000) != 0, 4 / 7, 2 / 3)
+        high = tl.where(
+            (bits & 0x100000) != 0, tl.where((bits & 0x200000) != 0, 8 / 15, 8 / 13), high
+        )
+        inverse = tl.where((bits & 0x400000) != 0, high, low)
+        inverse *= ((254 << 23) - (bits & 0x7F800000)).to(tl.float32, bitcast=True)
+        y = v * inverse
+        return tl.fma(tl.fma(-y, factor, v), inverse, y)
+    else:
+        return tl.math.div_rn(v, factor)
 
 
 @triton.jit

@@ -12,6 +12,7 @@ from deepinfer.kernels.triton.cache_codes import (
     inverse_e8m0,
     magnitude_bits,
     power_of_two_scale,
+    quotients,
     scale_e4m3,
 )
 
@@ -45,6 +46,44 @@ def _load(x, gates, other_x, other_gates, at, other_at, c, mask, PAIR: tl.conste
     return second
 
 
+@triton.jit
+def _write(
+    v, to, scales_to, keep, FIRST: tl.constexpr, COUNT: tl.constexpr, PADDED: tl.constexpr, BITS: tl.constexpr,
+    GROUP: tl.constexpr, SCALE: tl.constexpr, NATIVE: tl.constexpr, FUSED: tl.constexpr,
+):  # fmt: skip
+    """Quantises COUNT channels from FIRST on and writes their codes and scales; PADDED writes 0 for scales of none."""
+    ROWS: tl.constexpr = v.shape[0]
+    WIDTH: tl.constexpr = v.shape[1]
+    GROUPS: tl.constexpr = WIDTH // GROUP
+    grouped = v.reshape(ROWS, GROUPS, GROUP)
+    most = tl.max(magnitude_bits(grouped), 2)
+    g = tl.arange(0, GROUPS)[None, :]
+    good = keep & (g < COUNT // GROUP)
+    scales_to += FIRST // GROUP * (4 if SCALE == 2 else 1)
+    if SCALE == 1:
+        byte, factor = scale_e4m3(most, FUSED)
+        tl.store(scales_to + g, byte.to(tl.uint8), mask=good)
+        y = quotients(grouped, factor[:, :, None], FUSED)
+    else:
+        byte = power_of_two_scale(most, BITS)
+        y = grouped * inverse_e8m0(byte)[:, :, None]
+        if SCALE == 2:
+            tl.store(scales_to.to(tl.pointer_type(tl.float32)) + g, decode_e8m0(byte), mask=good)
+        elif PADDED:
+            tl.store(scales_to + g, tl.where(g < COUNT // GROUP, byte, 0).to(tl.uint8), mask=keep)
+        else:
+            tl.store(scales_to + g, byte.to(tl.uint8), mask=good)
+    y = y.reshape(ROWS, WIDTH)
+    if BITS == 8:
+        c = tl.arange(0, WIDTH)[None, :]
+        tl.store(to + (FIRST + c), encode_e4m3(y, NATIVE), mask=keep & (c < COUNT))
+    else:
+        low, high = tl.split(encode_e2m1(y).reshape(ROWS, WIDTH // 2, 2))
+        c = tl.arange(0, WIDTH // 2)[None, :]
+        code = (low | (high << 4)).to(tl.uint8)
+        tl.store(to + (FIRST // 2 + c), code, mask=keep & (c < COUNT // 2))
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def cache_insert_kernel(
     x, gates, state, requests, last, weight, phases, phase_index, positions, floors, slots, latents, cache,
@@ -52,7 +91,7 @@ def cache_insert_kernel(
     stride_page,
     PAIR: tl.constexpr, HAS_LAST: tl.constexpr, HAS_NORM: tl.constexpr, HAS_FLOOR: tl.constexpr,
     HAS_LATENTS: tl.constexpr, HAS_PHASE_INDEX: tl.constexpr, ROPE: tl.constexpr, KIND: tl.constexpr,
-    CODED: tl.constexpr, WIDTH: tl.constexpr, TAIL: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    CODED: tl.constexpr, TAIL: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     SCALE: tl.constexpr, ROW_STRIDE: tl.constexpr, TAIL_AT: tl.constexpr, SCALE_STRIDE: tl.constexpr,
     SCALES_AT: tl.constexpr, PAGE: tl.constexpr, NATIVE: tl.constexpr, FUSED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -94,30 +133,33 @@ def cache_insert_kernel(
     gate_rows = gates
     if PAIR:
         gate_rows = gates + (token * (stride_gates - stride_x))[:, None]
+    # The turned channels are a tile of their own, where no scale holds both turned and other channels.
+    APART: tl.constexpr = TAIL if TAIL > 0 else (ROPE if ROPE % GROUP == 0 else 0)
+    MAIN: tl.constexpr = CODED + TAIL - APART
+    WIDTH: tl.constexpr = triton.next_power_of_2(MAIN)
     c = tl.arange(0, WIDTH)[None, :]
     mask = read[:, None]
-    if CODED < WIDTH:
-        mask = mask & (c < CODED)
+    if MAIN < WIDTH:
+        mask = mask & (c < MAIN)
     v = _load(x, gate_rows, other_x, other_gates, at, before, c, mask, PAIR)
-    if TAIL > 0:
-        d = CODED + tl.arange(0, TAIL)[None, :]
+    if APART > 0:
+        d = MAIN + tl.arange(0, APART)[None, :]
         tail = _load(x, gate_rows, other_x, other_gates, at, before, d, read[:, None], PAIR)
     if HAS_NORM:
         v = v.to(KIND).to(tl.float32)
         square = tl.sum(v * v, 1)
-        if TAIL > 0:
+        if APART > 0:
             tail = tail.to(KIND).to(tl.float32)
             square += tl.sum(tail * tail, 1)
         factor = tl.rsqrt(square / (CODED + TAIL) + eps)[:, None]
-        gain = tl.load(weight + c, mask=c < CODED, other=0.0).to(tl.float32)
+        gain = tl.load(weight + c, mask=c < MAIN, other=0.0).to(tl.float32)
         v = (v * factor * gain).to(KIND).to(tl.float32)
-        if TAIL > 0:
+        if APART > 0:
             tail = (tail * factor * tl.load(weight + d).to(tl.float32)).to(KIND).to(tl.float32)
     if HAS_LATENTS:
         to = latents + (r * stride_latents)[:, None]
-        written = inside[:, None] & (c < CODED)
-        tl.store(to + c, v.to(KIND), mask=written)
-        if TAIL > 0:
+        tl.store(to + c, v.to(KIND), mask=inside[:, None] & (c < MAIN))
+        if APART > 0:
             tl.store(to + d, tail.to(KIND), mask=inside[:, None])
     if ROPE > 0:
         turn = token
@@ -126,47 +168,18 @@ def cache_insert_kernel(
         if HAS_PHASE_INDEX:
             turn = tl.load(phase_index + turn, mask=read, other=0).to(tl.int64)
         turn = (turn * stride_phases)[:, None]
-        if TAIL > 0:
-            tail = _rotate(tail, phases, turn, read[:, None], TAIL, ROPE, KIND)
+        if APART > 0:
+            tail = _rotate(tail, phases, turn, read[:, None], APART, ROPE, KIND)
         else:
             v = _rotate(v, phases, turn, read[:, None], WIDTH, ROPE, KIND)
-    GROUPS: tl.constexpr = WIDTH // GROUP
-    grouped = v.reshape(ROWS, GROUPS, GROUP)
-    most = tl.max(magnitude_bits(grouped), 2)
     page = cache + (slot // PAGE) * stride_page
     row = (slot % PAGE).to(tl.int32)
     to = (page + row * ROW_STRIDE)[:, None]
-    g = tl.arange(0, GROUPS)[None, :]
     scales_to = (page + (SCALES_AT + row * SCALE_STRIDE))[:, None]
     keep = kept[:, None]
-    if SCALE == 1:
-        byte, factor = scale_e4m3(most)
-        factor = factor[:, :, None]
-        if FUSED:
-            # A quotient to nearest: a product with the inverse, corrected once by its remainder.
-            inverse = tl.math.div_rn(1.0, factor)
-            y = grouped * inverse
-            y = tl.fma(tl.fma(-y, factor, grouped), inverse, y)
-        else:
-            y = tl.math.div_rn(grouped, factor)
-        tl.store(scales_to + g, byte.to(tl.uint8), mask=keep)
-    else:
-        byte = power_of_two_scale(most, BITS)
-        y = grouped * inverse_e8m0(byte)[:, :, None]
-        good = keep & (g < CODED // GROUP)
-        if SCALE == 2:
-            tl.store(scales_to.to(tl.pointer_type(tl.float32)) + g, decode_e8m0(byte), mask=good)
-        else:
-            # A scale of channels that there are none of is padding, and 0.
-            tl.store(scales_to + g, tl.where(g < CODED // GROUP, byte, 0).to(tl.uint8), mask=keep)
-    y = y.reshape(ROWS, WIDTH)
-    if BITS == 8:
-        tl.store(to + c, encode_e4m3(y, NATIVE), mask=keep & (c < CODED))
-    else:
-        low, high = tl.split(encode_e2m1(y).reshape(ROWS, WIDTH // 2, 2))
-        tl.store(
-            to + tl.arange(0, WIDTH // 2)[None, :], (low | (high << 4)).to(tl.uint8), mask=keep
-        )
+    _write(v, to, scales_to, keep, 0, MAIN, TAIL > 0, BITS, GROUP, SCALE, NATIVE, FUSED)
     if TAIL > 0:
         bf16 = (to + TAIL_AT).to(tl.pointer_type(tl.bfloat16))
         tl.store(bf16 + tl.arange(0, TAIL)[None, :], tail.to(tl.bfloat16), mask=keep)
+    elif APART > 0:
+        _write(tail, to, scales_to, keep, MAIN, APART, False, BITS, GROUP, SCALE, NATIVE, FUSED)

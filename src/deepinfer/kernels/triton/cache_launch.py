@@ -127,7 +127,7 @@ def insert_rows(
         HAS_PHASE_INDEX=phase_index is not None,
         ROPE=0 if phases is None else 2 * phases.shape[1],
         KIND=getattr(triton.language, _TYPES[kind]),
-        **constants(form, page_size, _native(x)),
+        **{k: v for k, v in constants(form, page_size, _native(x)).items() if k != "WIDTH"},
         FUSED=not interpreted,
         ROWS=tuning.rows,
         num_warps=tuning.num_warps,
