@@ -87,6 +87,29 @@ def test_rows_equal_those_of_whole_walks(name, vocab):
             assert (one == other).all(), (seed, sorted(bits(one ^ other))[:20])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"na',
+        b'{"na":1,"na',
+        b'{"key',
+        b'{"key1":2, "key',
+        b'{"key1":2, "key1',
+        b'{"x":"","x',
+        b"{",
+    ],
+)
+@pytest.mark.parametrize("name", ["keys", "closed keys"])
+def test_keys_that_are_typed_or_taken(name, text, vocab):
+    grammar = compile_json_schema(SCHEMAS[name])
+    by_frames = CompiledGrammar(grammar, vocab)
+    whole = CompiledGrammar(grammar, vocab, by_frames=False)
+    state = by_frames.advance_bytes(by_frames.start_state, text)
+    if state:
+        one, other = by_frames.row(state).words(), whole.row(state).words()
+        assert (one == other).all(), sorted(bits(one ^ other))[:20]
+
+
 def test_grammars_share_the_walks_of_equal_frames(vocab):
     text = b'{"key1": 12, "x":"ab'
     first = CompiledGrammar(compile_json_schema(SCHEMAS["keys"]), vocab)
