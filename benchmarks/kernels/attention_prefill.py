@@ -441,7 +441,7 @@ def cases() -> list[Case]:
                 build = sparse(rows, heads, keys, width, launch)
                 found.append(Case(op, name, f"few {form}", build))
         if (keys, width) == (8192, 640):
-            for form in ((16, 32, 4, 1), (16, 32, 4, 2), (64, 32, 8, 1), (64, 64, 8, 1)):
+            for form in ((16, 32, 4, 1), (16, 32, 4, 2), (64, 32, 8, 1), (64, 32, 8, 2)):
                 if form[0] <= max(16, heads):
                     launch = lambda form=form: portable_launch(form)  # noqa: E731
                     build = sparse(rows, heads, keys, width, launch)

@@ -101,7 +101,8 @@ def _portable(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     from deepinfer.kernels.triton import mla_prefill_portable_launch as launch
 
-    sizes = configs.portable(q.shape[1], q.element_size(), q.shape[2] > out.shape[2])
+    tail = q.shape[2] > out.shape[2]
+    sizes = configs.portable(q.shape[1], q.element_size(), tail, _shared_bytes(q))
     with _on(q):
         launch.attend_portable(
             q, kv, _rows(indices), _plain(lengths), extra_kv, extra_indices, _plain(extra_lengths), _plain(sink),
@@ -112,6 +113,13 @@ def _portable(  # type: ignore[no-untyped-def]
 def _with(window: None, args: tuple[Any, ...]) -> list[Any]:
     """The arguments of a band's operation: the window stands behind the scale."""
     return [*args[:10], window, *args[10:]]
+
+
+def _shared_bytes(x: Tensor) -> int:
+    """Shared memory that a program may have; unknown under the interpreter, which has no limit."""
+    if not x.is_cuda:
+        return 0
+    return torch.cuda.get_device_properties(x.device).shared_memory_per_block_optin
 
 
 def _plain(x: Tensor | None) -> Tensor | None:

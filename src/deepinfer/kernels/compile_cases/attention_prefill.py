@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from deepinfer.kernels.codegen import CHIPS, CompileCase
+from deepinfer.kernels.codegen import CHIPS, SHARED_BYTES, CompileCase
 from deepinfer.kernels.configs import attention_prefill as configs
 
 __all__ = ["cases"]
@@ -53,12 +53,28 @@ def _hopper(operation: str, entry: str, kernel: Any, scopes: Mapping[str, bool],
     )
 
 
-def _portable(operation: str, entry: str, kernel: Any, scopes: Mapping[str, bool], bytes_each: int, heads: int, tail: int) -> CompileCase:  # fmt: skip
-    block, tile, warps, stages = configs.portable(heads, bytes_each, tail > 0)
+def _portable(
+    operation: str,
+    entry: str,
+    kernel: Any,
+    scopes: Mapping[str, bool],
+    bytes_each: int,
+    heads: int,
+    tail: int = 0,
+    chips: tuple[int, ...] = CHIPS,
+) -> CompileCase:
+    shared = min(SHARED_BYTES[chip] for chip in chips)
+    block, tile, warps, stages = configs.portable(heads, bytes_each, tail > 0, shared)
     kind = "*fp32" if bytes_each == 4 else "*bf16"
     pointers = _POINTERS | dict.fromkeys(("q", "kv", "extra_kv", "out"), kind)
     scalars = dict.fromkeys((*_SIZES, "d", "d_v", "pairs", *_STRIDES), "i32")
-    mma = {80: ("HMMA",), 89: ("HMMA",), 90: ("HMMA", "HGMMA"), 120: ("HMMA",)}
+    mma = {
+        80: ("HMMA",),
+        89: ("HMMA",),
+        90: ("HMMA", "HGMMA"),
+        100: ("HMMA", "UTC"),
+        120: ("HMMA",),
+    }
     return CompileCase(
         operation,
         entry,
@@ -67,8 +83,10 @@ def _portable(operation: str, entry: str, kernel: Any, scopes: Mapping[str, bool
         {**scopes, "HEADS": block, "TILE": tile, "VALUES": 512, "TAIL": tail},
         (*_ALIGNED, "d", "d_v", "pairs"),
         {"num_warps": warps, "num_stages": stages},
-        CHIPS,
+        chips,
         mma if bytes_each == 2 else {},
+        # With everything on, at the end of a row.
+        32 if block == 64 else 0,
     )
 
 
@@ -103,8 +121,10 @@ def cases() -> list[CompileCase]:
         form = {"HEADS": block, "PARTS": parts, "DEPTH": depth, "COPY_ROWS": rows, "COPY_WARPS": warps, "COPY_REGISTERS": registers}  # fmt: skip
         found.append(_hopper(sparse, f"few {heads}", few, _PLAIN, 4, **form))
         found.append(_hopper(window, f"few {heads}", few, _ALL, 4, **form))
-    found.append(_portable(sparse, "portable bf16, 16 heads", portable, _PLAIN, 2, 16, 0))
-    found.append(_portable(sparse, "portable bf16, 64 heads, 576", portable, _PLAIN, 2, 64, 64))
-    found.append(_portable(window, "portable bf16, 64 heads", portable, _ALL, 2, 64, 0))
-    found.append(_portable(sparse, "portable fp32", portable, _PLAIN, 4, 16, 0))
+    large = (80, 90, 100)
+    found.append(_portable(sparse, "portable bf16, 16 heads", portable, _PLAIN, 2, 16))
+    found.append(_portable(window, "portable bf16, 16 heads", portable, _ALL, 2, 16))
+    found.append(_portable(sparse, "portable bf16, 576", portable, _PLAIN, 2, 64, 64))
+    found.append(_portable(window, "portable bf16, 64 heads", portable, _ALL, 2, 64, 0, large))
+    found.append(_portable(sparse, "portable fp32", portable, _PLAIN, 4, 16))
     return found

@@ -28,17 +28,21 @@ def few(heads: int) -> tuple[int, int, int, int, int, int]:
     return 32, 2, 2, 32, 4, 96
 
 
-def portable(heads: int, bytes_each: int, tail: bool = False) -> tuple[int, int, int, int]:
-    """Sizes of the portable kernel.
+def portable(
+    heads: int, bytes_each: int, tail: bool = False, shared_bytes: int = 0
+) -> tuple[int, int, int, int]:
+    """Sizes of the portable kernel; the tiles of keys, and so the order of sums, hang on `bytes_each` alone.
 
     Args:
         heads: Query heads.
         bytes_each: Bytes of a channel.
         tail: Whether keys have channels that are no values.
+        shared_bytes: Shared memory that a program may have on the device.
 
     Returns:
         Heads, keys, warps and stages: `PortableTuning`.
     """
     if bytes_each == 4:
         return 16, 16, 4, 1
-    return (16, 32, 4, 1) if heads <= 16 or tail else (32, 32, 8, 1)
+    wide = heads > 32 and not tail and shared_bytes >= 166_912
+    return (64, 32, 8, 2) if wide else (16, 32, 4, 2)
