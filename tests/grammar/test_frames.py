@@ -90,6 +90,8 @@ def test_rows_equal_those_of_whole_walks(name, vocab):
 @pytest.mark.parametrize(
     "text",
     [
+        b'{"key1',
+        b'{"key12',
         b'{"na',
         b'{"na":1,"na',
         b'{"key',
