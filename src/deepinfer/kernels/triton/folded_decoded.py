@@ -16,9 +16,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from deepinfer.kernels.triton.folded_words import WIDE, decode_half
 from deepinfer.kernels.triton.gemm_tiles import place_tile
 from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
-from deepinfer.kernels.triton.grouped_folded import decode_half, rows_of_group
+from deepinfer.kernels.triton.grouped_folded import rows_of_group
 from deepinfer.kernels.triton.grouped_tiles import power_of_byte
 
 __all__ = ["folded_decoded_kernel"]
@@ -116,14 +117,7 @@ def _decode(given, MODE: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH
     num_groups, N, max_m, steps = sizes
     BLOCK_M: gl.constexpr = 64 * TM
     BLOCK_N: gl.constexpr = 128 * TN
-    wide: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 0, 1], [0, 0, 2], [8, 0, 0]],
-        [[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
-        [[16, 0, 0], [32, 0, 0]],
-        [],
-        [64, 4, 4],
-    )
-    t_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, wide))
+    t_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, WIDE))
     tiles_n = gl.cdiv(N, BLOCK_N)
     tile = gl.program_id(0)
     slot = 0
@@ -146,7 +140,7 @@ def _decode(given, MODE: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH
                     for half in gl.static_range(2):
                         w = w_ring.index(at + half)
                         t = t_ring.index(at + half).load(t_layout)
-                        decoded = decode_half(w, t, 0, wide)
+                        decoded = decode_half(w, t, 0)
                         if half == 1:
                             mbarrier.arrive(empty.index(slot), count=1)
                         b_ring.index(2 * COLUMNS + side).slice(64 * half, 64).store(decoded)
