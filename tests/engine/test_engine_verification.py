@@ -13,6 +13,8 @@ from deepinfer.engine.verification import verify_policy
 from deepinfer.speculative import (
     LiveLengths,
     NgramDrafter,
+    OnlineTemperatureScaling,
+    ScheduledLengths,
     StepCostModel,
     VerificationScheduler,
 )
@@ -128,6 +130,16 @@ def test_misuse_is_refused(make_engine, drafting_model) -> None:
         engine.profile_steps()
     with pytest.raises(ConfigError, match="max_requests"):
         engine.profile_steps(max_requests=99)
+
+
+def test_a_policy_that_plans_ahead_learns_too(make_engine, drafting_model) -> None:
+    scaling = OnlineTemperatureScaling(5)
+    policy = ScheduledLengths(VerificationScheduler(FREE), calibration=scaling)
+    engine = make_engine(drafting_model, drafter="dspark", verify=policy)
+    output = engine.generate([5, 6], GREEDY)[0]
+    assert list(output.token_ids) == ToyModel().greedy([5, 6], 30)
+    assert output.usage.verified > 20
+    assert scaling.to_dict() != OnlineTemperatureScaling(5).to_dict()
 
 
 def test_what_verify_stands_for() -> None:

@@ -8,7 +8,12 @@ import pytest
 
 from deepinfer.core.errors import ConfigError
 from deepinfer.core.protocols import VerifyLengthPolicy
-from deepinfer.speculative import ScheduledLengths, StepCostModel, VerificationScheduler
+from deepinfer.speculative import (
+    OnlineTemperatureScaling,
+    ScheduledLengths,
+    StepCostModel,
+    VerificationScheduler,
+)
 
 DEAR = StepCostModel.additive(1e-3, 1e-3)
 
@@ -52,6 +57,20 @@ def test_probes_find_out_that_text_became_easy() -> None:
     made.choose([[1.0, 1.0]], 1)  # on: the gaps begin anew
     found = [made.choose([[0.01, 0.01]], 1)[0] for _ in range(12)]
     assert found[2] or found[3]
+
+
+def test_confidences_are_calibrated() -> None:
+    made = policy(calibration=OnlineTemperatureScaling(2, prior=1.0))
+    assert made.wants_outcomes
+    sure = [[0.97, 0.97]] * 20
+    before = sum(made.choose(sure, 20))
+    for _ in range(80):
+        made.learn(sure, [2] * 20, [0, 1] * 10)
+    assert before == 20
+    assert sum(made.choose(sure, 20)) < 20
+    assert not policy().wants_outcomes
+    with pytest.raises(ConfigError, match="calibration"):
+        policy(calibration=0.5)
 
 
 def test_bad_options() -> None:

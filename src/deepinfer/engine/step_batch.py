@@ -128,8 +128,8 @@ def propose_drafts(
         vocab_size: Ids are below it.
         never: Ids that are never chosen.
         num_legal: Called with the id of a request, its output and its drafts; tells how many of these can be chosen.
-        lengths: Has `trim(confidences, counts, other_rows, margins=)`, which tells how many drafts of each row are verified; None
-            verifies them all.
+        lengths: May have `trim(confidences, counts, other_rows, margins=)`, which tells how many drafts of each row are
+            verified.
     """
     wanted = [r for r in step.rows if r.row.role is RowRole.VERIFY and r.row.num_drafts]
     is_ready = getattr(drafter, "is_ready", None)
@@ -167,7 +167,7 @@ def propose_drafts(
             draft = draft[: num_legal(request.rid, output, draft)]
         running.draft = draft
         running.confidences = tuple(map(float, known[:end]))
-    if lengths is not None:
+    if hasattr(lengths, "trim"):
         decoding = sum(r.row.role in (RowRole.DECODE, RowRole.VERIFY) for r in step.rows)
         chosen = lengths.trim(
             [r.confidences for r in wanted],

@@ -125,7 +125,7 @@ def _use_policy(scheduler: Any, runner: Any, policy: VerifyLengthPolicy | None) 
         )
     scheduler.verify_lengths = policy
     if hasattr(runner, "length_policy"):
-        runner.length_policy = policy if trims else None
+        runner.length_policy = policy if trims or hasattr(policy, "learn") else None
 
 
 def set_verification(config: EngineConfig, parts: Parts, verify: Any) -> None:

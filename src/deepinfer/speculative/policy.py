@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
+from deepinfer.speculative.calibration.confidences import ConfidenceCalibration
 from deepinfer.speculative.scheduler import VerificationScheduler
 from deepinfer.speculative.survival import prefix_survival
 
@@ -20,7 +22,8 @@ class ScheduledLengths:
     """Plans lengths from the confidences that came with the drafts.
 
     For engines whose tokens do not depend on how many drafts are verified, greedy or coupled ones: there any schedule
-    keeps the output law, so the live confidences may choose the budget too. The engine of this library is one.
+    keeps the output law, so the confidences at hand may choose the budget too. An engine that asks before the drafts of
+    the step are made has those of the block before; `LiveLengths` is for engines that can ask later.
 
     Drafting is switched off where the whole round does not pay: `off_gain` is what the plan must promise over
     verifying nothing. It comes back on when the promise is `off_gain + hysteresis`, so that noise does not toggle it.
@@ -31,6 +34,8 @@ class ScheduledLengths:
 
     Args:
         scheduler: Chooses budget and lengths.
+        calibration: `SequentialTemperatureScaling` that was fitted, or one that learns from what `learn` is told; None takes
+            confidences as they are. Margins are not known here.
         off_gain: Share of tokens a second that verifying must be expected to add.
         hysteresis: Share more that is needed to begin again.
         probe_every: Most choices from one probe to the next.
@@ -52,11 +57,13 @@ class ScheduledLengths:
         self,
         scheduler: VerificationScheduler,
         *,
+        calibration: Any = None,
         off_gain: float = 0.0,
         hysteresis: float = 0.05,
         probe_every: int = 32,
     ) -> None:
         self.scheduler = scheduler
+        self._calibrated = ConfidenceCalibration(calibration)
         self.off_gain = checks.check_float("off_gain", off_gain, -1.0, 10.0, ConfigError)
         self.hysteresis = checks.check_float("hysteresis", hysteresis, 0.0, 10.0, ConfigError)
         self.probe_every = checks.check_int("probe_every", probe_every, 1, 2**31, ConfigError)
@@ -85,8 +92,9 @@ class ScheduledLengths:
         others = max(0, num_running - len(confidences))
         if others:
             values = np.concatenate([values, np.zeros((others, width), np.float32)])
-        plan = self.scheduler.plan(prefix_survival(values), invariant=np.ones(len(values), bool))
-        off = len(values) / float(self.scheduler.cost.table(len(values) + 1)[len(values)])
+        survival = prefix_survival(self._calibrated(values))
+        plan = self.scheduler.plan(survival, invariant=np.ones(len(values), bool))
+        off = len(values) / self.scheduler.cost.plain_seconds(len(values))
         promised = plan.theta / off - 1.0
         needed = self.off_gain if self.is_on else self.off_gain + self.hysteresis
         self.is_on = promised >= needed
@@ -103,3 +111,26 @@ class ScheduledLengths:
             lengths = np.maximum(lengths, 1)
         chosen: list[int] = np.minimum(lengths, counts).tolist()
         return chosen
+
+    @property
+    def wants_outcomes(self) -> bool:
+        """Whether the calibration learns."""
+        return self._calibrated.learns
+
+    def learn(
+        self,
+        confidences: Sequence[Sequence[float]],
+        verified: Sequence[int],
+        accepted: Sequence[int],
+        *,
+        margins: Sequence[Sequence[float]] = (),
+    ) -> None:
+        """Takes how blocks fared, for a calibration that learns.
+
+        Args:
+            confidences: Of each block, uncalibrated.
+            verified: Drafts of each block that were verified.
+            accepted: Those of them that were accepted.
+            margins: Left out.
+        """
+        self._calibrated.learn(confidences, verified, accepted)
