@@ -147,11 +147,7 @@ def filtered(rows: int, k: int, p: float, sizes: dict):
         out = torch.full((count,), 777, device="cuda", dtype=torch.int64)
         filters = launch.Filters(warm, top_k, top_p, None, k)
 
-        def run() -> None:
-            cuts = launch.cut_rows(x, filters, seeds, positions, 0, out, **sizes)
-            launch.best_tokens(
-                x, out, temperature=warm, seeds=seeds, positions=positions, cuts=cuts
-            )
+        run = lambda: launch.draw_filtered(x, filters, seeds, positions, 0, out, **sizes)  # noqa: E731
 
         def check() -> Mapping[str, float]:
             want = torch.empty_like(out)
@@ -362,10 +358,10 @@ def cases() -> list[Case]:
     found = []
     for rows in (1, 64, 256):
         shape = f"{rows} x {VOCAB} fp32"
-        for sizes in (None, (4096, 4), (8192, 16), (16384, 8)):
+        for sizes in (None, (8192, 8), (4096, 4)):
             name = "table" if sizes is None else f"{sizes[0]} w{sizes[1]}"
             found.append(Case("argmax_sample", shape, name, argmax(rows, sizes)))
-        for sizes in (None, (4096, 4), (8192, 8), (8192, 16), (2048, 4)):
+        for sizes in (None, (4096, 4), (8192, 8), (2048, 4), (2048, 8)):
             name = "table" if sizes is None else f"{sizes[0]} w{sizes[1]}"
             found.append(Case("gumbel_sample", shape, name, gumbel(rows, sizes)))
         both = {
@@ -373,7 +369,7 @@ def cases() -> list[Case]:
             "row w4": {"row_warps": 4},
             "row w16": {"row_warps": 16},
             "4096 w4": {"sizes": (4096, 4)},
-            "row 1024": {"capacity": 1024},
+            "8192 w16": {"sizes": (8192, 16)},
         }
         for name, sizes in both.items():
             found.append(
@@ -391,8 +387,8 @@ def cases() -> list[Case]:
             Case(
                 "top_k_top_p_sample",
                 f"{shape} p 0.95",
-                "w16",
-                filtered(rows, 0, 0.95, {"sizes": (8192, 16)}),
+                "bracket w8",
+                filtered(rows, 0, 0.95, {"bracket_warps": 8}),
             )
         )
         found.append(

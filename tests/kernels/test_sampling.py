@@ -344,7 +344,6 @@ def test_rows_in_several_chunks_give_the_same() -> None:
         launch.Filters(None, torch.tensor([30, 9]), half, None, 30),
         launch.Filters(None, None, half + 0.4, half * 0.01, 0),
     ):
-        cuts = launch.cut_rows(x, filters, seeds, positions, 0, out, sizes=small)
-        launch.best_tokens(x, out, seeds=seeds, positions=positions, cuts=cuts, sizes=small)
+        launch.draw_filtered(x, filters, seeds, positions, 0, out, sizes=small)
         reference.top_k_top_p_sample(x, *filters[:4], seeds, positions, 0, 0, wanted)
         assert torch.equal(out, wanted)

@@ -59,7 +59,7 @@ def fused_experts(
         scale_group: 128 (fp32 scales) or 32 (e8m0 scales, as V4.1 casts); both are exact powers of two.
         added: Added last, as the output of shared experts, shape [tokens, hidden], bf16 or fp32.
         layout: "masked" gives each expert room for all tokens, "contiguous" packs them; "auto" takes the first for few
-            tokens. The result does not hang on it beyond what the products say.
+            rows an expert, while the rooms take less than 4 GiB. The result does not hang on it beyond what the products say.
         out: Shape [tokens, hidden], bf16 or fp32, written and returned; a new bf16 tensor when None.
         backend: "torch" or "triton" for all parts; None for the best that serves each.
 
@@ -92,7 +92,11 @@ def fused_experts(
             f"w13 has {inter} gates; weights with scales need a multiple of {scale_group}.",
             argument="w13", expected=f"multiple of {scale_group}", found=inter,
         )  # fmt: skip
-    masked = layout == "masked" or (layout == "auto" and tokens <= configs.MASKED_TOKENS)
+    hidden_size = x.shape[1]
+    room = num_experts * tokens * (hidden_size * 3 + width * 2 + inter * 2)
+    has_room = room <= configs.ROOM_BYTES
+    has_few = topk_ids.numel() <= configs.ROWS_OF_ROOM * num_experts
+    masked = layout == "masked" or (layout == "auto" and has_room and has_few)
     if not tokens:
         shape = (0, _values(w2).shape[1])
         return out if out is not None else x.new_empty(shape)

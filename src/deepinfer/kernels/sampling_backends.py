@@ -123,11 +123,7 @@ def _sample(
 
     filters = launch.Filters(temperature, top_k, top_p, min_p, widest)
     with launch.on_device(logits):
-        cuts = launch.cut_rows(logits, filters, seeds, positions, stream, out)
-        launch.best_tokens(
-            logits, out, temperature=temperature, seeds=seeds, positions=positions, stream=stream,
-            cuts=cuts,
-        )  # fmt: skip
+        launch.draw_filtered(logits, filters, seeds, positions, stream, out)
 
 
 @BITMASK.register("triton", supports=_refusal, priority=10)

@@ -41,10 +41,10 @@ def cases() -> list[CompileCase]:
         _case("topk_gate", "top-8 of 8 groups", moe_gate.topk_gate_kernel, gate,
               forms | v3 | {"VISION": True, "COUNTED": True}, options=one, chips=_ONE),
     ]  # fmt: skip
-    names = ("counts", "pair_place", "place_pair", "place_expert", "starts", "ends")
+    names = ("counts", "totals", "pair_place", "place_pair", "place_expert", "starts", "ends")
     pairs = {"topk_ids": "*i64"} | dict.fromkeys(names, "*i32")
-    bins = {"EXPERTS": 384, "BINS": 512, "BLOCK": 2048}
-    four, eight = {"num_warps": 4}, {"num_warps": 8}
+    bins = {"EXPERTS": 384, "BINS": 512, "BLOCK": 512}
+    four = {"num_warps": 4}
     found.append(
         _case(
             "get_fused_mapping",
@@ -52,7 +52,18 @@ def cases() -> list[CompileCase]:
             moe_map.pair_counts_kernel,
             pairs,
             bins,
-            options=eight,
+            options=four,
+            chips=_ONE,
+        )
+    )
+    found.append(
+        _case(
+            "get_fused_mapping",
+            "sums",
+            moe_map.block_sums_kernel,
+            pairs,
+            {"BINS": 512, "COLUMNS": 32},
+            options=four,
             chips=_ONE,
         )
     )
@@ -63,6 +74,7 @@ def cases() -> list[CompileCase]:
             "COUNTED": counted,
             "ALIGN": 128,
             "OWN": 128,
+            "PADDED": 8,
         }
         entry = f"{'masked' if masked else 'contiguous'}{' counted' if counted else ''}"
         found.append(
@@ -72,7 +84,7 @@ def cases() -> list[CompileCase]:
                 moe_map.pair_places_kernel,
                 pairs,
                 bins | flags,
-                options=eight,
+                options=four,
                 chips=_ONE if masked or counted else CHIPS,
             )
         )

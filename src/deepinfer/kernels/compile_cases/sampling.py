@@ -73,10 +73,22 @@ def cases() -> list[CompileCase]:
                     draw.best_of_chunks_kernel,
                     row,
                     flags | {"CHUNKS": 32},
-                    options={"num_warps": 1},
+                    options={"num_warps": 4 if drawn else 1},
                     chips=(90,),
                 )
             )
+    block, warps = configs.lookup("row", _VOCAB)
+    found.append(
+        _case(
+            "argmax_sample",
+            f"rows of {block}",
+            draw.best_row_kernel,
+            row,
+            {"BLOCK": block},
+            options={"num_warps": warps},
+            chips=(90,),
+        )
+    )
     block, warps = sizes["maxima"]
     groups, options = block // 32, {"num_warps": warps}
     row |= {
@@ -115,12 +127,25 @@ def cases() -> list[CompileCase]:
                 f"row{' any' if bins else ''}",
                 cut.row_cut_kernel,
                 row,
-                flags | last | {"BINS": bins, "SAMPLE": is_sample},
+                flags | last | {"BINS": bins, "SAMPLE": is_sample, "FEW": not bins},
                 options={"num_warps": 8},
                 stack_bytes=160,  # around the calls of fp64 divisions
                 chips=(80, 90, 120) if bins else (90,),
             )
         )
+    few = ("WARM", "MIN_P", "CHUNKS", "TOP_P", "MOST_K", "CAPACITY")
+    found.append(
+        _case(
+            "top_k_top_p_sample",
+            "row of few",
+            cut.few_cut_kernel,
+            row,
+            {n: (flags | last)[n] for n in few} | {"SAMPLE": True},
+            options={"num_warps": 1},
+            stack_bytes=160,
+            chips=(90,),
+        )
+    )
     found.append(
         _case(
             "top_k_top_p_mask",
@@ -161,8 +186,13 @@ def cases() -> list[CompileCase]:
             "rows",
             edit.token_bitmask_kernel,
             {"logits": "*fp32", "bitmask": "*i32", "rows": "*i32"},
-            {"ROWS": True, "BLOCK": block, "stride_column": 1, "stride_mask_word": 1},
-            options={"num_warps": warps},
+            {
+                "ROWS": True,
+                "BLOCK": configs.lookup("bitmask", _VOCAB)[0],
+                "stride_column": 1,
+                "stride_mask_word": 1,
+            },
+            options={"num_warps": configs.lookup("bitmask", _VOCAB)[1]},
         )
     )
     found.append(
@@ -178,7 +208,7 @@ def cases() -> list[CompileCase]:
                 "frequency": "*fp32",
                 "repetition": "*fp32",
             },
-            {"BLOCK": 64},
+            {"BLOCK": configs.PENALTY_BLOCK},
             options={"num_warps": 4, "enable_fp_fusion": False},
         )
     )

@@ -53,6 +53,6 @@ def cases() -> list[CompileCase]:
         _case(other, "residual", standard.residual_chunk_kernel, warm | {"DRAWN": True, "FAST": True, "BLOCK": block}, warps, CHIPS),
         _case(other, "residual of chosen", standard.residual_chunk_kernel, warm | {"DRAWN": False, "FAST": True, "BLOCK": block}, warps),
         _case(other, "token", standard.chosen_token_kernel, {"DRAFTS": 5, "CHUNKS": padded}, 1),
-        _case("ngram_propose", "1024", spec_ngram.ngram_kernel,
-              {"NUM_DRAFTS": 5, "MIN_N": 2, "MAX_N": 4, "BLOCK": 1024, "WIDTH": 8}, 4, CHIPS),
+        _case("ngram_propose", "2048", spec_ngram.ngram_kernel,
+              {"NUM_DRAFTS": 5, "MIN_N": 2, "MAX_N": 4, "BLOCK": 2048, "WIDTH": 8}, 8, CHIPS),
     ]  # fmt: skip

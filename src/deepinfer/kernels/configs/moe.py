@@ -4,18 +4,26 @@ from __future__ import annotations
 
 __all__ = [
     "COUNT_DIRECTLY",
-    "MASKED_TOKENS",
+    "PADDED_EXPERTS",
+    "ROOM_BYTES",
+    "ROWS_OF_ROOM",
     "expand_block",
     "map_sizes",
     "reduce_block",
     "swiglu_sizes",
 ]
 
-COUNT_DIRECTLY = 8192
+COUNT_DIRECTLY = 2048
 """Up to so many pairs every program counts all of them; more are counted by blocks in a launch of their own."""
 
-MASKED_TOKENS = 64
-"""Up to so many tokens each expert has room for all of them."""
+PADDED_EXPERTS = 8
+"""Experts whose padding one program marks."""
+
+ROWS_OF_ROOM = 32
+"""Up to so many rows an expert, on average, each expert has room for all tokens."""
+
+ROOM_BYTES = 4 << 30
+"""That room may take so many bytes in all."""
 
 
 def map_sizes(pairs: int) -> tuple[int, int, int]:
@@ -25,9 +33,9 @@ def map_sizes(pairs: int) -> tuple[int, int, int]:
         pairs: Pairs of token and expert.
     """
     block = 128
-    while block < min(pairs, 2048):
+    while block < min(pairs, 512):
         block *= 2
-    return block, 128, 8
+    return block, 128, 4
 
 
 def expand_block(words: int) -> tuple[int, int]:

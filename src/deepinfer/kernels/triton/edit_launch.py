@@ -24,7 +24,7 @@ def token_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None, width: i
         width: Columns that the bitmask speaks of.
     """
     columns = logits.shape[1]
-    block, num_warps = configs.lookup("edit", columns)
+    block, num_warps = configs.lookup("bitmask", columns)
     chunks = triton.cdiv(columns, block)
     token_bitmask_kernel[(bitmask.shape[0] * chunks,)](
         logits,
@@ -64,7 +64,7 @@ def penalties(
     rows, vocab = logits.shape
     num_prompt = 0 if prompt is None else prompt.shape[1]
     prompt = output if prompt is None else prompt
-    blocks = triton.cdiv(num_prompt + output.shape[1], 64)
+    blocks = triton.cdiv(num_prompt + output.shape[1], configs.PENALTY_BLOCK)
     if blocks:
         penalty_kernel[(rows * blocks,)](
             logits,
@@ -80,7 +80,7 @@ def penalties(
             prompt.stride(0),
             output.stride(0),
             blocks,
-            BLOCK=64,
+            BLOCK=configs.PENALTY_BLOCK,
             num_warps=warps(4),
             enable_fp_fusion=False,
         )

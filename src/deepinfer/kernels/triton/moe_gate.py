@@ -10,17 +10,35 @@ __all__ = ["topk_gate_kernel"]
 
 @triton.jit
 def _sortable(x):
-    """int32 in the order of fp32 values; NaN lowest, both zeros equal."""
+    """int32 in the order of fp32 values; NaN lowest but for what is no choice at all, both zeros equal."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return tl.where(x == x, key, -2147483648)
+    return tl.where(x == x, key, -2147483647)
 
 
 @triton.jit
-def _best(keys, ids):
-    """The highest key and the lowest id that has it."""
-    best = tl.max(tl.max(keys, 1), 0)
-    return best, tl.min(tl.min(tl.where(keys == best, ids, 2147483647), 1), 0)
+def _log1p(u):
+    """log(1 + u) for u in [0, 1], with a relative error of 2e-7: u times a polynomial."""
+    p = 0.004579763859510422 * u - 0.025682779029011726
+    p = p * u + 0.06751179695129395
+    p = p * u - 0.11626526713371277
+    p = p * u + 0.15878385305404663
+    p = p * u - 0.19862109422683716
+    p = p * u + 0.2498755156993866
+    p = p * u - 0.3333289325237274
+    p = p * u + 0.4999999701976776
+    return u * (1.0 - u * p)
+
+
+@triton.jit
+def _score(x, SCORE: tl.constexpr, top, total):
+    """Scores of logits; softmax needs the highest logit and the sum of exponentials below it."""
+    if SCORE == 0:
+        high = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        return tl.sqrt(high + _log1p(tl.exp(-tl.abs(x))))
+    if SCORE == 1:
+        return 1.0 / (1.0 + tl.exp(-x))
+    return tl.exp(x - top) / total
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -66,16 +84,12 @@ def topk_gate_kernel(
         inside = (r < GROUPS) & (c < EACH)
         x = tl.load(logits + token * stride + ids, mask=inside, other=float("-inf"))
         x = x.to(tl.float32)
-        if SCORE == 0:
-            u = tl.exp(-tl.abs(x))
-            tail = tl.where(u < 1e-3, u - 0.5 * u * u, tl.log(1.0 + u))
-            share = tl.sqrt(tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) + tail)
-        elif SCORE == 1:
-            share = 1.0 / (1.0 + tl.exp(-x))
-        else:
+        top = 0.0
+        total = 1.0
+        if SCORE == 2:
             top = tl.max(tl.max(x, 1), 0)
-            e = tl.exp(x - top)
-            share = e / tl.sum(tl.sum(e, 1), 0)
+            total = tl.sum(tl.sum(tl.exp(x - top), 1), 0)
+        share = _score(x, SCORE, top, total)
         choice = share
         if BIAS:
             added = tl.load(bias + ids, mask=inside, other=0.0)
@@ -84,7 +98,6 @@ def topk_gate_kernel(
                     added = tl.load(bias_vl + ids, mask=inside, other=0.0)
             choice = share + added
         keys = tl.where(inside, _sortable(choice), -2147483648)
-        ids = tl.where(inside, ids, 2147483647)
         if GROUPS > 1:
             # A group is worth its highest choice; with a bias, the sum of its two highest.
             first = tl.max(keys, 1)
@@ -102,17 +115,16 @@ def topk_gate_kernel(
                 group = tl.min(tl.where((group_keys == best) & (g < GROUPS) & (kept == 0), g, GROUPS), 0)  # fmt: skip
                 kept |= g == group
                 group_keys = tl.where(g == group, -2147483648, group_keys)
-            ids = tl.where(kept[:, None], ids, 2147483647)
             keys = tl.where(kept[:, None], keys, -2147483648)
-        picked_weights = tl.zeros([WIDTH], tl.float32)
         picked = tl.zeros([WIDTH], tl.int32)
         for i in tl.static_range(TOPK):
-            best, expert = _best(keys, ids)
-            weight = tl.sum(tl.sum(tl.where(ids == expert, share, 0.0), 1), 0)
-            picked_weights = tl.where(k == i, weight, picked_weights)
+            best = tl.max(tl.max(keys, 1), 0)
+            expert = tl.min(tl.min(tl.where(keys == best, ids, 2147483647), 1), 0)
             picked = tl.where(k == i, expert, picked)
             keys = tl.where(ids == expert, -2147483648, keys)
-            ids = tl.where(ids == expert, 2147483647, ids)
+        # Once more for the chosen alone: cheaper than to look for each among the scores.
+        again = tl.load(logits + token * stride + picked, mask=k < TOPK, other=0.0).to(tl.float32)
+        picked_weights = tl.where(k < TOPK, _score(again, SCORE, top, total), 0.0)
         if RENORMALISE:
             picked_weights = picked_weights * (scale / (tl.sum(picked_weights, 0) + 1e-20))
         else:

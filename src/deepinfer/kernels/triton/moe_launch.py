@@ -11,7 +11,11 @@ from torch import Tensor
 from deepinfer.kernels.configs import moe as configs
 from deepinfer.kernels.triton.launches import on_device, warps
 from deepinfer.kernels.triton.moe_gate import topk_gate_kernel
-from deepinfer.kernels.triton.moe_map import pair_counts_kernel, pair_places_kernel
+from deepinfer.kernels.triton.moe_map import (
+    block_sums_kernel,
+    pair_counts_kernel,
+    pair_places_kernel,
+)
 from deepinfer.kernels.triton.moe_rows import expand_kernel, reduce_kernel
 from deepinfer.kernels.triton.moe_swiglu import swiglu_pairs_kernel
 from deepinfer.kernels.triton.quant_launch import has_hardware_fp8
@@ -84,30 +88,39 @@ def mapping(
     pairs = topk_ids.numel()
     block, own, num_warps = sizes or configs.map_sizes(pairs)
     bins = triton.next_power_of_2(num_experts + 1)
-    blocks = triton.cdiv(pairs, block)
+    counts = totals = token_topk_to_pos
     counted = pairs > directly
-    counts = token_topk_to_pos
     if counted:
-        counts = torch.empty((blocks, bins), dtype=torch.int32, device=topk_ids.device)
+        blocks = triton.cdiv(pairs, block)
+        counts = torch.empty((blocks + 1, bins), dtype=torch.int32, device=topk_ids.device)
+        totals = counts[blocks]
         pair_counts_kernel[(blocks,)](
             topk_ids, counts, pairs, EXPERTS=num_experts, BINS=bins, BLOCK=block,
-            num_warps=warps(num_warps),
+            num_warps=warps(4),
         )  # fmt: skip
+        columns = min(bins, 32)
+        block_sums_kernel[(bins // columns,)](
+            counts, totals, blocks, BINS=bins, COLUMNS=columns, num_warps=warps(4)
+        )
     places = pos_to_token_topk.numel()
     programs = triton.cdiv(pairs, own)
-    pair_places_kernel[(programs + triton.cdiv(places, own),)](
+    padded = configs.PADDED_EXPERTS
+    pads = triton.cdiv(num_experts, padded) if places else 0
+    tails = triton.cdiv(places, 1024) if max_m is None else 0
+    pair_places_kernel[(programs + pads + tails,)](
         topk_ids,
         counts,
+        totals,
         token_topk_to_pos,
         pos_to_token_topk,
         pos_to_expert,
         expert_start,
         expert_end,
         pairs,
-        blocks,
         places,
         max_m or 1,
         programs,
+        pads,
         MASKED=max_m is not None,
         LISTED=places > 0,
         COUNTED=counted,
@@ -116,6 +129,7 @@ def mapping(
         BINS=bins,
         BLOCK=block,
         OWN=own,
+        PADDED=padded,
         num_warps=warps(num_warps),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["pair_counts_kernel", "pair_places_kernel"]
+__all__ = ["block_sums_kernel", "pair_counts_kernel", "pair_places_kernel"]
 
 
 @triton.jit
@@ -25,30 +25,47 @@ def pair_counts_kernel(
     tl.store(counts + block * BINS + tl.arange(0, BINS), tl.histogram(found, BINS))
 
 
-@triton.jit(do_not_specialize=["pairs", "num_blocks", "places", "max_m"])
+@triton.jit(do_not_specialize=["num_blocks"])
+def block_sums_kernel(counts, totals, num_blocks, BINS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Counts of blocks become counts of the blocks before; and their totals, for some experts."""
+    bins = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([COLUMNS], tl.int32)
+    for start in range(0, num_blocks, 64):
+        block = start + tl.arange(0, 64)
+        at = counts + block[:, None] * BINS + bins[None, :]
+        part = tl.load(at, mask=(block < num_blocks)[:, None], other=0)
+        before = total[None, :] + tl.cumsum(part, 0) - part
+        tl.store(at, before, mask=(block < num_blocks)[:, None])
+        total += tl.sum(part, 0)
+    tl.store(totals + bins, total)
+
+
+@triton.jit(do_not_specialize=["pairs", "places", "max_m", "pair_programs", "pad_programs"])
 def pair_places_kernel(
     topk_ids,
     counts,
+    totals,
     pair_place,
     place_pair,
     place_expert,
     starts,
     ends,
     pairs,
-    num_blocks,
     places,
     max_m,
     pair_programs,
+    pad_programs,
     MASKED: tl.constexpr,
-    LISTED: tl.constexpr,
     COUNTED: tl.constexpr,
+    LISTED: tl.constexpr,
     ALIGN: tl.constexpr,
     EXPERTS: tl.constexpr,
     BINS: tl.constexpr,
     BLOCK: tl.constexpr,
     OWN: tl.constexpr,
+    PADDED: tl.constexpr,
 ):
-    """Places OWN pairs, or marks OWN places without a pair.
+    """Places OWN pairs; or marks the padding of PADDED experts; or marks 1,024 places behind the last expert.
 
     Expert e has the places from `starts[e]` to `ends[e]`, in the order of its pairs; in the masked layout `ends` are
     counts, and starts are `e * max_m`.
@@ -58,20 +75,17 @@ def pair_places_kernel(
     own = tl.arange(0, OWN)
     first = tl.where(program < pair_programs, program * OWN, 0)
     before = tl.zeros([BINS], tl.int32)
-    total = tl.zeros([BINS], tl.int32)
     if COUNTED:
-        # Blocks are multiples of OWN pairs, so what lies between the last whole block and our pairs is counted below.
-        whole = first // BLOCK
-        for start in range(0, num_blocks, 8):
-            block = start + tl.arange(0, 8)
-            part = tl.load(
-                counts + block[:, None] * BINS + bins[None, :], mask=(block < num_blocks)[:, None], other=0
-            )  # fmt: skip
-            total += tl.sum(part, 0)
-            before += tl.sum(tl.where((block < whole)[:, None], part, 0), 0)
-        for start in range(whole * BLOCK, first, OWN):
-            before += tl.histogram(_experts(topk_ids, start + own, pairs, EXPERTS), BINS)
+        total = tl.load(totals + bins)
+        if program < pair_programs:
+            begin = first // BLOCK * BLOCK
+            before = tl.load(counts + first // BLOCK * BINS + bins)
+            if first > begin:
+                at = begin + tl.arange(0, BLOCK)
+                found = _experts(topk_ids, at, pairs, EXPERTS)
+                before += tl.histogram(tl.where(at < first, found, EXPERTS), BINS)
     else:
+        total = tl.zeros([BINS], tl.int32)
         for start in range(0, pairs, BLOCK):
             at = start + tl.arange(0, BLOCK)
             found = _experts(topk_ids, at, pairs, EXPERTS)
@@ -81,6 +95,7 @@ def pair_places_kernel(
     is_expert = bins < EXPERTS
     total = tl.where(is_expert, total, 0)
     if MASKED:
+        padded = tl.where(is_expert, max_m, 0)
         start = bins * max_m
         end = total
     else:
@@ -90,14 +105,12 @@ def pair_places_kernel(
     if program == 0:
         tl.store(starts + bins, start, mask=is_expert)
         tl.store(ends + bins, end, mask=is_expert)
+    nothing = tl.full([OWN], -1, tl.int32)
     if program < pair_programs:
         at = first + own
         expert = _experts(topk_ids, at, pairs, EXPERTS)
         same = (expert[:, None] == expert[None, :]) & (own[None, :] < own[:, None])
-        rank = tl.sum(same.to(tl.int32), 1)
-        safe = tl.where(expert < EXPERTS, expert, EXPERTS)
-        offset = tl.gather(start + before, safe, 0)
-        place = offset + rank
+        place = tl.gather(start + before, expert, 0) + tl.sum(same.to(tl.int32), 1)
         good = expert < EXPERTS
         if MASKED:
             good &= place - expert * max_m < max_m
@@ -105,16 +118,21 @@ def pair_places_kernel(
         if LISTED:
             tl.store(place_pair + place, at, mask=good)
             tl.store(place_expert + place, expert, mask=good)
+    elif program < pair_programs + pad_programs:
+        for i in range(PADDED):
+            mine = bins == (program - pair_programs) * PADDED + i
+            begin = tl.sum(tl.where(mine, start, 0), 0)
+            width = tl.sum(tl.where(mine, padded, 0), 0)
+            used = tl.minimum(tl.sum(tl.where(mine, total, 0), 0), width)
+            for offset in range(used, width, OWN):
+                place = offset + own
+                tl.store(place_pair + begin + place, nothing, mask=place < width)
+                tl.store(place_expert + begin + place, nothing, mask=place < width)
     else:
-        place = (program - pair_programs) * OWN + own
-        if MASKED:
-            expert = tl.minimum(place // max_m, EXPERTS)
-            is_free = place % max_m >= tl.gather(end, expert, 0)
-        else:
-            expert = tl.sum(((start + padded)[None, :] <= place[:, None]).to(tl.int32), 1)
-            # Behind the last expert the sum counts the bins without one too.
-            expert = tl.minimum(expert, BINS - 1)
-            is_free = place >= tl.gather(end, expert, 0)
-        nothing = tl.full([OWN], -1, tl.int32)
-        tl.store(place_pair + place, nothing, mask=(place < places) & is_free)
-        tl.store(place_expert + place, nothing, mask=(place < places) & is_free)
+        tail = (program - pair_programs - pad_programs) * 1024
+        last = tl.sum(padded, 0)
+        for offset in range(tl.maximum(tail, last), tl.minimum(tail + 1024, places), OWN):
+            place = offset + own
+            inside = place < tl.minimum(tail + 1024, places)
+            tl.store(place_pair + place, nothing, mask=inside)
+            tl.store(place_expert + place, nothing, mask=inside)

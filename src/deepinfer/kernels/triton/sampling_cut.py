@@ -22,9 +22,16 @@ from deepinfer.kernels.triton.sampling_keys import (
     mass_search,
     value_of,
 )
-from deepinfer.kernels.triton.sampling_whole import cut_whole_row
+from deepinfer.kernels.triton.sampling_whole import cut_whole_row, draw_whole_row
 
-__all__ = ["chunk_maxima_kernel", "row_cut_kernel"]
+__all__ = [
+    "chunk_maxima_kernel",
+    "cut_candidates",
+    "drawn_candidate",
+    "few_cut_kernel",
+    "row_cut_kernel",
+    "row_options",
+]
 
 
 @triton.jit
@@ -47,12 +54,16 @@ def chunk_maxima_kernel(
 
 
 @triton.jit
-def _cut_candidates(ids, values, used, highest, temperature, k, top_p, min_p, least):
+def cut_candidates(
+    ids, values, used, highest, temperature, k, top_p, least, FEW: tl.constexpr
+):  # fmt: skip
     """Cuts a row of which all that top-k can keep is here; returns key, id, and the kept candidates."""
     keys = key_of(values)
+    high = key_of(highest)
+    low = tl.min(tl.where(used, keys, high), 0)
     count = tl.sum(used.to(tl.int32), 0)
     few = tl.minimum(k, count)
-    key = count_search(keys, used, few)
+    key = count_search(keys, used, few, low, high, 32)
     room = few - tl.sum((used & (keys > key)).to(tl.int32), 0)
     same = used & (keys == key)
     cut_id = 2147483647
@@ -62,7 +73,7 @@ def _cut_candidates(ids, values, used, highest, temperature, k, top_p, min_p, le
     if top_p < 1:
         mass = tl.where(kept, mass_of(values, highest, temperature), 0)
         target = tl.maximum(tl.ceil(tl.sum(mass, 0).to(tl.float64) * top_p).to(tl.int64), 1)
-        key = mass_search(keys, mass, target)
+        key = mass_search(keys, mass, target, tl.maximum(key, least), high, FEW)
         same = kept & (keys == key)
         each = tl.maximum(tl.max(tl.where(same, mass, 0), 0), 1)
         missing = target - tl.sum(tl.where(keys > key, mass, 0), 0)
@@ -78,6 +89,41 @@ def _cut_candidates(ids, values, used, highest, temperature, k, top_p, min_p, le
 
 
 @triton.jit
+def drawn_candidate(
+    ids, values, kept, highest, temperature, seeds, positions, row, stream
+):  # fmt: skip
+    """The token of the highest score in fp64 among some candidates."""
+    seed = tl.load(seeds + row).to(tl.int64)
+    position = tl.load(positions + row).to(tl.int64)
+    score = (values.to(tl.float64) - highest.to(tl.float64)) / temperature
+    score += exact_gumbel(seed, position, ids, stream)
+    score = tl.where(kept, score, float("-inf"))
+    return tl.min(tl.where(kept & (score == tl.max(score, 0)), ids, 2147483647), 0)
+
+
+@triton.jit
+def row_options(
+    temperatures, top_ks, top_ps, min_ps, row, vocab,
+    WARM: tl.constexpr, TOP_K: tl.constexpr, TOP_P: tl.constexpr, MIN_P: tl.constexpr,
+):  # fmt: skip
+    """Temperature, top-k, top-p and min-p of a row; fp64 but for the second."""
+    temperature = tl.full((), 1.0, tl.float64)
+    if WARM:
+        temperature = tl.load(temperatures + row).to(tl.float64)
+    k = vocab
+    if TOP_K:
+        given = tl.load(top_ks + row).to(tl.int64)
+        k = tl.where((given <= 0) | (given > vocab), vocab, given).to(tl.int32)
+    top_p = tl.full((), 1.0, tl.float64)
+    if TOP_P:
+        top_p = tl.load(top_ps + row).to(tl.float64)
+    min_p = tl.full((), 0.0, tl.float64)
+    if MIN_P:
+        min_p = tl.load(min_ps + row).to(tl.float64)
+    return temperature, k, top_p, min_p
+
+
+@triton.jit(do_not_specialize=["stream"])
 def row_cut_kernel(
     logits,
     temperatures,
@@ -105,6 +151,7 @@ def row_cut_kernel(
     MIN_P: tl.constexpr,
     BINS: tl.constexpr,
     SAMPLE: tl.constexpr,
+    FEW: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -113,25 +160,18 @@ def row_cut_kernel(
     CAPACITY: tl.constexpr,
     EACH: tl.constexpr,
 ):
-    """Cuts one row; with SAMPLE, also draws its token where all that is kept is at hand, and marks it by `cut_id` -2."""
+    """Cuts one row, or leaves its few candidates to `few_cut_kernel`, which `cut_id` -3 says.
+
+    With SAMPLE the token is drawn where all that is kept is at hand, which `cut_id` -2 says; with FEW in every row.
+    """
     row = tl.program_id(0).to(tl.int64)
     x = logits + row * stride
     c = tl.arange(0, CHUNKS)
     chunk_tops = tl.load(tops + row * num_chunks + c, mask=c < num_chunks, other=float("-inf"))
     highest = tl.reduce(chunk_tops, 0, larger)
-    temperature = tl.full((), 1.0, tl.float64)
-    if WARM:
-        temperature = tl.load(temperatures + row).to(tl.float64)
-    k = vocab
-    if TOP_K:
-        given = tl.load(top_ks + row).to(tl.int64)
-        k = tl.where((given <= 0) | (given > vocab), vocab, given).to(tl.int32)
-    top_p = tl.full((), 1.0, tl.float64)
-    if TOP_P:
-        top_p = tl.load(top_ps + row).to(tl.float64)
-    min_p = tl.full((), 0.0, tl.float64)
-    if MIN_P:
-        min_p = tl.load(min_ps + row).to(tl.float64)
+    temperature, k, top_p, min_p = row_options(
+        temperatures, top_ks, top_ps, min_ps, row, vocab, WARM, TOP_K, TOP_P, MIN_P
+    )
     is_greedy = temperature <= 0
     temperature = tl.where(is_greedy, 1.0, temperature)
     is_good = (highest > float("-inf")) & (highest < float("inf"))
@@ -144,6 +184,7 @@ def row_cut_kernel(
     done = (is_good == 0) | ((k >= vocab) & (top_p >= 1))
     if done:
         key = least
+    token = -2
     if is_greedy & is_good:
         # The first of the highest logits alone.
         first = tl.min(tl.where(chunk_tops == highest, c, CHUNKS), 0)
@@ -151,10 +192,10 @@ def row_cut_kernel(
         values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
         key = key_of(highest)
         cut_id = tl.min(tl.where(values == highest, at, 2147483647), 0)
+        token = cut_id
         done = True
-    token = -2
-    mine = scratch + row * (MOST_K + CAPACITY)
-    i = tl.arange(0, CAPACITY)
+    mine = scratch + row * (MOST_K + CAPACITY + 1)
+    few = 0
     if TOP_K:  # noqa: SIM102 - known when it is compiled
         if (done == 0) & (k <= MOST_K):
             g = tl.arange(0, ALL_GROUPS)
@@ -164,7 +205,11 @@ def row_cut_kernel(
             )
             is_group = maxima > float("-inf")
             group_keys = key_of(maxima)
-            bound = count_search(group_keys, is_group, k)
+            high = key_of(highest)
+            low = tl.min(tl.where(is_group, group_keys, high), 0)
+            bound = count_search(group_keys, is_group, k, low, high, 14)
+            # With fewer groups than k their maxima bound nothing.
+            bound = tl.where(tl.sum(is_group.to(tl.int32), 0) >= k, bound, 0)
             chosen = (is_group & (group_keys >= bound)).to(tl.int32)
             num_chosen = tl.sum(chosen, 0)
             if num_chosen <= MOST_K:
@@ -184,30 +229,32 @@ def row_cut_kernel(
                     place = total + tl.cumsum(good, 0) - 1
                     tl.store(mine + MOST_K + place, at, mask=(good > 0) & (place < CAPACITY))
                     total += tl.sum(good, 0)
-                tl.debug_barrier()
-                if total <= CAPACITY:
-                    used = i < total
-                    ids = tl.load(mine + MOST_K + i, mask=used, other=0)
-                    values = tl.load(x + ids, mask=used, other=float("-inf")).to(tl.float32)
-                    key, cut_id, kept = _cut_candidates(
-                        ids, values, used, highest, temperature, k, top_p, min_p, least
-                    )
+                if total <= 256:
+                    few = 1
                     done = True
-                    if SAMPLE:
-                        seed = tl.load(seeds + row).to(tl.int64)
-                        position = tl.load(positions + row).to(tl.int64)
-                        score = (values.to(tl.float64) - highest.to(tl.float64)) / temperature
-                        score += exact_gumbel(seed, position, ids, stream)
-                        score = tl.where(kept, score, float("-inf"))
-                        best = tl.max(score, 0)
-                        token = tl.min(tl.where(kept & (score == best), ids, 2147483647), 0)
+                    tl.store(mine + (MOST_K + CAPACITY), total)
+                else:
+                    tl.debug_barrier()
+                    if total <= CAPACITY:
+                        i = tl.arange(0, CAPACITY)
+                        used = i < total
+                        ids = tl.load(mine + MOST_K + i, mask=used, other=0)
+                        values = tl.load(x + ids, mask=used, other=float("-inf")).to(tl.float32)
+                        key, cut_id, kept = cut_candidates(
+                            ids, values, used, highest, temperature, k, top_p, least, False
+                        )
+                        done = True
+                        if SAMPLE:
+                            token = drawn_candidate(
+                                ids, values, kept, highest, temperature, seeds, positions, row, stream
+                            )  # fmt: skip
     if BINS:  # noqa: SIM102 - known when it is compiled
         if (done == 0) & (k >= vocab):
             sums = exact + (row * num_chunks + c) * 2
-            total = tl.sum(tl.load(sums, mask=c < num_chunks, other=0), 0)
+            total_mass = tl.sum(tl.load(sums, mask=c < num_chunks, other=0), 0)
             above = tl.sum(tl.load(sums + 1, mask=c < num_chunks, other=0), 0)
             counts = tl.load(found_counts + row * num_chunks + c, mask=c < num_chunks, other=0)
-            target = tl.maximum(tl.ceil(total.to(tl.float64) * top_p).to(tl.int64), 1)
+            target = tl.maximum(tl.ceil(total_mass.to(tl.float64) * top_p).to(tl.int64), 1)
             if (tl.max(counts, 0) <= EACH) & (above < target):
                 n = tl.arange(0, CHUNKS * EACH)
                 chunk = n // EACH
@@ -220,7 +267,9 @@ def row_cut_kernel(
                 keys = key_of(values)
                 mass = tl.where(used, mass_of(values, highest, temperature), 0)
                 if above + tl.sum(mass, 0) >= target:
-                    key = mass_search(keys, mass, target - above)
+                    high = tl.max(tl.where(used, keys, 0), 0)
+                    low = tl.min(tl.where(used, keys, high), 0)
+                    key = mass_search(keys, mass, target - above, low, high, False)
                     same = used & (keys == key)
                     each = tl.maximum(tl.max(tl.where(same, mass, 0), 0), 1)
                     missing = target - above - tl.sum(tl.where(keys > key, mass, 0), 0)
@@ -230,16 +279,78 @@ def row_cut_kernel(
                     done = True
     if done == 0:
         key, cut_id = cut_whole_row(
-            x, vocab, highest, temperature, k, top_p, least, TOP_K, TOP_P, 4096
+            x, vocab, highest, temperature, k, top_p, least, TOP_K, TOP_P, 2048
         )
     lowest = key_of(tl.full((), float("-inf"), tl.float32)) + 1
     cut_id = tl.where(key < lowest, 2147483647, cut_id)
-    cut = tl.where(is_good, value_of(tl.maximum(key, lowest)), float("nan"))
+    key = tl.maximum(key, lowest)
     if SAMPLE:
         if is_good == 0:
             token = -1
+        if FEW:  # noqa: SIM102 - known when it is compiled
+            if (token < -1) & (few == 0):
+                token = draw_whole_row(
+                    x, vocab, key, cut_id, highest, temperature, seeds, positions, row, stream, 2048
+                )
         if token >= -1:
             cut_id = -2
             tl.store(out + row, token.to(out.dtype.element_ty))
-    tl.store(cuts + row, cut)
-    tl.store(cut_ids + row, cut_id)
+    tl.store(cuts + row, tl.where(is_good, value_of(key), float("nan")))
+    tl.store(cut_ids + row, tl.where(few == 1, -3, cut_id))
+
+
+@triton.jit(do_not_specialize=["stream"])
+def few_cut_kernel(
+    logits,
+    temperatures,
+    top_ks,
+    top_ps,
+    min_ps,
+    seeds,
+    positions,
+    tops,
+    scratch,
+    cuts,
+    cut_ids,
+    out,
+    vocab,
+    stride,
+    num_chunks,
+    stream,
+    WARM: tl.constexpr,
+    TOP_P: tl.constexpr,
+    MIN_P: tl.constexpr,
+    SAMPLE: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    MOST_K: tl.constexpr,
+    CAPACITY: tl.constexpr,
+):
+    """Cuts a row of few candidates, by one warp, whose sums need no barrier; other rows were cut before."""
+    row = tl.program_id(0).to(tl.int64)
+    if tl.load(cut_ids + row) == -3:
+        x = logits + row * stride
+        c = tl.arange(0, CHUNKS)
+        chunk_tops = tl.load(tops + row * num_chunks + c, mask=c < num_chunks, other=float("-inf"))
+        highest = tl.max(chunk_tops, 0)
+        temperature, k, top_p, min_p = row_options(
+            temperatures, top_ks, top_ps, min_ps, row, vocab, WARM, True, TOP_P, MIN_P
+        )
+        least = tl.zeros((), tl.uint32)
+        if MIN_P:
+            least = least_kept_key(highest, temperature, min_p)
+        mine = scratch + row * (MOST_K + CAPACITY + 1) + MOST_K
+        i = tl.arange(0, 256)
+        used = i < tl.load(mine + CAPACITY)
+        ids = tl.load(mine + i, mask=used, other=0)
+        values = tl.load(x + ids, mask=used, other=float("-inf")).to(tl.float32)
+        key, cut_id, kept = cut_candidates(
+            ids, values, used, highest, temperature, k, top_p, least, True
+        )
+        if SAMPLE:
+            token = drawn_candidate(
+                ids, values, kept, highest, temperature, seeds, positions, row, stream
+            )
+            cut_id = -2
+            tl.store(out + row, token.to(out.dtype.element_ty))
+        tl.store(cuts + row, value_of(key))
+        tl.store(cut_ids + row, cut_id)

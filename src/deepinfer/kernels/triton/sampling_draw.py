@@ -1,7 +1,8 @@
 """The highest logit, or the highest sum of logit and noise, of each row: rows in chunks, then the best of the chunks.
 
 Chunks are fixed by the vocabulary, and what is kept of one is exact, so neither their number nor the batch changes the
-outcome. Noise is made in fp32 first; the tokens that this leaves in question, usually one a chunk, are judged in fp64.
+outcome. Noise is made in fp32 first; the blocks of four tokens that this leaves in question, nearly always one a chunk,
+are judged in fp64 when chunks are compared.
 """
 
 from __future__ import annotations
@@ -10,56 +11,66 @@ import triton
 import triton.language as tl
 
 from deepinfer.kernels.triton.philox import exact_gumbel, fast_log2_exponential, token_words
+from deepinfer.kernels.triton.sampling_keys import larger
 
-__all__ = ["best_of_chunks_kernel", "best_token_kernel", "drawn_chunk"]
-
-
-@triton.jit
-def _larger(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+__all__ = ["best_of_chunks_kernel", "best_row_kernel", "best_token_kernel", "noisy_block"]
 
 
 @triton.jit
-def drawn_chunk(
-    x, values, at, seed, position, stream, temperature, FAST: tl.constexpr, BLOCK: tl.constexpr
+def _kept(values, at, cuts, cut_ids, row, CUT: tl.constexpr):
+    """The values with -inf at what a cut drops; NaN goes through, so that it is seen."""
+    if CUT:
+        cut = tl.load(cuts + row)
+        out = (values < cut) | ((values == cut) & (at > tl.load(cut_ids + row)))
+        values = tl.where(out, float("-inf"), values)
+    return values
+
+
+@triton.jit
+def _exact_scores(x, at, inside, highest, temperature, seed, position, stream, cuts, cut_ids, row, CUT: tl.constexpr):  # fmt: skip
+    """Scores of some tokens in fp64, -inf where a token does not count."""
+    values = tl.load(x + at, mask=inside, other=float("-inf")).to(tl.float32)
+    values = _kept(values, at, cuts, cut_ids, row, CUT)
+    scores = (values.to(tl.float64) - highest.to(tl.float64)) / temperature
+    scores += exact_gumbel(seed, position, at, stream)
+    return tl.where(values > float("-inf"), scores, float("-inf"))
+
+
+@triton.jit
+def noisy_block(
+    x, values, first, vocab, highest, temperature, seed, position, stream, cuts, cut_ids, row,
+    CUT: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The token of the highest `value / temperature + noise` of a chunk, its noise, and the chunk's highest value.
+    """The block of four tokens in which the highest `value / temperature + noise` of a chunk is; -1 if there is none.
 
-    `x` is the row, and `values` what it has at the tokens `at`, -inf where a token does not count. A temperature of 0
-    takes the highest value. The token is -1 where nothing is finite.
+    `values` are those of the chunk's tokens, from token `first` on, -inf where a token does not count.
     """
-    highest = tl.reduce(values, 0, _larger)
-    token = -1
-    noise = tl.zeros((), tl.float64)
-    if temperature > 0:
-        anchor = tl.where(highest == float("-inf"), 0.0, highest)
-        quarter = tl.arange(0, BLOCK // 4) + tl.min(at, 0) // 4
-        w0, w1, w2, w3 = token_words(seed, position, quarter, stream)
-        words = tl.join(tl.join(w0, w2), tl.join(w1, w3)).reshape(BLOCK)
-        factor = (1.4426950408889634 / temperature).to(tl.float32)
-        # Times log2(e), like the noise.
-        scores = (values - anchor) * factor - fast_log2_exponential(words, FAST)
-        open_ = scores >= tl.max(scores, 0) - 1e-3
-        left = tl.where(highest > float("-inf"), tl.sum(open_.to(tl.int32), 0), 0)
-        best = tl.full((), float("-inf"), tl.float64)
-        last = -1
-        while left > 0:
-            last = tl.min(tl.where(open_ & (at > last), at, 2147483647), 0)
-            own = exact_gumbel(seed, position, last, stream)
-            value = tl.load(x + last).to(tl.float64) - anchor.to(tl.float64)
-            score = value / temperature.to(tl.float64) + own
-            is_better = score > best
-            token = tl.where(is_better, last, token)
-            noise = tl.where(is_better, own, noise)
-            best = tl.where(is_better, score, best)
-            left -= 1
-    else:
-        first = tl.min(tl.where(values == highest, at, 2147483647), 0)
-        token = tl.where(highest > float("-inf"), first, -1)
-    return token, noise, highest
+    anchor = tl.where(highest == float("-inf"), 0.0, highest)
+    quarter = tl.arange(0, BLOCK // 4) + first // 4
+    w0, w1, w2, w3 = token_words(seed, position, quarter, stream)
+    words = tl.join(tl.join(w0, w2), tl.join(w1, w3)).reshape(BLOCK)
+    factor = (1.4426950408889634 / temperature).to(tl.float32)
+    # Times log2(e), like the noise.
+    scores = (values - anchor) * factor - fast_log2_exponential(words, FAST)
+    best = tl.max(scores.reshape(BLOCK // 4, 4), 1)
+    is_open = best >= tl.max(best, 0) - 1e-3
+    found = tl.min(tl.where(is_open, quarter, 2147483647), 0)
+    if tl.sum(is_open.to(tl.int32), 0) > 1:
+        top = tl.full((), float("-inf"), tl.float64)
+        block = found
+        while block < 2147483647:
+            at = block * 4 + tl.arange(0, 4)
+            exact = _exact_scores(
+                x, at, at < vocab, anchor, temperature, seed, position, stream, cuts, cut_ids, row, CUT
+            )  # fmt: skip
+            own = tl.max(exact, 0)
+            found = tl.where(own > top, block, found)
+            top = tl.maximum(own, top)
+            block = tl.min(tl.where(is_open & (quarter > block), quarter, 2147483647), 0)
+    return tl.where(highest > float("-inf"), tl.minimum(found, vocab // 4), -1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stream"])
 def best_token_kernel(
     logits,
     temperatures,
@@ -68,7 +79,6 @@ def best_token_kernel(
     cuts,
     cut_ids,
     tokens,
-    noises,
     tops,
     vocab,
     stride,
@@ -80,52 +90,52 @@ def best_token_kernel(
     FAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One chunk of one row: its best token, the noise of that, and its highest logit."""
+    """One chunk of one row: its highest logit, and the token of that, or the block of the highest noisy token."""
     to = tl.program_id(0).to(tl.int64)
     row = to // num_chunks
-    chunk = (to % num_chunks).to(tl.int32)
+    first = (to % num_chunks).to(tl.int32) * BLOCK
     needed = True
     if CUT:
-        cut_id = tl.load(cut_ids + row)
-        needed = cut_id >= -1
+        needed = tl.load(cut_ids + row) >= -1
     if needed:
         x = logits + row * stride
-        at = chunk * BLOCK + tl.arange(0, BLOCK)
-        inside = at < vocab
-        values = tl.load(x + at, mask=inside, other=float("-inf")).to(tl.float32)
-        if CUT:
-            cut = tl.load(cuts + row)
-            # NaN goes through, so that it is seen.
-            out = (values < cut) | ((values == cut) & (at > cut_id))
-            values = tl.where(out, float("-inf"), values)
+        at = first + tl.arange(0, BLOCK)
+        values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+        values = _kept(values, at, cuts, cut_ids, row, CUT)
+        highest = tl.reduce(values, 0, larger)
+        temperature = tl.full((), 0.0, tl.float64)
         if DRAWN:
-            temperature = tl.full((), 1.0, tl.float64)
+            temperature += 1.0
             if WARM:
                 temperature = tl.load(temperatures + row).to(tl.float64)
+        if temperature > 0:
             seed = tl.load(seeds + row).to(tl.int64)
             position = tl.load(positions + row).to(tl.int64)
-            token, noise, highest = drawn_chunk(
-                x, values, at, seed, position, stream, temperature, FAST, BLOCK
-            )
-            tl.store(noises + to, noise)
+            token = noisy_block(
+                x, values, first, vocab, highest, temperature, seed, position, stream, cuts, cut_ids, row,
+                CUT, FAST, BLOCK,
+            )  # fmt: skip
         else:
-            highest = tl.reduce(values, 0, _larger)
             token = tl.min(tl.where(values == highest, at, 2147483647), 0)
         tl.store(tokens + to, token)
         tl.store(tops + to, highest)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stream"])
 def best_of_chunks_kernel(
     logits,
     temperatures,
+    seeds,
+    positions,
+    cuts,
     cut_ids,
     tokens,
-    noises,
     tops,
     out,
+    vocab,
     stride,
     num_chunks,
+    stream,
     DRAWN: tl.constexpr,
     WARM: tl.constexpr,
     CUT: tl.constexpr,
@@ -141,7 +151,7 @@ def best_of_chunks_kernel(
         inside = c < num_chunks
         tops_row = tl.load(tops + row * num_chunks + c, mask=inside, other=float("-inf"))
         token = tl.load(tokens + row * num_chunks + c, mask=inside, other=-1)
-        highest = tl.reduce(tops_row, 0, _larger)
+        highest = tl.reduce(tops_row, 0, larger)
         good = (highest > float("-inf")) & (highest < float("inf"))
         temperature = tl.full((), 0.0, tl.float64)
         if DRAWN:
@@ -149,14 +159,38 @@ def best_of_chunks_kernel(
             if WARM:
                 temperature = tl.load(temperatures + row).to(tl.float64)
         usable = inside & (token >= 0) & (tops_row > float("-inf"))
+        best_token = tl.min(tl.where(usable & (tops_row == highest), token, 2147483647), 0)
         if temperature > 0:
-            value = tl.load(logits + row * stride + token, mask=usable, other=0.0)
-            value = value.to(tl.float32).to(tl.float64) - highest.to(tl.float64)
-            score = value / temperature
-            score += tl.load(noises + row * num_chunks + c, mask=inside, other=0.0)
-            score = tl.where(usable, score, float("-inf"))
-            best = tl.max(score, 0)
-            token = tl.where(usable & (score == best), token, 2147483647)
-        else:
-            token = tl.where(usable & (tops_row == highest), token, 2147483647)
-        tl.store(out + row, tl.where(good, tl.min(token, 0), -1).to(out.dtype.element_ty))
+            at = token[:, None] * 4 + tl.arange(0, 4)[None, :]
+            at = tl.where(usable[:, None], at, 0)
+            seed = tl.load(seeds + row).to(tl.int64)
+            position = tl.load(positions + row).to(tl.int64)
+            scores = _exact_scores(
+                logits + row * stride, at, usable[:, None] & (at < vocab), highest, temperature, seed, position,
+                stream, cuts, cut_ids, row, CUT,
+            )  # fmt: skip
+            best = tl.max(tl.max(scores, 1), 0)
+            at = tl.where(scores == best, at, 2147483647)
+            best_token = tl.min(tl.min(at, 1), 0)
+        tl.store(out + row, tl.where(good, best_token, -1).to(out.dtype.element_ty))
+
+
+@triton.jit
+def best_row_kernel(logits, out, vocab, stride, BLOCK: tl.constexpr):
+    """The token of the highest logit of a row, as the two kernels together; for many rows."""
+    row = tl.program_id(0).to(tl.int64)
+    x = logits + row * stride
+    i = tl.arange(0, BLOCK)
+    highest = tl.full((BLOCK,), float("-inf"), tl.float32)
+    best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    where = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, vocab, BLOCK):
+        values = tl.load(x + start + i, mask=start + i < vocab, other=float("-inf")).to(tl.float32)
+        highest = larger(highest, values)
+        better = values > best
+        where = tl.where(better, start, where)
+        best = tl.where(better, values, best)
+    top = tl.reduce(highest, 0, larger)
+    good = (top > float("-inf")) & (top < float("inf"))
+    token = tl.min(tl.where(best == top, where + i, 2147483647), 0)
+    tl.store(out + row, tl.where(good, token, -1).to(out.dtype.element_ty))

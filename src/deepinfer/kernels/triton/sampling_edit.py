@@ -40,21 +40,27 @@ def token_bitmask_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Writes -inf where a bit is 0, and behind the bitmask; reads no logits."""
+    """Writes -inf where a bit is 0, and behind the bitmask; a chunk that is kept is not touched."""
     to = tl.program_id(0).to(tl.int64)
     k = to // num_chunks
     row = k
     if ROWS:
         row = tl.load(rows + k).to(tl.int64)
-    at = (to % num_chunks) * BLOCK + tl.arange(0, BLOCK)
-    word = tl.load(
-        bitmask + k * stride_mask_row + (at >> 5) * stride_mask_word, mask=at < width, other=0
-    )
-    drop = ((word >> (at & 31).to(tl.int32)) & 1) == 0
-    low = tl.full((BLOCK,), float("-inf"), logits.dtype.element_ty)
     if row >= 0:
+        first = (to % num_chunks) * BLOCK
+        mask = bitmask + k * stride_mask_row
+        index = first // 32 + tl.arange(0, BLOCK // 32)
+        words = tl.load(mask + index * stride_mask_word, mask=index * 32 < width, other=0)
+        at = first + tl.arange(0, BLOCK)
         address = logits + row * stride_row + at * stride_column
-        tl.store(address, low, mask=(at < columns) & drop)
+        low = tl.full((BLOCK,), float("-inf"), logits.dtype.element_ty)
+        if tl.max((words != 0).to(tl.int32), 0) == 0:
+            tl.store(address, low, mask=at < columns)
+        elif (tl.max((words != -1).to(tl.int32), 0) == 1) | (first + BLOCK > width):
+            word = tl.load(mask + (at >> 5) * stride_mask_word, mask=at < width, other=0)
+            kept = ((word >> (at & 31).to(tl.int32)) & 1) == 1
+            x = tl.load(address, mask=at < columns, other=0.0)
+            tl.store(address, tl.where(kept, x, low), mask=at < columns)
 
 
 @triton.jit(do_not_specialize=["num_prompt", "num_output"])
@@ -84,7 +90,7 @@ def penalty_kernel(
         output + row * stride_output + i - num_prompt, mask=(i >= num_prompt) & (i < length), other=-1
     ).to(tl.int32)  # fmt: skip
     mine = tl.where(i < num_prompt, mine, late)
-    is_first = (mine >= 0) & (mine < vocab)
+    earliest = tl.full((BLOCK,), 2147483647, tl.int32)
     count = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, length, BLOCK):
         j = start + tl.arange(0, BLOCK)
@@ -96,8 +102,10 @@ def penalty_kernel(
         )
         other = tl.where(j < num_prompt, other.to(tl.int32), later.to(tl.int32))
         same = mine[:, None] == other[None, :]
-        count += tl.sum((same & (j >= num_prompt)[None, :]).to(tl.int32), 1)
-        is_first &= tl.sum((same & (j[None, :] < i[:, None])).to(tl.int32), 1) == 0
+        earliest = tl.minimum(earliest, tl.min(tl.where(same, j[None, :], 2147483647), 1))
+        if start + BLOCK > num_prompt:
+            count += tl.sum((same & (j >= num_prompt)[None, :]).to(tl.int32), 1)
+    is_first = (earliest == i) & (mine >= 0) & (mine < vocab)
     factor = tl.load(repetition + row).to(tl.float32)
     address = logits + row * stride + mine
     x = tl.load(address, mask=is_first, other=0.0).to(tl.float32)

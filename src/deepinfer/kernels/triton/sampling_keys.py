@@ -47,26 +47,51 @@ def mass_of(x, highest, temperature):
 
 
 @triton.jit
-def count_search(keys, used, k):
-    """The k-th largest of the used keys; 0 if there are fewer."""
-    found = tl.zeros((), tl.uint32)
-    bit = tl.full((), 0x80000000, tl.uint32)
-    for _ in range(32):
+def _first_bit(low, high):
+    """The highest bit in which two keys differ, 0 if none; and what they have in common above it."""
+    bits = low ^ high
+    bits |= bits >> 1
+    bits |= bits >> 2
+    bits |= bits >> 4
+    bits |= bits >> 8
+    bits |= bits >> 16
+    return bits - (bits >> 1), high & (bits ^ 0xFFFFFFFF)
+
+
+@triton.jit
+def count_search(keys, used, k, low, high, STEPS: tl.constexpr):
+    """The k-th largest of the used keys, which lie in [low, high]; at most that with STEPS below 32.
+
+    With fewer than k used keys, a key that is not above the lowest.
+    """
+    bit, found = _first_bit(low, high)
+    step = 0
+    while (bit > 0) & (step < STEPS):
         trial = found | bit
         count = tl.sum((used & (keys >= trial)).to(tl.int32), 0)
         found = tl.where(count >= k, trial, found)
         bit = bit >> 1
+        step += 1
     return found
 
 
 @triton.jit
-def mass_search(keys, mass, target):
-    """The largest key such that the masses of it and all larger ones reach the target."""
-    found = tl.zeros((), tl.uint32)
-    bit = tl.full((), 0x80000000, tl.uint32)
-    for _ in range(32):
+def mass_search(keys, mass, target, low, high, FEW: tl.constexpr):
+    """The largest key such that the masses of it and all larger ones reach the target; keys lie in [low, high].
+
+    FEW says that there are at most 256, whose halves of 21 bits can be summed as int32.
+    """
+    bit, found = _first_bit(low, high)
+    lower = (mass & 0x1FFFFF).to(tl.int32)
+    upper = (mass >> 21).to(tl.int32)
+    while bit > 0:
         trial = found | bit
-        total = tl.sum(tl.where(keys >= trial, mass, 0), 0)
+        inside = keys >= trial
+        if FEW:
+            total = tl.sum(tl.where(inside, upper, 0), 0).to(tl.int64) << 21
+            total += tl.sum(tl.where(inside, lower, 0), 0)
+        else:
+            total = tl.sum(tl.where(inside, mass, 0), 0)
         found = tl.where(total >= target, trial, found)
         bit = bit >> 1
     return found

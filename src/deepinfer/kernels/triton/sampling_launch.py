@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -11,11 +11,19 @@ from torch import Tensor
 from deepinfer.kernels.configs import sampling as configs
 from deepinfer.kernels.triton.launches import interpreted, on_device, warps
 from deepinfer.kernels.triton.sampling_bracket import bracket_mass_kernel, bracket_tokens_kernel
-from deepinfer.kernels.triton.sampling_cut import chunk_maxima_kernel, row_cut_kernel
-from deepinfer.kernels.triton.sampling_draw import best_of_chunks_kernel, best_token_kernel
+from deepinfer.kernels.triton.sampling_cut import (
+    chunk_maxima_kernel,
+    few_cut_kernel,
+    row_cut_kernel,
+)
+from deepinfer.kernels.triton.sampling_draw import (
+    best_of_chunks_kernel,
+    best_row_kernel,
+    best_token_kernel,
+)
 from deepinfer.kernels.triton.sampling_edit import apply_cut_kernel
 
-__all__ = ["Filters", "apply_cuts", "best_tokens", "cut_rows", "on_device"]
+__all__ = ["Filters", "apply_cuts", "best_tokens", "cut_rows", "draw_filtered", "on_device"]
 
 
 class Filters(NamedTuple):
@@ -62,48 +70,34 @@ def best_tokens(
     rows, vocab = logits.shape
     drawn = seeds is not None
     block, num_warps = sizes or configs.lookup("gumbel" if drawn else "argmax", vocab)
+    if not drawn and cuts is None and rows >= configs.WHOLE_ROWS and sizes is None:
+        block, num_warps = configs.lookup("row", vocab)
+        best_row_kernel[(rows,)](
+            logits, out, vocab, logits.stride(0), BLOCK=block, num_warps=warps(num_warps)
+        )
+        return
     chunks = triton.cdiv(vocab, block)
     tokens = torch.empty((rows, chunks), dtype=torch.int32, device=logits.device)
     tops = torch.empty((rows, chunks), dtype=torch.float32, device=logits.device)
-    noises = tops
-    if drawn:
-        noises = torch.empty((rows, chunks), dtype=torch.float64, device=logits.device)
-    warm = temperature if temperature is not None else tops
     cut, cut_id = cuts if cuts is not None else (tops, tokens)
-    flags = {"DRAWN": drawn, "WARM": temperature is not None, "CUT": cuts is not None}
-    best_token_kernel[(rows * chunks,)](
-        logits,
-        warm,
+    options = (
+        temperature if temperature is not None else tops,
         seeds if seeds is not None else tokens,
         positions if positions is not None else tokens,
         cut,
         cut_id,
         tokens,
-        noises,
         tops,
-        vocab,
-        logits.stride(0),
-        chunks,
-        stream,
-        FAST=not interpreted(),
-        BLOCK=block,
-        num_warps=warps(num_warps),
-        **flags,
     )
+    flags = {"DRAWN": drawn, "WARM": temperature is not None, "CUT": cuts is not None}
+    best_token_kernel[(rows * chunks,)](
+        logits, *options, vocab, logits.stride(0), chunks, stream,
+        FAST=not interpreted(), BLOCK=block, num_warps=warps(num_warps), **flags,
+    )  # fmt: skip
     best_of_chunks_kernel[(rows,)](
-        logits,
-        warm,
-        cut_id,
-        tokens,
-        noises,
-        tops,
-        out,
-        logits.stride(0),
-        chunks,
-        CHUNKS=triton.next_power_of_2(chunks),
-        num_warps=1,
-        **flags,
-    )
+        logits, *options, out, vocab, logits.stride(0), chunks, stream,
+        CHUNKS=triton.next_power_of_2(chunks), num_warps=warps(4 if drawn else 1), **flags,
+    )  # fmt: skip
 
 
 def cut_rows(
@@ -116,6 +110,7 @@ def cut_rows(
     sizes: tuple[int, int] | None = None,
     row_warps: int = 8,
     capacity: int = 2048,
+    bracket_warps: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Finds the cut of each row.
 
@@ -129,6 +124,7 @@ def cut_rows(
         sizes: Tokens of a chunk, and warps.
         row_warps: Warps of the program of a row.
         capacity: Candidates of a row with a top-k, a power of two.
+        bracket_warps: Warps of the programs that look for brackets.
 
     Returns:
         The logit of the cut, shape [rows], fp32, and the last id that is kept at it, shape [rows], int32: -2 where the
@@ -164,7 +160,7 @@ def cut_rows(
             "MIN_P": filters.min_p is not None,
             "CHUNKS": padded,
             "BLOCK": block,
-            "num_warps": warps(configs.lookup("bracket", vocab)[1]),
+            "num_warps": warps(bracket_warps or configs.lookup("bracket", vocab)[1]),
         }
         for is_fine, sums in ((False, coarse), (True, fine)):
             bracket_mass_kernel[grid](
@@ -175,40 +171,60 @@ def cut_rows(
             logits, *given, tops, coarse, fine, exact, found, counts, vocab,
             logits.stride(0), chunks, EACH=each, **flags,
         )  # fmt: skip
+    scratch = empty(rows, configs.MOST_TOP_K + capacity + 1, dtype=torch.int32)
+    seeds_or = seeds if seeds is not None else tops
+    positions_or = positions if positions is not None else tops
+    to = out if out is not None else tops
+    where = (vocab, logits.stride(0), chunks, stream)
+    flags = {
+        "WARM": filters.temperature is not None,
+        "TOP_P": filters.top_p is not None,
+        "MIN_P": filters.min_p is not None,
+        "SAMPLE": seeds is not None,
+        "CHUNKS": padded,
+        "MOST_K": configs.MOST_TOP_K,
+        "CAPACITY": capacity,
+    }
     row_cut_kernel[(rows,)](
-        logits,
-        *given,
-        seeds if seeds is not None else tops,
-        positions if positions is not None else tops,
-        maxima,
-        tops,
-        exact,
-        found,
-        counts,
-        empty(rows, configs.MOST_TOP_K + capacity, dtype=torch.int32),
-        cuts,
-        cut_ids,
-        out if out is not None else tops,
-        vocab,
-        logits.stride(0),
-        chunks,
-        stream,
-        WARM=filters.temperature is not None,
-        TOP_K=filters.top_k is not None,
-        TOP_P=filters.top_p is not None,
-        MIN_P=filters.min_p is not None,
-        BINS=bins,
-        SAMPLE=seeds is not None,
-        CHUNKS=padded,
-        BLOCK=block,
-        GROUPS=groups,
-        ALL_GROUPS=padded * groups,
-        MOST_K=configs.MOST_TOP_K,
-        CAPACITY=capacity,
-        EACH=each,
-        num_warps=warps(row_warps),
-    )
+        logits, *given, seeds_or, positions_or, maxima, tops, exact, found, counts, scratch, cuts,
+        cut_ids, to, *where,
+        TOP_K=filters.top_k is not None, BINS=bins, FEW=few, BLOCK=block, GROUPS=groups,
+        ALL_GROUPS=padded * groups, EACH=each, num_warps=warps(row_warps), **flags,
+    )  # fmt: skip
+    if filters.top_k is not None:
+        few_cut_kernel[(rows,)](
+            logits, *given, seeds_or, positions_or, tops, scratch, cuts, cut_ids, to, *where,
+            num_warps=1, **flags,
+        )  # fmt: skip
     return cuts, cut_ids
+
+
+def draw_filtered(
+    logits: Tensor,
+    filters: Filters,
+    seeds: Tensor,
+    positions: Tensor,
+    stream: int,
+    out: Tensor,
+    **sizes: Any,
+) -> None:
+    """Writes the token of each row, drawn among what its filters keep.
+
+    Args:
+        logits: Shape [rows, vocab], last stride 1.
+        filters: Options of the rows.
+        seeds: Shape [rows], int64.
+        positions: Shape [rows], integers.
+        stream: Purpose of the noise.
+        out: Shape [rows], int64.
+        sizes: As in `cut_rows`.
+    """
+    cuts = cut_rows(logits, filters, seeds, positions, stream, out, **sizes)
+    if not 0 < filters.widest <= configs.MOST_TOP_K:
+        best_tokens(
+            logits, out, temperature=filters.temperature, seeds=seeds, positions=positions,
+            stream=stream, cuts=cuts,
+        )  # fmt: skip
 
 
 def apply_cuts(logits: Tensor, cuts: tuple[Tensor, Tensor], out: Tensor) -> None:

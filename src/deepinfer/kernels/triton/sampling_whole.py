@@ -5,9 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from deepinfer.kernels.triton.philox import exact_gumbel
 from deepinfer.kernels.triton.sampling_keys import key_of, mass_of
 
-__all__ = ["cut_whole_row"]
+__all__ = ["cut_whole_row", "draw_whole_row"]
 
 
 @triton.jit
@@ -98,3 +99,27 @@ def cut_whole_row(
         cut_id = tl.where(least > key, all_ids, cut_id)
         key = tl.maximum(least, key)
     return key, cut_id
+
+
+@triton.jit
+def draw_whole_row(
+    x, vocab, key, cut_id, highest, temperature, seeds, positions, row, stream, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The token of the highest score in fp64 among what the cut of a row keeps."""
+    seed = tl.load(seeds + row).to(tl.int64)
+    position = tl.load(positions + row).to(tl.int64)
+    best = tl.full((), float("-inf"), tl.float64)
+    token = -1
+    for start in range(0, vocab, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+        keys = key_of(values)
+        kept = (keys > key) | ((keys == key) & (at <= cut_id))
+        score = (values.to(tl.float64) - highest.to(tl.float64)) / temperature
+        score += exact_gumbel(seed, position, at, stream)
+        score = tl.where(kept & (values > float("-inf")), score, float("-inf"))
+        top = tl.max(score, 0)
+        first = tl.min(tl.where(score == top, at, 2147483647), 0)
+        token = tl.where(top > best, first, token)
+        best = tl.maximum(top, best)
+    return token

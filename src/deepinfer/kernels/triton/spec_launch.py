@@ -148,7 +148,7 @@ def ngram(
     window: int,
     out: Tensor,
     matched: Tensor,
-    sizes: tuple[int, int] = (1024, 4),
+    sizes: tuple[int, int] = (2048, 8),
 ) -> None:
     """Writes proposals; arguments as in the reference."""
     ngram_kernel[(tokens.shape[0],)](

@@ -34,14 +34,16 @@ def ngram_kernel(
             at = start + tl.arange(0, BLOCK)
             inside = at < count - 1
             goes_on = inside & (tl.load(text + at, mask=inside, other=-1) == last)
-            n = goes_on.to(tl.int32)
-            for i in tl.static_range(1, MAX_N):
-                earlier = inside & (at >= i)
-                own = tl.load(text + tl.maximum(count - 1 - i, 0))
-                goes_on &= earlier & (tl.load(text + at - i, mask=earlier, other=-1) == own)
-                n += goes_on.to(tl.int32)
-            score = tl.where(n >= MIN_N, n * 16777216 + at, -1)
-            best = tl.maximum(best, tl.max(score, 0))
+            # Most stretches of a text do not have its last token.
+            if tl.max(goes_on.to(tl.int32), 0) > 0:
+                n = goes_on.to(tl.int32)
+                for i in tl.static_range(1, MAX_N):
+                    earlier = goes_on & (at >= i)
+                    own = tl.load(text + tl.maximum(count - 1 - i, 0))
+                    goes_on = earlier & (tl.load(text + at - i, mask=earlier, other=-1) == own)
+                    n += goes_on.to(tl.int32)
+                score = tl.where(n >= MIN_N, n * 16777216 + at, -1)
+                best = tl.maximum(best, tl.max(score, 0))
     i = tl.arange(0, WIDTH)
     found = tl.full([WIDTH], -1, tl.int64)
     if best >= 0:
