@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from deepinfer.kernels.codegen import CHIPS, CompileCase
-from deepinfer.kernels.compile_cases.rows import row_case
+from deepinfer.kernels.compile_cases.rows import level, row_case
 from deepinfer.kernels.configs import rows as configs
 
 __all__ = ["cases"]
@@ -22,7 +22,7 @@ def cases() -> list[CompileCase]:
     for chip in CHIPS:
         rows, warps = configs.engram_lookup(256)
         constants: dict[str, Any] = {
-            "CHANNELS": 256, "GROUP": 32, "HARDWARE": chip >= 89, "ROWS": rows,
+            "CHANNELS": 256, "GROUP": 32, "HARDWARE": level(chip), "ROWS": rows,
         }  # fmt: skip
         types = {
             "rows": "*i64",

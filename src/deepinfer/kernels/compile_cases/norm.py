@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from deepinfer.kernels.codegen import CHIPS, CompileCase
-from deepinfer.kernels.compile_cases.rows import row_case
+from deepinfer.kernels.compile_cases.rows import level, row_case
 from deepinfer.kernels.configs import rows as configs
 
 __all__ = ["cases"]
@@ -27,7 +27,7 @@ def _norm(channels: int, add: bool, chips: tuple[int, ...] = CHIPS) -> CompileCa
     types = {**dict.fromkeys(("x", "residual", "weight", "out"), "*bf16"), "eps": "fp32"}
     constants: dict[str, Any] = {
         "CHANNELS": channels, "MAIN": main, "REST": rest, "ADD": add, "ROWS": rows,
-        "EVICT": "", "HARDWARE": True,
+        "EVICT": "", "HARDWARE": 1,
     }  # fmt: skip
     name = "fused_add_rms_norm" if add else "rms_norm"
     return row_case(name, f"{channels} channels", rms_norm_kernel, types, constants, warps, chips)
@@ -44,7 +44,7 @@ def _cast(format: str, chip: int) -> CompileCase:
     }  # fmt: skip
     constants: dict[str, Any] = {
         "CHANNELS": 512, "ROPE": 64, "HAS_NORM": True, "HAS_POSITIONS": True,
-        "FORMAT": ("fp8", "mxfp4", "nvfp4").index(format) + 1, "HARDWARE": chip >= 89,
+        "FORMAT": ("fp8", "mxfp4", "nvfp4").index(format) + 1, "HARDWARE": level(chip),
         "ROWS": rows, "SPAN": 512 // group,
         "TURNED": 64 // group, "GROUP": group,
     }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from deepinfer.kernels.codegen import CHIPS, CompileCase
-from deepinfer.kernels.compile_cases.rows import row_case
+from deepinfer.kernels.compile_cases.rows import level, row_case
 from deepinfer.kernels.configs import rows as configs
 
 __all__ = ["cases"]
@@ -26,7 +26,7 @@ def cases() -> list[CompileCase]:
     for rows, columns, chip in ((32, 32, 80), (32, 32, 90), (128, 128, 80), (128, 128, 90)):
         side, warps = configs.blocks(rows, columns)
         constants: dict[str, Any] = {
-            "N": 5120, "K": 5120, "SCALE_FP32": False, "HARDWARE": chip >= 89, "ROWS": rows,
+            "N": 5120, "K": 5120, "SCALE_FP32": False, "HARDWARE": level(chip), "ROWS": rows,
             "COLUMNS": columns, "SIDE": side,
         }  # fmt: skip
         name = f"blocks of {rows}x{columns}{_code(chip)}"
@@ -61,7 +61,7 @@ def _cast(format: int, group: int, chip: int) -> CompileCase:
 
     groups, warps = configs.groups(group)
     constants: dict[str, Any] = {
-        "CHANNELS": 5120, "FORMAT": format, "SCALE_FP32": False, "HARDWARE": chip >= 89,
+        "CHANNELS": 5120, "FORMAT": format, "SCALE_FP32": False, "HARDWARE": level(chip),
         "GROUPS": groups, "GROUP": group,
     }  # fmt: skip
     name = f"per_token_cast_to_fp{8 if format == 1 else 4}"
@@ -74,7 +74,7 @@ def _back(packed: bool, scale: int, group: int, chip: int) -> CompileCase:
 
     groups, warps = configs.cast_back(group)
     constants: dict[str, Any] = {
-        "N": 5120, "K": 5120, "PACKED": packed, "SCALE": scale, "HARDWARE": chip >= 89,
+        "N": 5120, "K": 5120, "PACKED": packed, "SCALE": scale, "HARDWARE": level(chip),
         "ROWS": 128 if group == 128 else 1, "GROUPS": groups, "GROUP": group,
     }  # fmt: skip
     entry = f"{'e2m1' if packed else 'e4m3'} groups of {group}{_code(chip)}"
@@ -88,7 +88,7 @@ def _swiglu(format: int, group: int, chip: int) -> CompileCase:
     groups, warps, mode = configs.swiglu(group)
     constants: dict[str, Any] = {
         "CHANNELS": 2304, "HAS_LIMIT": True, "HAS_WEIGHTS": True, "MODE": mode, "FORMAT": format,
-        "SCALE_FP32": False, "HARDWARE": chip >= 89, "GROUPS": groups, "GROUP": group,
+        "SCALE_FP32": False, "HARDWARE": level(chip), "GROUPS": groups, "GROUP": group,
     }  # fmt: skip
     entry = f"{('no cast', 'fp8', 'mxfp4')[format]}{_code(chip)}"
     types = {**_BYTES, "weights": "*fp32", "limit": "fp32"}

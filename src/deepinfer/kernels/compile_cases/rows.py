@@ -7,12 +7,17 @@ from typing import Any
 
 from deepinfer.kernels.codegen import CHIPS, CompileCase
 
-__all__ = ["cases", "row_case"]
+__all__ = ["cases", "level", "row_case"]
 
 
 def cases() -> list[CompileCase]:
     """None of its own."""
     return []
+
+
+def level(chip: int) -> int:
+    """What a chip has: 1 for conversions of e4m3, 2 for packed bf16 arithmetic as well, else 0."""
+    return 2 if chip >= 90 else int(chip >= 89)
 
 
 def row_case(

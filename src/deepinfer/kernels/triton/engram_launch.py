@@ -12,7 +12,7 @@ from deepinfer.kernels.triton.engram_rows import (
     engram_hash_kernel,
     engram_lookup_kernel,
 )
-from deepinfer.kernels.triton.quant_launch import has_hardware_fp8
+from deepinfer.kernels.triton.quant_launch import hardware_level
 
 __all__ = ["engram_gate", "engram_hash", "engram_lookup"]
 
@@ -51,7 +51,7 @@ def engram_lookup(
     with torch.cuda.device_of(table):
         engram_lookup_kernel[(triton.cdiv(rows.numel(), at_once),)](
             rows, table, scale, out, rows.numel(), len(table), table.stride(0), scale.stride(0),
-            CHANNELS=channels, GROUP=channels // groups, HARDWARE=has_hardware_fp8(table),
+            CHANNELS=channels, GROUP=channels // groups, HARDWARE=hardware_level(table),
             ROWS=at_once, num_warps=warps,
         )  # fmt: skip
 

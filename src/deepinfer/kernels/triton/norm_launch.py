@@ -8,7 +8,7 @@ from torch import Tensor
 
 from deepinfer.kernels.configs import rows as configs
 from deepinfer.kernels.triton.norms import norm_rope_cast_kernel, rms_norm_kernel
-from deepinfer.kernels.triton.quant_launch import has_hardware_fp8
+from deepinfer.kernels.triton.quant_launch import hardware_level
 from deepinfer.kernels.triton.ropes import rope_kernel
 
 __all__ = ["norm_rope_cast", "rms_norm", "rope"]
@@ -37,7 +37,7 @@ def rms_norm(
         rms_norm_kernel[(triton.cdiv(rows, at_once),)](
             x, other, weight, out, rows, x.stride(0), other.stride(0), out.stride(0), eps,
             CHANNELS=channels, MAIN=main, REST=rest, ADD=residual is not None, ROWS=at_once,
-            EVICT=evict, HARDWARE=has_hardware_fp8(x), num_warps=warps,
+            EVICT=evict, HARDWARE=hardware_level(x), num_warps=warps,
         )  # fmt: skip
 
 
@@ -68,7 +68,7 @@ def norm_rope_cast(
             x if positions is None else positions, q, scale, tokens * heads, heads, x.stride(0),
             x.stride(1), eps, CHANNELS=channels, ROPE=0 if phases is None else 2 * phases.shape[1],
             HAS_NORM=weight is not None, HAS_POSITIONS=positions is not None, FORMAT=format,
-            HARDWARE=has_hardware_fp8(x), ROWS=rows, SPAN=triton.next_power_of_2(channels // group),
+            HARDWARE=hardware_level(x), ROWS=rows, SPAN=triton.next_power_of_2(channels // group),
             TURNED=triton.next_power_of_2(turned) if turned else 0, GROUP=group, num_warps=warps, enable_fp_fusion=False,
         )  # fmt: skip
 

@@ -121,7 +121,7 @@ def norm_rope_cast_kernel(
         v = _with_gain(v, weight, group, there, kind, HARDWARE, GROUP)
     last = REAL - TURNED
     _put_heads(
-        v, q, scale, row, group, there & (group < last), REAL, FORMAT, HARDWARE, kind != tl.float32,
+        v, q, scale, row, group, there & (group < last), REAL, FORMAT, HARDWARE, kind == tl.bfloat16,
         ROWS * SPAN, GROUP,
     )  # fmt: skip
     if ROPE > 0:
@@ -146,5 +146,5 @@ def norm_rope_cast_kernel(
         both = through(tl.reshape(both, [ROWS * TURNED, GROUP]), kind, HARDWARE)
         _put_heads(
             tl.where(turned, both, v), q, scale, row, group, there, REAL, FORMAT, HARDWARE,
-            kind != tl.float32, ROWS * TURNED, GROUP,
+            kind == tl.bfloat16, ROWS * TURNED, GROUP,
         )  # fmt: skip

@@ -40,7 +40,7 @@ def cast_groups_kernel(
     v = tl.load(start[:, None] + tl.arange(0, GROUP)[None, :], mask=inside, other=0.0)
     write_groups(
         v.to(tl.float32), q + row * Q_ROW + at * Q_GROUP, scale + f, there, inside, FORMAT,
-        SCALE_FP32, HARDWARE, x.dtype.element_ty != tl.float32, GROUPS, GROUP,
+        SCALE_FP32, HARDWARE, x.dtype.element_ty == tl.bfloat16, GROUPS, GROUP,
     )  # fmt: skip
 
 

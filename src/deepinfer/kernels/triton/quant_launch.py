@@ -19,21 +19,33 @@ from deepinfer.kernels.triton.quant_casts import (
 from deepinfer.kernels.triton.small_floats import E2M1_E8M0, E4M3_E8M0
 from deepinfer.kernels.triton.swiglu_cast import swiglu_cast_kernel
 
-__all__ = ["cast_back", "cast_blocks", "cast_groups", "has_hardware_fp8", "swiglu_cast"]
+__all__ = [
+    "cast_back",
+    "cast_blocks",
+    "cast_groups",
+    "hardware_level",
+    "has_hardware_fp8",
+    "swiglu_cast",
+]
+
+
+def hardware_level(x: Tensor) -> int:
+    """What the chip of a tensor has: 1 for conversions of e4m3, 2 for packed bf16 arithmetic as well, else 0."""
+    if os.environ.get("TRITON_INTERPRET") == "1" or not x.is_cuda:
+        return 0
+    capability = torch.cuda.get_device_capability(x.device)
+    return 2 if capability >= (9, 0) else 1 if capability >= (8, 9) else 0
 
 
 def has_hardware_fp8(x: Tensor) -> bool:
     """Whether the chip of a tensor converts e4m3."""
-    if os.environ.get("TRITON_INTERPRET") == "1" or not x.is_cuda:
-        return False
-    return torch.cuda.get_device_capability(x.device) >= (8, 9)
+    return hardware_level(x) > 0
 
 
-def _has_packed_bf16(x: Tensor) -> bool:
-    """Whether the chip rounds packed bf16 sums, and pairs of channels begin at multiples of four bytes."""
-    if x.dtype != torch.bfloat16 or x.data_ptr() % 4 or x.stride(0) % 2 or not has_hardware_fp8(x):
-        return False
-    return torch.cuda.get_device_capability(x.device) >= (9, 0)
+def _in_pairs(x: Tensor) -> bool:
+    """Whether bf16 can be read two at a time, on a chip that computes with pairs."""
+    aligned = x.data_ptr() % 4 == 0 and x.stride(0) % 2 == 0
+    return x.dtype == torch.bfloat16 and aligned and hardware_level(x) == 2
 
 
 def cast_groups(
@@ -54,7 +66,7 @@ def cast_groups(
         group: Channels of a group, a power of two.
         tuning: Groups a program, and warps; None for those of the table.
     """
-    if format != E4M3_E8M0 and _has_packed_bf16(x):
+    if format != E4M3_E8M0 and _in_pairs(x):
         groups, warps = tuning or configs.pairs(group)
         with torch.cuda.device_of(x):
             cast_pairs_kernel[(triton.cdiv(scale.numel(), groups),)](
@@ -67,7 +79,7 @@ def cast_groups(
     with torch.cuda.device_of(x):
         cast_groups_kernel[(triton.cdiv(scale.numel(), groups),)](
             x, q, scale, scale.numel(), x.stride(0), CHANNELS=x.shape[1], FORMAT=format,
-            SCALE_FP32=scale.dtype == torch.float32, HARDWARE=has_hardware_fp8(x), GROUPS=groups,
+            SCALE_FP32=scale.dtype == torch.float32, HARDWARE=hardware_level(x), GROUPS=groups,
             GROUP=group, num_warps=warps, enable_fp_fusion=False,
         )  # fmt: skip
 
@@ -96,7 +108,7 @@ def cast_blocks(
     with torch.cuda.device_of(w):
         cast_blocks_kernel[(programs,)](
             w, q, scale, w.stride(0), w.stride(1), N=n, K=k, SCALE_FP32=scale.dtype == torch.float32,
-            HARDWARE=has_hardware_fp8(w), ROWS=rows, COLUMNS=columns, SIDE=side, num_warps=warps,
+            HARDWARE=hardware_level(w), ROWS=rows, COLUMNS=columns, SIDE=side, num_warps=warps,
             enable_fp_fusion=False,
         )  # fmt: skip
 
@@ -124,7 +136,7 @@ def cast_back(
     with torch.cuda.device_of(q):
         cast_back_kernel[(triton.cdiv(total, groups),)](
             q, scale, out, total, q.stride(0), N=n, K=k, PACKED=packed, SCALE=kind,
-            HARDWARE=has_hardware_fp8(q), ROWS=rows, GROUPS=groups, GROUP=columns, num_warps=warps,
+            HARDWARE=hardware_level(q), ROWS=rows, GROUPS=groups, GROUP=columns, num_warps=warps,
             enable_fp_fusion=False,
         )  # fmt: skip
 
@@ -155,6 +167,6 @@ def swiglu_cast(
             x, x if weights is None else weights, q, scale, total, x.stride(0), limit,
             CHANNELS=channels, HAS_LIMIT=math.isfinite(limit), HAS_WEIGHTS=weights is not None,
             MODE=mode, FORMAT=format, SCALE_FP32=scale.dtype == torch.float32,
-            HARDWARE=has_hardware_fp8(x), GROUPS=groups, GROUP=group, num_warps=warps,
+            HARDWARE=hardware_level(x), GROUPS=groups, GROUP=group, num_warps=warps,
             enable_fp_fusion=False,
         )  # fmt: skip

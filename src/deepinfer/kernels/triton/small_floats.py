@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from deepinfer.kernels.triton.e2m1_codes import packed, power_pairs, quotient_pairs
+
 __all__ = ["E2M1_E4M3", "E2M1_E8M0", "E4M3_E8M0", "e4m3_values", "e8m0_values", "magnitudes", "write_groups"]  # fmt: skip
 
 E4M3_E8M0 = 1
@@ -78,7 +80,7 @@ def e2m1_pairs(bits, GROUPS: tl.constexpr, GROUP: tl.constexpr):
     """Bytes of pairs of codes as `e2m1_bits` gives them, the even one in the low half; shape [GROUPS, GROUP / 2]."""
     low, high = tl.split(tl.reshape(bits, [GROUPS, GROUP // 2, 2]))
     low = ((low >> 22) & 7) | ((low >> 28) & 8)
-    return (low | ((high >> 18) & 0x70) | ((high >> 24) & 0x80)).to(tl.uint8)
+    return low | ((high >> 18) & 0x70) | ((high >> 24) & 0x80)
 
 
 @triton.jit
@@ -149,8 +151,8 @@ def write_groups(
         inside: Which values there are, shape [GROUPS, GROUP].
         FORMAT: See the constants of this module.
         SCALE_FP32: Whether power-of-two scales are stored as fp32; else as one byte.
-        HARDWARE: Whether the chip converts e4m3.
-        NARROW: Whether the values have at most 11 leading bits, as those of bf16 and fp16.
+        HARDWARE: What the chip has: 1 for conversions of e4m3, 2 for packed bf16 arithmetic as well, else 0.
+        NARROW: Whether the values are those of bf16; more leading bits need more care.
         GROUPS: Groups.
         GROUP: Values of a group.
     """
@@ -165,18 +167,28 @@ def write_groups(
         codes = e4m3_codes(v * inverse[:, None], HARDWARE)
         tl.store(q[:, None] + tl.arange(0, GROUP)[None, :], codes, mask=inside)
     else:
+        # What the chip can do: 2 is packed bf16 arithmetic as well, and values of bf16 go two at a time.
+        IN_PAIRS: tl.constexpr = HARDWARE == 2 and NARROW
         if FORMAT == 2:
             exponent, inverse = power_scale(highest, 6.0, 7.052966104933725e-38)
             tl.store(scale, exponent.to(tl.uint8), mask=there)
-            codes = e2m1_bits(v * inverse[:, None], NARROW)
+            if IN_PAIRS:
+                pairs = power_pairs(packed(v, GROUPS, GROUP), inverse)
+            else:
+                bits = e2m1_bits(v * inverse[:, None], NARROW)
+                pairs = e2m1_pairs(bits, GROUPS, GROUP)
         else:
             byte = e4m3_scale(highest, HARDWARE)
             tl.store(scale, byte, mask=there)
             divisor = e4m3_values(byte, False)
-            # Of the magnitude, because the correction of a quotient loses the sign of zero.
-            y = quotients(tl.abs(v), divisor[:, None], HARDWARE)
-            y = tl.minimum(y, 6.0, propagate_nan=tl.PropagateNan.ALL).to(tl.int32, bitcast=True)
-            y = y | (v.to(tl.int32, bitcast=True) & -0x80000000)
-            codes = e2m1_bits(y.to(tl.float32, bitcast=True), NARROW)
-        pairs = e2m1_pairs(codes, GROUPS, GROUP)
-        tl.store(q[:, None] + tl.arange(0, GROUP // 2)[None, :], pairs, mask=there[:, None])
+            if IN_PAIRS:
+                pairs = quotient_pairs(packed(v, GROUPS, GROUP), divisor, byte == 0x7F)
+            else:
+                # Of the magnitude, because the correction of a quotient loses the sign of zero.
+                y = quotients(tl.abs(v), divisor[:, None], HARDWARE)
+                y = tl.minimum(y, 6.0, propagate_nan=tl.PropagateNan.ALL).to(tl.int32, bitcast=True)
+                y = y | (v.to(tl.int32, bitcast=True) & -0x80000000)
+                bits = e2m1_bits(y.to(tl.float32, bitcast=True), NARROW)
+                pairs = e2m1_pairs(bits, GROUPS, GROUP)
+        to = q[:, None] + tl.arange(0, GROUP // 2)[None, :]
+        tl.store(to, pairs.to(tl.uint8), mask=there[:, None])

@@ -62,5 +62,5 @@ def swiglu_cast_kernel(
         Q_GROUP: tl.constexpr = GROUP if FORMAT == 1 else GROUP // 2
         write_groups(
             through(v, x.dtype.element_ty, HARDWARE), q + row * Q_ROW + at * Q_GROUP, scale + f, there, inside, FORMAT,
-            SCALE_FP32, HARDWARE, x.dtype.element_ty != tl.float32, GROUPS, GROUP,
+            SCALE_FP32, HARDWARE, x.dtype.element_ty == tl.bfloat16, GROUPS, GROUP,
         )  # fmt: skip
