@@ -102,7 +102,7 @@ def mhc_split_kernel(
 ):
     """Writes the projection with its channels first, and each coefficient as the sum of SPLIT bf16 numbers.
 
-    Part p of coefficient r of a channel is column 24 * p + r; the other columns are zero.
+    Part p of coefficient r of a channel is column 24 * p + r of 24 * SPLIT.
     """
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
     n = tl.arange(0, COLUMNS)[None, :]
@@ -112,7 +112,7 @@ def mhc_split_kernel(
     for part in tl.static_range(1, SPLIT):
         w = w - value.to(tl.float32)
         value = tl.where(n >= 24 * part, w.to(tl.bfloat16), value)
-    tl.store(parts + c.to(tl.int64) * COLUMNS + n, value, mask=c < width)
+    tl.store(parts + c.to(tl.int64) * (24 * SPLIT) + n, value, mask=there)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -124,7 +124,7 @@ def mhc_project_kernel(
     """Reads a piece of the channels of all streams once: projections, squares, and the sum that enters a sublayer.
 
     NARROW: bf16 streams times what `mhc_split_kernel` made; else fp32 products with the projection itself. A row of `sums`
-    has COLUMNS projections and then the squares.
+    has SUMS - 8 projections and then the squares.
     """
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     there = token < tokens
@@ -145,8 +145,9 @@ def mhc_project_kernel(
             squares += wide * wide
             entering += tl.load(pre + token * 4 + i, mask=there, other=0.0)[:, None] * wide
             if NARROW:
-                w = fn + (i * CHANNELS + c).to(tl.int64)[:, None] * COLUMNS + n[None, :]
-                m = tl.dot(s, tl.load(w, mask=(c < CHANNELS)[:, None], other=0.0), m)
+                w = fn + (i * CHANNELS + c).to(tl.int64)[:, None] * (SUMS - 8) + n[None, :]
+                known = (c < CHANNELS)[:, None] & (n < SUMS - 8)[None, :]
+                m = tl.dot(s, tl.load(w, mask=known, other=0.0), m)
             else:
                 w = fn + n[None, :] * (4 * CHANNELS) + i * CHANNELS + c[:, None]
                 w = tl.load(w, mask=(n < 24)[None, :] & (c < CHANNELS)[:, None], other=0.0)
