@@ -386,21 +386,15 @@ def cases() -> list[Case]:
             if (batch, s_q) == (256, 1):
                 variant = partial(build, portable=True)
                 found.append(Case(op, shape, "portable", variant, peer=peer))
-            for sizes in (
-                (4, 216, 168, True),
-                (4, 216, 168, False),
-                (8, 216, 168, True),
-                (8, 216, 168, False),
-            ):
-                variant = partial(build, tuning=WideTuning(*sizes))
-                words = " ".join(map(str, sizes))
-                found.append(Case(op, shape, f"wide {words}", variant, peer=peer))
-            if batch * s_q == 64:
-                for split in (0, 192, 128):
-                    variant = partial(build, split=split)
-                    found.append(Case(op, shape, f"split {split}", variant, peer=peer))
-            else:
-                found.append(Case(op, shape, "split 320", partial(build, split=320), peer=peer))
+            if batch == 256:
+                for sizes in ((4, 216, 168, False), (8, 216, 168, True), (8, 216, 168, False)):
+                    variant = partial(build, tuning=WideTuning(*sizes))
+                    words = " ".join(str(int(x)) for x in sizes)
+                    found.append(Case(op, shape, f"wide {words}", variant, peer=peer))
+            elif s_q == 1:
+                variant = partial(build, tuning=WideTuning(8, 216, 168, True))
+                found.append(Case(op, shape, "wide 8 216 168 1", variant, peer=peer))
+                found.append(Case(op, shape, "split 0", partial(build, split=0), peer=peer))
         shape = f"128x2 rows, 128 heads, 128 + 512 keys, {name}"
         build = partial(decode, batch=128, s_q=2, heads=128, more_form=form)
         found.append(Case(op, shape, "table", build, peer=0.129 if form is FP8 else None))
@@ -411,13 +405,10 @@ def cases() -> list[Case]:
                 found.append(Case(op, shape, "table", build))
                 if heads == 16 and batch == 128:
                     found.append(Case(op, shape, "portable", partial(build, portable=True)))
-                if heads == 16:
+                if heads == 16 and batch > 16:
                     for tuning in (FewTuning(8, 16, 104, 136), FewTuning(4, 16, 104, 136)):
                         words = f"few {tuning.warps} {tuning.keys}"
                         found.append(Case(op, shape, words, partial(build, tuning=tuning)))
-                    if batch == 16:
-                        for split in (128, 320):
-                            found.append(Case(op, shape, f"split {split}", partial(build, split=split)))  # fmt: skip
         for backend, heads, split in (
             ("hopper", 64, 0), ("hopper", 64, 128), ("hopper", 128, 64), ("hopper", 40, 0), ("hopper", 8, 0),
             ("hopper", 8, 64), ("hopper", 12, 0), ("hopper", 12, 128), ("hopper", 32, 0), ("hopper", 32, 64),
