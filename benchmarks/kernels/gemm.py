@@ -79,7 +79,7 @@ def folded(x: Any, xs: Any, p: Any, ps: Any, rows_of: Any, out: Any, sizes: tupl
     from deepinfer.kernels.triton import grouped_folded_launch as few
     from deepinfer.kernels.triton.gemm_launch import SwappedTuning
 
-    if sizes[0] < 16:
+    if sizes[0] < 8:
         tuning = many.DecodedTuning(*sizes)
         return lambda: many.folded_decoded(x, xs, p, ps, rows_of, out, tuning)
     return lambda: few.grouped_folded(x, xs, p, ps, rows_of, out, SwappedTuning(*sizes))
@@ -272,22 +272,16 @@ FP8_MASKED: dict[int, list[Sizes]] = {
     64: [(64, 2, 4, 1, 2)],
 }
 FP4_MASKED: dict[int, list[Sizes]] = {
-    16: [(16, 1, 5, 2, 3), (16, 1, 5, 2, 3, 3), (16, 2, 5, 2, 2, 3)],
-    32: [(32, 1, 3, 2, 3), (32, 1, 3, 2, 3, 3), (32, 2, 8, 2, 1, 3)],
-    64: [
-        (64, 2, 6, 2, 1, 3),
-        (64, 1, 4, 2, 2, 3),
-        (64, 2, 5, 2, 1, 2),
-        (64, 1, 3, 2, 2, 2),
-        (64, 1, 4, 2, 2),
-    ],
+    16: [(16, 1, 5, 2, 3), (16, 1, 5, 2, 3, 3)],
+    32: [(32, 1, 3, 2, 3), (32, 1, 3, 2, 3, 3)],
+    64: [(64, 1, 4, 2, 2), (64, 2, 6, 2, 1, 3), (64, 1, 4, 2, 2, 3), (1, 1, 8, 2)],
 }
 FP4X32_MASKED: dict[int, list[Sizes]] = {
-    16: [(16, 1, 5, 2, 3), (16, 2, 10, 1, 2)],
-    32: [(32, 1, 3, 2, 3), (1, 2, 5)],
-    64: [(1, 2, 5), (64, 1, 8, 1, 2)],
+    16: [(16, 2, 10, 1, 2), (16, 1, 5, 2, 3)],
+    32: [(32, 1, 3, 2, 3)],
+    64: [(1, 2, 5), (1, 1, 8, 2)],
 }
-TALL: list[Sizes] = [(2, 256, 4, 8), (2, 256, 4, 12), (2, 256, 4, 6)]
+TALL: list[Sizes] = [(2, 256, 4, 8), (2, 256, 4, 12)]
 
 
 def _name(sizes: Sizes) -> str:
@@ -312,34 +306,35 @@ def cases() -> list[Case]:
             )
 
     masked_fp4, masked_fp8 = "m_grouped_fp8_fp4_gemm_nt_masked", "m_grouped_fp8_gemm_nt_masked"
+    contiguous_fp4 = "m_grouped_fp8_fp4_gemm_nt_contiguous"
+    contiguous_fp8 = "m_grouped_fp8_gemm_nt_contiguous"
     for rows in (64, 32, 16):
         shape = (48, rows, 4608, 5120)
         add(masked_fp4, masked, "fp4", shape, FP4_MASKED[rows])
-        add(masked_fp4, masked, "fp4x32", shape, FP4X32_MASKED[rows])
         add(masked_fp8, masked, "fp8", shape, FP8_MASKED[rows])
-    few: list[Sizes] = [(16, 2, 10, 1, 2), (8, 2, 11, 1, 2), (8, 1, 8, 1, 4), (8, 1, 6, 2, 3)]
-    add(masked_fp4, masked, "fp4x32", (384, 1, 4608, 5120), few)
-    add(masked_fp4, masked, "fp4x32", (384, 4, 5120, 2304), few[:2])
     shape = (48, 32, 5120, 2304)
-    add(masked_fp4, masked, "fp4", shape, [(32, 2, 8, 1, 2), (32, 1, 3, 2, 3)])
+    add(masked_fp4, masked, "fp4", shape, FP4_MASKED[32])
     add(masked_fp8, masked, "fp8", shape, FP8_MASKED[32])
-    add("fp8_gemm_nt", dense, "fp8", (64, 5120, 8192), [(64, 2, 10, 1, 1, 2), (64, 1, 9, 1, 1)])
-    add("fp8_gemm_nt", dense, "fp8", (64, 1280, 5120), [(64, 2, 10, 1, 1, 2), (64, 1, 9, 1, 1)])
-    add("fp8_gemm_nt", dense, "fp8", (16, 32768, 1280), [(16, 1, 4, 1, 4), (16, 2, 5, 1, 2)])
-    add("fp8_gemm_nt", dense, "fp8_32", (64, 5120, 8192), [(64, 1, 9, 1, 1), (64, 1, 4, 1, 2)])
-    add("fp8_gemm_nt", dense, "fp8_32", (16, 32768, 1280), [(16, 2, 5, 1, 2), (16, 1, 4, 1, 3)])
-    add("fp8_gemm_nt", dense, "fp8_32", (4096, 4096, 7168), [(2, 128, 6, 8), (2, 128, 6, 16)])
-    for m, n, k in ((2048, 4096, 7168), (4096, 4096, 7168), (8192, 8192, 8192)):
+    add("fp8_gemm_nt", dense, "fp8", (64, 5120, 8192), [(64, 2, 10, 1, 1, 2)])
+    add("fp8_gemm_nt", dense, "fp8", (16, 32768, 1280), [(16, 2, 5, 1, 2)])
+    for m, n, k in ((4096, 4096, 7168), (8192, 8192, 8192)):
         add("fp8_gemm_nt", dense, "fp8", (m, n, k), TALL)
-    add("fp8_gemm_nt", dense, "fp8", (4096, 5120, 8192), [(2, 128, 6, 8, 2), (2, 256, 4, 8)])
-    add("m_grouped_fp8_gemm_nt_contiguous", contiguous, "fp8", (48, 256, 4608, 5120), [(2, 128, 6, 8), (2, 256, 4, 2), (2, 256, 4, 1)])  # fmt: skip
-    add("m_grouped_fp8_gemm_nt_contiguous", contiguous, "fp8", (8, 2048, 4096, 7168), [(2, 256, 4, 16), (2, 256, 4, 8), (2, 256, 4, 12)])  # fmt: skip
-    many: list[Sizes] = [(2, 1, 6, 2), (2, 1, 6), (128, 2, 3, 2, 1, 2), (64, 2, 6, 2, 1, 3)]
-    add("m_grouped_fp8_fp4_gemm_nt_contiguous", contiguous, "fp4", (48, 256, 4608, 5120), many)
-    add("m_grouped_fp8_fp4_gemm_nt_contiguous", contiguous, "fp4", (8, 2048, 4096, 7168), many)
-    add("m_grouped_fp8_fp4_gemm_nt_contiguous", contiguous, "fp4x32", (48, 256, 4608, 5120), [(2, 1, 6, 2), (2, 1, 6), (64, 2, 6, 2, 1)])  # fmt: skip
-    add("fp8_fp4_gemm_nt", dense, "fp4", (4096, 4096, 7168), many)
+    add(contiguous_fp8, contiguous, "fp8", (48, 256, 4608, 5120), [(2, 256, 4, 2), (2, 128, 6, 8)])
+    add(contiguous_fp8, contiguous, "fp8", (8, 2048, 4096, 7168), [(2, 256, 4, 16), (2, 256, 4, 8)])
     for m, n, k in ((4096, 4096, 7168), (8192, 8192, 8192)):
         add("bf16_gemm_nt", dense, "bf16", (m, n, k), [(2, 256, 4, 8)])
-        add("batch_invariant.linear", invariant, "bf16", (m, n, k), [()])
+    add("batch_invariant.linear", invariant, "bf16", (4096, 4096, 7168), [()])
+    many: list[Sizes] = [(2, 1, 6), (2, 1, 6, 2)]
+    add(contiguous_fp4, contiguous, "fp4x32", (48, 256, 4608, 5120), many)
+    for rows in (64, 32, 16):
+        add(masked_fp4, masked, "fp4x32", (48, rows, 4608, 5120), FP4X32_MASKED[rows])
+    add(masked_fp4, masked, "fp4x32", (384, 1, 4608, 5120), [(16, 2, 10, 1, 2), (8, 2, 11, 1, 2)])
+    add(contiguous_fp4, contiguous, "fp4", (48, 256, 4608, 5120), many)
+    add("fp8_fp4_gemm_nt", dense, "fp4", (4096, 4096, 7168), [*many, (128, 2, 8, 1, 1)])
+    add("fp8_gemm_nt", dense, "fp8_32", (64, 5120, 8192), [(64, 1, 9, 1, 1)])
+    add("fp8_gemm_nt", dense, "fp8_32", (16, 32768, 1280), [(16, 2, 5, 1, 2)])
+    add("fp8_gemm_nt", dense, "fp8_32", (4096, 4096, 7168), [(2, 128, 6, 8)])
+    add("fp8_gemm_nt", dense, "fp8", (2048, 4096, 7168), TALL[:1])
+    add("fp8_gemm_nt", dense, "fp8", (4096, 5120, 8192), [(2, 128, 6, 8, 2)])
+    add("fp8_gemm_nt", dense, "fp8", (64, 1280, 5120), [(64, 2, 10, 1, 1, 2)])
     return found

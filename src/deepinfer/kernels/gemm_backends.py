@@ -138,13 +138,21 @@ def _dense_hopper(x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d:
 def _folded(
     x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, rows_of: Tensor | None, d: Tensor, rows: int
 ) -> None:
-    from deepinfer.kernels.triton import grouped_folded_launch as launch
+    """Prepared MXFP4 weights; `rows` 0: a group for each row."""
+    from deepinfer.kernels.triton import folded_decoded_launch as many
+    from deepinfer.kernels.triton import grouped_folded_launch as few
     from deepinfer.kernels.triton.gemm_launch import SwappedTuning
 
+    n, k = w.shape[1], channels(w)
     table = configs.FOLDED_MXFP4 if xs.itemsize == 4 else configs.FOLDED_MXFP4_32
-    sizes = _spanned(_tuning(table, x, w.shape[1], channels(w), rows), channels(w))
-    tuning = SwappedTuning(*sizes)
-    launch.grouped_folded(x.contiguous(), _bytes(xs), w, ws, rows_of, d, tuning)
+    if rows == 0 and xs.itemsize == 4:
+        table = configs.CONTIGUOUS_MXFP4
+    sizes = _spanned(_tuning(table, x, n, k, rows or 128), k)
+    x, xs = x.contiguous(), _bytes(xs)
+    if sizes[0] < 8:
+        many.folded_decoded(x, xs, w, ws, rows_of, d, many.DecodedTuning(*sizes))
+    else:
+        few.grouped_folded(x, xs, w, ws, rows_of, d, SwappedTuning(*sizes))
 
 
 def _tall(
@@ -163,8 +171,8 @@ def _bytes(scale: Tensor) -> Tensor:
 
 def _spanned(sizes: tuple[int, ...], k: int) -> tuple[int, ...]:
     """The same sizes, with a span that divides the steps of K."""
-    if len(sizes) > 3 and sizes[3] == 2 and k % 256:
-        return (*sizes[:3], 1, *sizes[4:])
+    if sizes[0] >= 8 and sizes[3] == 2 and k % 256:
+        return (*sizes[:3], 1, sizes[4])
     return sizes
 
 
@@ -179,7 +187,7 @@ def _contiguous_hopper(
 ) -> None:
     if xs is not None and ws is not None and w.dtype == torch.int32:
         with torch.cuda.device(x.device):
-            _folded(x, xs, w, ws, layout.contiguous(), d, x.shape[0])
+            _folded(x, xs, w, ws, layout.contiguous(), d, 0)
         return
     if x.stride(0) * x.itemsize % 16:
         x = x.contiguous()

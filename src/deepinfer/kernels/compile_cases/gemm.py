@@ -17,12 +17,11 @@ def cases() -> list[CompileCase]:
     """Each entry once, in the form that needs most."""
     found = [_few(s, 128) for s in _sizes(configs.MASKED_FP8, configs.DENSE_FP8, configs.SPLIT_FP8)]  # fmt: skip
     found += [_few(s, 32) for s in _sizes(configs.MASKED_FP8_32)]
-    found += [_folded(s, 128) for s in _sizes(configs.FOLDED_MXFP4)]
-    found += [_folded(s, 32) for s in _sizes(configs.FOLDED_MXFP4_32)]
+    for table, group in ((configs.FOLDED_MXFP4, 128), (configs.FOLDED_MXFP4_32, 32)):
+        found += [(_folded if s[0] >= 16 else _decoded)(s, group) for s in _sizes(table)]
     found += [_many(s, True, True) for s in _sizes(configs.CONTIGUOUS_FP8)]
     found += [_many(configs.TALL_SPLIT, True, False), _many(configs.TALL_FP8_32, True, True, 32)]
-    found += [_decoded(configs.DECODED_MASKED, 128), _decoded(configs.DECODED_MANY, 128)]
-    found += [_decoded(configs.DECODED_MANY, 32)]
+    found += [_decoded(s, 128) for s in _sizes(configs.CONTIGUOUS_MXFP4)]
     found += [_many(s, False, True) for s in _sizes(configs.TALL_BF16)]
     small, large = configs.PORTABLE[0][4], configs.PORTABLE[-1][4]
     found += [
@@ -128,6 +127,7 @@ def _decoded(sizes: tuple[int, ...], x_group: int) -> CompileCase:
         "MODE": 2 if t.parts_m == 1 else 1,
         "TM": t.parts_m,
         "TN": t.parts_n,
+        "DECODERS": t.decoders,
         "DEPTH": t.depth,
     }
     name = "m_grouped_gemm_nt_masked" if t.parts_m == 1 else "m_grouped_gemm_nt_contiguous"

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 __all__ = [
     "CONTIGUOUS_FP8",
-    "DECODED_MANY",
-    "DECODED_MASKED",
+    "CONTIGUOUS_MXFP4",
     "DENSE_FP8",
     "FOLDED_MXFP4",
     "FOLDED_MXFP4_32",
@@ -38,17 +37,20 @@ MASKED_FP8_32: tuple[Row, ...] = (
     ("", 0, 0, 32, (32, 2, 5, 1, 2)),
     ("", 0, 0, 0, (64, 2, 8, 1, 1)),
 )
+# Prepared MXFP4 weights: SwappedTuning, or DecodedTuning where the first size is below 8
 FOLDED_MXFP4: tuple[Row, ...] = (
     ("", 0, 0, 16, (16, 1, 5, 2, 3)),
     ("", 0, 0, 32, (32, 1, 3, 2, 3)),
-    ("", 0, 0, 64, (64, 2, 6, 2, 1)),
+    ("", 0, 0, 64, (64, 1, 4, 2, 2)),
     ("", 0, 0, 0, (128, 2, 8, 1, 1)),
 )
+CONTIGUOUS_MXFP4: tuple[Row, ...] = (("", 0, 0, 0, (2, 1, 6)),)
 # The same with a scale for 32 channels of a token
 FOLDED_MXFP4_32: tuple[Row, ...] = (
-    ("", 0, 0, 16, (16, 1, 5, 2, 3)),
-    ("", 0, 0, 32, (32, 1, 7, 1, 3)),
-    ("", 0, 0, 0, (64, 2, 6, 2, 1)),
+    ("", 0, 0, 16, (16, 2, 10, 1, 2)),
+    ("", 0, 0, 32, (32, 1, 3, 2, 3)),
+    ("", 0, 0, 64, (1, 2, 5)),
+    ("", 0, 0, 0, (2, 1, 6)),
 )
 DENSE_FP8: tuple[Row, ...] = (
     ("", 0, 0, 16, (16, 2, 5, 1, 2)),
@@ -65,9 +67,6 @@ SPLIT_FP8: tuple[Row, ...] = (
 TALL_FP8: tuple[Row, ...] = (("", 0, 0, 6144, (2, 256, 4, 8)), ("", 0, 0, 0, (2, 256, 4, 16)))
 # (device, N or 0, K or 0, most rows of a group on average, sizes): two warpgroups, whose 128 rows lie in one group
 CONTIGUOUS_FP8: tuple[Row, ...] = (("", 0, 0, 512, (2, 128, 6, 8)), ("", 0, 0, 0, (2, 256, 4, 16)))
-# Prepared MXFP4 weights that are decoded into shared memory: DecodedTuning
-DECODED_MASKED = (1, 2, 5)
-DECODED_MANY = (2, 1, 6)
 TALL_SPLIT = (2, 128, 6, 8, 2)
 TALL_FP8_32 = (2, 128, 6, 8)
 TALL_BF16: tuple[Row, ...] = (("", 0, 0, 0, (2, 256, 4, 8)),)
