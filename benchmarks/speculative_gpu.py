@@ -219,15 +219,16 @@ def texts_of(count: int) -> list[str]:
 
 
 def one_load(engine: Engine, texts: list[str], tokens: int) -> dict[str, float]:
-    """Tokens a second from the step in which all decode until `tokens` each were generated on average."""
+    """Tokens a second over `tokens` for each request, from 48 tokens behind its prompt on."""
     spans = Spans()
     params = SamplingParams(max_tokens=900, temperature=0, ignore_eos=True)
     rids = [engine.add_request(text, params) for text in texts]
     seen: set[str] = set()
     while len(seen) < len(texts):
         seen.update(delta.rid for delta in engine.step() if delta.token_ids)
-    for _ in range(6):
-        engine.step()
+    made = 0
+    while made < min(48, tokens) * len(texts):
+        made += sum(len(delta.token_ids) for delta in engine.step())
     before, engine._loop.recorder = engine._loop.recorder, spans
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -277,7 +278,8 @@ def throughput(report: Report, options: Any) -> None:
                 if report.left_s < 3:
                     report.add(f"load {load}", skipped="no time left")
                     return
-                result = one_load(engine, texts, options.stretch if turn else 12)
+                stretch = options.stretch * (2 if load < 16 else 1)
+                result = one_load(engine, texts, stretch if turn else 12)
                 if turn:  # what is recorded and compiled is so by then
                     found[way].append(result)
         for way, results in found.items():
@@ -448,8 +450,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=192, help="recorded prompts of each kind")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of each recorded answer")
     parser.add_argument("--loads", type=int, nargs="+", default=LOADS)
-    parser.add_argument("--stretch", type=int, default=160, help="tokens a request that are timed")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--stretch", type=int, default=200, help="tokens a request that are timed")
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", default=os.environ.get("OUT", "."))
     options = parser.parse_args()
     report = Report(Path(options.out) / "speculative_gpu.jsonl", options.seconds, options.device)

@@ -60,6 +60,8 @@ def test_whole_blocks_or_none_for_schedulers_that_ask_row_by_row() -> None:
     made = live()
     assert made.choose([[0.9, 0.9], []], 2) == [2, 0]
     made.trim([[0.01, 0.01]] * 48, [2] * 48)
+    for _ in range(32):
+        made.choose([[0.9, 0.9], []], 2)
     assert made.choose([[0.9, 0.9], []], 2) == [0, 0]
     assert not made.is_on
 

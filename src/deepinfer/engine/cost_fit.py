@@ -10,7 +10,7 @@ from deepinfer.speculative import StepCostModel
 
 __all__ = ["fit_costs"]
 
-_ROUNDS = 40
+_FAINT = 1e-2
 _LEAST = 1e-9
 _LEAST_SHARE = 0.05  # of the fastest step: rows are not free, whatever noise says
 
@@ -23,8 +23,8 @@ def fit_costs(
 ) -> StepCostModel:
     """Takes steps apart into what rows cost and what requests add: `seconds = f(rows) + g(requests)`.
 
-    Both are found in turns, as what the other leaves on average; `f` does not fall. Only the sum means anything: the least
-    that requests add counts as 0.
+    Both are found by least squares; `f` does not fall. Only their sum means much: `g` is what drafting was seen to take, as far
+    as the steps leave that open.
 
     Args:
         samples: Requests, rows, seconds, and seconds of them spent drafting, of each step; of equal steps the median
@@ -49,12 +49,16 @@ def fit_costs(
     total = np.array([drafted[key][0] for key in keys])
     requests, request_at = np.unique([key[0] for key in keys], return_inverse=True)
     sizes, size_at = np.unique([size_of(key[1]) for key in keys], return_inverse=True)
-    extra = np.array([min(v[1] for k, v in drafted.items() if k[0] == count) for count in requests])
-    for _ in range(_ROUNDS):
-        by_rows = np.bincount(size_at, total - extra[request_at]) / np.bincount(size_at)
-        by_rows = np.maximum.accumulate(by_rows)
-        extra = np.bincount(request_at, total - by_rows[size_at]) / np.bincount(request_at)
-    least = float(extra.min())
+    seen = np.array([min(v[1] for k, v in drafted.items() if k[0] == count) for count in requests])
+    # One unknown a size and one a number of requests; faint equations say what drafting alone was seen to take.
+    equations = np.zeros((len(keys) + len(requests), len(sizes) + len(requests)))
+    at = np.arange(len(keys))
+    equations[at, size_at] = equations[at, len(sizes) + request_at] = 1.0
+    equations[len(keys) :, len(sizes) :] = _FAINT * np.eye(len(requests))
+    found = np.linalg.lstsq(equations, np.concatenate([total, _FAINT * seen]))[0]
+    by_rows = np.maximum.accumulate(found[: len(sizes)])
+    extra = np.bincount(request_at, total - by_rows[size_at]) / np.bincount(request_at)
+    least = min(float(extra.min()), 0.0)
     extra, by_rows = extra - least, np.maximum(_LEAST_SHARE * total.min(), by_rows + least)
     graph_sizes: Sequence[int] = ()
     if rounded is not None:

@@ -44,7 +44,7 @@ __all__ = [
 
 _DECODE = ROLES.index(RowRole.DECODE)
 _SHORT = 8  # steps without all requests and without a prompt after which the rest is given up
-_PLAIN = 4
+_PLAIN = 8
 _WARM = 3  # steps behind a change of lengths that are not counted: recordings, and a step in flight
 
 
@@ -192,7 +192,7 @@ def profile_parts(
     )
     checks.check_int("context_tokens", context_tokens, 1, 2**31, ConfigError)
     steps = (limits.draft_length + 1) * (limits.draft_length + 2) * (_WARM + repeats)
-    steps += _WARM + _PLAIN * repeats
+    steps += 2 * _WARM + _PLAIN * repeats
     prompt_len = max(1, min(context_tokens, limits.max_model_len - steps))
     left_out = {*parts.info.eos_token_ids, *parts.ungenerated_ids}
     ids = [token for token in range(parts.info.vocab_size) if token not in left_out] or [0]
@@ -325,16 +325,16 @@ def _profile(
         for length in range(draft_length, -1, -1):
             policy.length = length
             # Steps that verify nothing may run ahead of their results: only several of them tell what one takes.
-            steps = repeats if length else _PLAIN * repeats
+            warm, steps = (_WARM, repeats) if length else (2 * _WARM, _PLAIN * repeats)
             total = 0.0
-            for step in range(_WARM + steps):
+            for step in range(warm + steps):
                 began = time.perf_counter()
                 loop.run_step()
                 elapsed = time.perf_counter() - began
                 if probe.requests != count or not probe.is_decoding:
                     return found  # the cache is full, or they came to their end
-                total += elapsed if step >= _WARM else 0.0
-                if length and step >= _WARM:
+                total += elapsed if step >= warm else 0.0
+                if length and step >= warm:
                     found.append((probe.rows, elapsed, probe.draft_s))
             if not length:
                 found.append((probe.rows, total / steps, 0.0))

@@ -16,6 +16,7 @@ __all__ = ["DraftSwitch"]
 
 _MOST_BLOCKS = 256  # that an opinion rests on
 _LEAST_BLOCKS = 48
+_LEAST_STEPS = 32
 _POOR_STEPS = (
     4  # of a probe: the first may only feed the draft, and the next have little behind them
 )
@@ -68,6 +69,7 @@ class DraftSwitch:
         self._seen: npt.NDArray[np.float32] = np.zeros((0, 0), np.float32)
         self._fresh: npt.NDArray[np.float32] = np.zeros((0, 0), np.float32)  # of the probe
         self._promises: dict[int, tuple[float, float]] = {}
+        self._steps = 0  # since drafting began
         self._idle = 0  # steps since drafting stopped or was last probed
         self._probe = 0  # steps of the probe so far
         self._spent = 0  # steps of the last probe
@@ -106,12 +108,17 @@ class DraftSwitch:
         """
         if num_requests < 1:
             return False
+        self._steps += 1
         if self.is_on and self._seen.shape[0] < _LEAST_BLOCKS:
             return True  # too little is known
         if self._probe:
             return self._go_on(num_requests)
         self.promise, _ = self._look_up(num_requests)
         needed = self.off_gain if self.is_on else self.off_gain + self.hysteresis
+        if self.is_on and self._steps < _LEAST_STEPS and self.promise > _HOPELESS:
+            return True  # the beginnings of answers are harder than the rest
+        if not self.is_on and self.promise > needed:
+            self._steps = 0
         self.is_on = self.promise > needed
         if self.is_on:
             self._idle = 0
@@ -143,7 +150,7 @@ class DraftSwitch:
             if is_good or promise < _HOPELESS or steps >= _PROBE_STEPS:
                 self._seen, self._spent, self._probe = self._fresh, steps, 0
                 self._promises.clear()
-                self.promise, self.is_on = promise, is_good
+                self.promise, self.is_on, self._steps = promise, is_good, 0
                 return is_good
         if steps >= 2 * _PROBE_STEPS:  # nothing was drafted
             self._spent, self._probe = steps, 0
