@@ -56,8 +56,11 @@ def _from_key(key, BITS: gl.constexpr):
 
 
 @gluon.jit
-def _search(keys, used, k, STEPS: gl.constexpr):
-    """The k-th largest of the used keys, shape [threads, each], to the first 2 * STEPS bits in which they differ."""
+def _search(keys, used, k, STEPS: gl.constexpr, EXACT: gl.constexpr):
+    """The k-th largest of the used keys, shape [threads, each], to the first 2 * STEPS bits in which they differ.
+
+    EXACT: any key of which no more than k are greater, and all of these are among the k largest, with what equals it.
+    """
     low, high = gl.reduce(
         (gl.where(used, keys, 0x7FFFFFFF), gl.where(used, keys, -0x80000000)), 1, _ends
     )
@@ -70,8 +73,10 @@ def _search(keys, used, k, STEPS: gl.constexpr):
     kept = gl.minimum(2 * steps, 30)
     # Trials are unsigned numbers: signed ones with the first bit turned.
     found = gl.where(steps > 15, 0, ((high ^ -0x80000000) >> kept) << kept)
-    step = gl.to_tensor(1) << (2 * gl.maximum(steps - 1, 0))
-    for _ in range(0, gl.minimum(steps, STEPS)):
+    step = gl.where(steps > 0, gl.to_tensor(1) << (2 * gl.maximum(steps - 1, 0)), 0)
+    left = gl.to_tensor(STEPS)
+    exact = gl.to_tensor(0)
+    while step != 0:
         first = found + step
         second = first + step
         third = second + step
@@ -81,12 +86,20 @@ def _search(keys, used, k, STEPS: gl.constexpr):
         own = gl.sum(own, 1)
         wide = (own & 255).to(gl.int64) + (((own >> 8) & 255).to(gl.int64) << 21)
         count = gl.sum(wide + ((own >> 16).to(gl.int64) << 42), 0)
+        at_first = (count & 0x1FFFFF).to(gl.int32)
+        at_second = ((count >> 21) & 0x1FFFFF).to(gl.int32)
+        at_third = (count >> 42).to(gl.int32)
+        reached = gl.where(at_third >= k, at_third, gl.where(at_second >= k, at_second, at_first))
         found = gl.where(
-            (count >> 42) >= k, third,
-            gl.where(((count >> 21) & 0x1FFFFF) >= k, second, gl.where((count & 0x1FFFFF) >= k, first, found)),
-        )  # fmt: skip
-        step = step >> 2
-    return found ^ -0x80000000
+            at_third >= k,
+            third,
+            gl.where(at_second >= k, second, gl.where(at_first >= k, first, found)),
+        )
+        # With k keys from a trial on, no bit behind it matters: the key before the trial is as good as the k-th.
+        exact = (reached == k).to(gl.int32)
+        left -= 1
+        step = gl.where((exact != 0) | (left == 0), 0, step >> 2)
+    return (found ^ -0x80000000) - (exact if EXACT else 0)
 
 
 @gluon.jit
@@ -136,17 +149,20 @@ def _passing_elements(
     total = 0
     for start in range(0, groups, TILES * THREADS):
         places = ()
+        for u in gl.static_range(TILES):
+            live = start + u * THREADS + i < groups
+            # Behind the last group: one that is no group.
+            group = gl.load(groups_at + start + u * THREADS + i, mask=live, other=0x1FFFFFF)
+            places = places + (group[:, None] * GROUP + e,)  # noqa: RUF005 - no unpacking in Gluon
+        raws = ()
+        for u in gl.static_range(TILES):
+            there = places[u] // VECTOR * VECTOR < length
+            raws = raws + (gl.load(xs + places[u], mask=there, other=0),)  # noqa: RUF005
         goods = ()
         packed = gl.zeros([THREADS], gl.int64, gl.SliceLayout(1, layout))
         for u in gl.static_range(TILES):
-            live = start + u * THREADS + i < groups
-            group = gl.load(groups_at + start + u * THREADS + i, mask=live, other=0)
-            at = group[:, None] * GROUP + e
-            there = live[:, None] & (group[:, None] * GROUP + e // VECTOR * VECTOR < length)
-            value = _value(gl.load(xs + at, mask=there, other=0), BITS)
-            good = (live[:, None] & (at < length) & (value >= least)).to(gl.int32)
+            good = ((places[u] < length) & (_value(raws[u], BITS) >= least)).to(gl.int32)
             packed += gl.sum(good, 1).to(gl.int64) << (16 * u)
-            places = places + (at,)  # noqa: RUF005 - no unpacking in Gluon
             goods = goods + (good,)  # noqa: RUF005
         before = _before(packed)
         counts = gl.sum(packed, 0)
@@ -170,7 +186,7 @@ def _choose(xs, to, index_at, total, k, BITS: gl.constexpr, CAPACITY: gl.constex
     inside = c < total
     index = gl.load(index_at + c, mask=inside, other=0)
     keys = _keys(_value(gl.load(xs + index, mask=inside, other=0), BITS), BITS)
-    last = _search(keys, inside, k, BITS // 2)
+    last = _search(keys, inside, k, BITS // 2, True)
     more = (inside & (keys > last)).to(gl.int32)
     same = (inside & (keys == last)).to(gl.int32)
     both = more + (same << 16)
@@ -221,7 +237,7 @@ def topk_by_groups_kernel(
         coarse = bests[0]
         for u in gl.static_range(1, HIGH):
             coarse = gl.maximum(coarse, bests[u])
-        bound = _search(_keys(coarse, BITS), coarse == coarse, k, 8)
+        bound = _search(_keys(coarse, BITS), coarse == coarse, k, 8, False)
         least = _from_key(bound, BITS)
         groups = _passing_groups(bests, least, index_at + CAPACITY, THREADS, HIGH)
         block_barrier()
