@@ -234,7 +234,7 @@ def expand_to_fused_with_sf(
     Args:
         x: Values, shape [tokens, channels], and their scales, shape [tokens, scales], any dtypes; rows may lie apart.
         mapping: The places.
-        topk_weights: As there.
+        topk_weights: Shape [tokens, topk], fp32, contiguous, or None.
         backend: "torch" or "triton"; None for the best that serves the call.
 
     Returns:

@@ -120,7 +120,8 @@ def top_k_top_p_mask(
         top_k: Highest logits to keep, ties to the lower id; 0 or less for all. A number, or shape [rows], int64 or
             int32.
         top_p: Above 0; 1 or more keeps all. A number, or shape [rows], fp64 or fp32.
-        min_p: From 0 to 1: tokens of at least this share of the highest probability. As `top_p`.
+        min_p: From 0 to 1: tokens of at least this share of the highest probability. A number, or shape [rows], fp64
+            or fp32.
         temperature: Shape [rows], fp64 or fp32; 0 keeps the highest logit alone. None for 1.
         widest: The largest top-k of the rows, if every row has one: kernels that only other rows need are left out.
             Known anyway when `top_k` is a number.
@@ -164,12 +165,12 @@ def top_k_top_p_sample(
 
     Args:
         logits: Shape [rows, vocab], fp32, bf16 or fp16; rows may lie apart.
-        seeds: As in `gumbel_sample`.
-        positions: As in `gumbel_sample`.
-        top_k: As in `top_k_top_p_mask`, like the rest.
-        top_p: As there.
-        min_p: As there.
-        temperature: As there.
+        seeds: 64 bits each, shape [rows], int64.
+        positions: Position of the token to be chosen, shape [rows], int64 or int32.
+        top_k: A number, or shape [rows]; as in `top_k_top_p_mask`, like the rest.
+        top_p: A number, or shape [rows].
+        min_p: A number, or shape [rows].
+        temperature: Shape [rows], or None for 1.
         stream: Purpose of the noise, as in `gumbel_sample`.
         widest: As in `top_k_top_p_mask`.
         backend: "torch" or "triton"; None for the best that serves the call.
@@ -259,7 +260,7 @@ def apply_penalties(
         logits: Shape [rows, vocab], fp32, bf16 or fp16; rows may lie apart.
         output_ids: Tokens generated so far, shape [rows, length], int64 or int32, -1 behind the last of a row; what is
             no id of the vocabulary is left out.
-        prompt_ids: The same for prompts, or None when they do not count. Time grows with the square of both together.
+        prompt_ids: The same for prompts, shape [rows, length], or None when they do not count. Time grows with the square of both together.
         presence: Shape [rows], fp32 or fp64; 0 is off.
         frequency: Shape [rows], fp32 or fp64; 0 is off.
         repetition: Above 0, shape [rows], fp32 or fp64; 1 is off.

@@ -151,7 +151,7 @@ def apply_token_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None, wi
     Args:
         logits: Shape [rows, columns].
         bitmask: Shape [mask rows, words], int32.
-        rows: Row of the logits for each row of the bitmask, negative for none; None for the same.
+        rows: Row of the logits for each row of the bitmask, shape [mask rows], negative for none; None for the same.
         width: Columns that the bitmask speaks of.
     """
     at = torch.arange(width, device=logits.device)
@@ -176,7 +176,7 @@ def apply_penalties(
     Args:
         logits: Shape [rows, vocab].
         output_ids: Tokens generated so far, shape [rows, length]; what is no id of the vocabulary is left out.
-        prompt_ids: The same for prompts, or None.
+        prompt_ids: The same for prompts, shape [rows, length], or None.
         presence: Shape [rows].
         frequency: Shape [rows].
         repetition: Shape [rows].

@@ -20,7 +20,7 @@ def token_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None, width: i
     Args:
         logits: Shape [rows, columns], any strides.
         bitmask: Shape [mask rows, words], int32, any strides.
-        rows: Row of the logits for each row of the bitmask, integers; negative ones are left out. None for the same.
+        rows: Row of the logits for each row of the bitmask, shape [mask rows], integers, negative for none; or None.
         width: Columns that the bitmask speaks of.
     """
     columns = logits.shape[1]
@@ -56,7 +56,7 @@ def penalties(
     Args:
         logits: Shape [rows, vocab], last stride 1.
         output: Shape [rows, length], integers, -1 where there is none.
-        prompt: The same for prompts, or None.
+        prompt: The same for prompts, shape [rows, length], or None.
         presence: Shape [rows].
         frequency: Shape [rows].
         repetition: Shape [rows].
