@@ -27,6 +27,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import kernel_pages
+
 from deepinfer.core import errors
 from deepinfer.core.variables import VARIABLES
 from deepinfer.grammar import compile_json_schema
@@ -35,6 +39,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 GALLERY = DOCS / "gallery"
 SOURCE = ROOT / "src" / "deepinfer"
+# Functions in Triton's language and their launchers: what is behind the public functions of `deepinfer.kernels`.
+KERNEL_CODE = SOURCE / "kernels" / "triton"
 NOTEBOOK_TIMEOUT_S = 180
 
 
@@ -54,6 +60,8 @@ def api_modules(package: str) -> list[str]:
     folder = SOURCE / package.partition(".")[2]
     found = []
     for path in sorted(folder.rglob("*.py")):
+        if KERNEL_CODE in path.parents:
+            continue
         parts = ("deepinfer", *path.relative_to(SOURCE).with_suffix("").parts)
         if not any(part.startswith("_") and part != "__init__" for part in parts):
             name = ".".join(parts).removesuffix(".__init__")
@@ -312,6 +320,8 @@ def write_pages() -> None:
         ("measurements", measurements_page),
         ("nano", nano_page),
         ("json_schema", json_schema_page),
+        ("kernel_support", kernel_pages.support_page),
+        ("kernel_speed", kernel_pages.table_page),
     ):
         (DOCS / "reference" / f"{name}.md").write_text(page(), encoding="utf-8")
 
