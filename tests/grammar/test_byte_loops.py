@@ -99,6 +99,13 @@ def test_short_tokens(vocab):
     assert TOKENS.index(b"the,") not in short
 
 
+@pytest.mark.parametrize("members", [b"0123456789", b"abcdefghijklmnopqrstuvwxyz", b" ", b"\x00"])
+def test_longest_runs(vocab, members):
+    mask = sum(1 << byte for byte in members)
+    runs = re.findall(b"[" + re.escape(members) + b"]+", b"\xff".join(TOKENS[:EOS]))
+    assert vocab.byte_loops.longest_run(mask) == max(map(len, runs))
+
+
 def test_where_tokens_leave_a_set(vocab):
     trie = vocab.trie
     nodes = ByteNodes(trie, TriePaths.of(trie))

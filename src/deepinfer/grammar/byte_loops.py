@@ -199,6 +199,7 @@ class ByteLoops:
         self._blocks = [(block, self._union(block)) for block in _BLOCKS]
         self._over: dict[int, Int32Array] = {}
         self._short: dict[int, Int32Array] = {}
+        self._runs: dict[int, int] = {}
         blank = ord(" ")
         led = [i for i, text in enumerate(vocab.strings) if text[0] == blank and len(text) > 1]
         twice = [i for i in led if vocab.strings[i].find(b" ", 1) > 0]
@@ -266,3 +267,25 @@ class ByteLoops:
             words = self._short[most] = self._pack(self._chars <= most)
             words.flags.writeable = False
         return words
+
+    def longest_run(self, members: int) -> int:
+        """Most bytes of a set that a token holds in a row.
+
+        Args:
+            members: Any bytes, as bits.
+
+        Returns:
+            How many; 0 when no token holds one.
+        """
+        found = self._runs.get(members)
+        if found is None:
+            trie = self._vocab.trie
+            inside = np.array([members >> byte & 1 for byte in range(256)], dtype=np.int32)
+            before, found = np.zeros(1, dtype=np.int32), 0
+            for level in range(1, trie.num_levels + 1):
+                first, last = trie.level_bounds(level)
+                run = before[trie.parent_in_level(level)] + 1
+                run *= inside[trie.label_bytes[first:last]]
+                before, found = run, max(found, int(run.max()))
+            self._runs[members] = found
+        return found

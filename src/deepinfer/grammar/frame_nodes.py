@@ -51,6 +51,7 @@ class FrameNodes:
         automaton: The automaton.
         wide: Whether many tokens begin in a state's frame; it is also told whether that is a set or a repeat.
         is_shared: Whether a node is an expression that other grammars may hold too.
+        longest: Most bytes of a set, as bits, that a token holds in a row.
     """
 
     def __init__(
@@ -58,10 +59,12 @@ class FrameNodes:
         automaton: Automaton,
         wide: Callable[[int, bool], bool],
         is_shared: Callable[[Node], bool],
+        longest: Callable[[int], int],
     ) -> None:
         self._automaton = automaton
         self._wide = wide
         self._is_shared = is_shared
+        self._longest = longest
         self._store = automaton.store
         self._ways: dict[int, tuple[int, int | Branch | Node]] = {}
         self._joins: dict[tuple[int, ...], tuple[int, bool, bool]] = {}
@@ -129,13 +132,21 @@ class FrameNodes:
             return PARTS, frame
         if kind == REP and not self._is_shared(frame):
             return REPEAT, frame
-        saturated = saturate(self._store, frame)
+        saturated = self._saturated(frame)
         state = self.state(self._store.cons(saturated, self._store.unknown))
         if self._wide(state, kind in (SET, REP)):
             return _JOINED, 0
         if kind == ALT and len(frame.parts) <= MAX_STACKS and self._divides(frame):
             return PARTS, frame
         return UNIT, state
+
+    def _saturated(self, frame: Node) -> Node:
+        """A frame with its counts as far as a token can tell them apart."""
+        if frame.kind == REP and frame.a.kind == SET and max(frame.low, frame.high) > 1:
+            limit = self._longest(frame.a.mask)
+            high = -1 if frame.high > limit else frame.high
+            return self._store.rep(frame.a, min(frame.low, limit + 1), high)
+        return saturate(self._store, frame)
 
     def _divides(self, frame: Node) -> bool:
         """Whether alternatives are better walked one by one: values of several kinds, or objects and rules."""
@@ -195,14 +206,14 @@ class FrameNodes:
             frames.append(frame)
             known = self._joins.get(names)
             if known is None:
-                saturated = saturate(store, frame)
+                saturated = self._saturated(frame)
                 alone = self.state(store.cons(saturated, store.unknown))
                 is_wide = self._wide(alone, frame.kind in (SET, REP))
                 state = 0
                 if not is_wide and not frame.nullable:
                     result = store.unknown
                     for part in reversed(frames):
-                        result = store.cons(saturate(store, part), result)
+                        result = store.cons(self._saturated(part), result)
                     state = self.state(result)
                 known = self._joins[names] = (state, is_wide, frame.nullable)
             if known[0] and not (len(frames) < MAX_JOINED and self._begins_wide(node)):
@@ -212,7 +223,7 @@ class FrameNodes:
             if node.kind in (TAG, UNKNOWN):
                 result = store.unknown
                 for part in reversed(frames):
-                    result = store.cons(saturate(store, part), result)
+                    result = store.cons(self._saturated(part), result)
                 return UNIT, self.state(result), node
 
     def _begins_wide(self, node: Node) -> bool:
@@ -224,7 +235,7 @@ class FrameNodes:
         if found is None:
             found = False
             if not isinstance(frame, BagNode) and frame.kind not in (LIT, REF):
-                alone = self._store.cons(saturate(self._store, frame), self._store.unknown)
+                alone = self._store.cons(self._saturated(frame), self._store.unknown)
                 found = self._wide(self.state(alone), frame.kind in (SET, REP))
             self._wide_frames[frame.uid] = found
         return found

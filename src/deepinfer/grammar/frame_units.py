@@ -52,7 +52,8 @@ class FrameUnits:
 
     def __init__(self, automaton: Automaton, vocab: TokenVocab) -> None:
         self._vocab = vocab
-        self.nodes = FrameNodes(automaton, self.is_wide, self.is_shared)
+        longest = vocab.byte_loops.longest_run
+        self.nodes = FrameNodes(automaton, self.is_wide, self.is_shared, longest)
         self._states = StateRows(automaton)
         self._tests = [
             (part, SliceTests(self._states, part.characters, cut_off=True)) for part in vocab.slices
@@ -78,14 +79,14 @@ class FrameUnits:
 
     @property
     def num_dense_nodes(self) -> int:
-        """Nodes visited by walks over whole levels of the vocabulary's trie so far."""
+        """Nodes visited by walks over whole levels of a trie so far."""
         return self._walk.num_dense_nodes
 
     @property
     def is_full(self) -> bool:
         """Whether what is remembered takes too much memory."""
-        own = self._own_bytes + self.strings.size_bytes
-        return own > MAX_KEPT_BYTES or self._store.is_full
+        own_bytes = self._own_bytes + self.strings.size_bytes
+        return own_bytes > MAX_KEPT_BYTES or self._store.is_full
 
     def is_shared(self, node: Node) -> bool:
         """Whether a node is an expression that other grammars may hold too."""
@@ -99,7 +100,7 @@ class FrameUnits:
             repeats: Whether it is a set of bytes or a repeat; others are left in few places.
 
         Returns:
-            True for one with many live bytes, or with some with which many tokens begin.
+            Whether it has many live bytes, or some with which many tokens begin.
         """
         shape = self._shapes.of(self.nodes.node(state))
         found = self._store.wide.get((shape, repeats)) if shape > 0 else None
@@ -117,11 +118,10 @@ class FrameUnits:
         if state in self._loops:
             return self._loops[state]
         found = None
-        if not self.nodes.left(state):
-            for part, tests in self._tests:
-                if tests.may_hold(state) and tests.loops(state):
-                    found = part.characters
-                    break
+        for part, tests in self._tests if not self.nodes.left(state) else ():
+            if tests.may_hold(state) and tests.loops(state):
+                found = part.characters
+                break
         self._loops[state] = found
         return found
 
