@@ -406,7 +406,10 @@ def cases() -> list[Case]:
                 if heads == 16 and batch == 128:
                     found.append(Case(op, shape, "portable", partial(build, portable=True)))
                 if heads == 16 and batch > 16:
-                    for tuning in (FewTuning(8, 16, 104, 136), FewTuning(4, 16, 104, 136)):
+                    for tuning in (
+                        FewTuning(8, 16, 104, 136, True),
+                        FewTuning(4, 16, 104, 136, True),
+                    ):
                         words = f"few {tuning.warps} {tuning.keys}"
                         found.append(Case(op, shape, words, partial(build, tuning=tuning)))
         for backend, heads, split in (

@@ -78,7 +78,7 @@ class WideTuning:
     warps: int
     lead: int
     follow: int
-    prefetch: bool = True
+    prefetch: bool
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class FewTuning:
     keys: int
     lead: int
     follow: int
-    prefetch: bool = True
+    prefetch: bool
 
 
 def decode(
