@@ -43,20 +43,63 @@ def load(families: list[str], only: str) -> list[Case]:
     return [c for c in found if only in c.key]
 
 
-def worker(families: list[str], only: str, index: int, count: int) -> None:
+def chosen(cases: list[Case], prior: str) -> list[Case]:
+    """Of each shape what was fastest in the lines of an earlier run, and what that run did not time; all without one."""
+    if not prior:
+        return cases
+    times: dict[tuple[str, str], dict[str, float]] = {}
+    for text in Path(prior).read_text().splitlines():
+        line = json.loads(text)
+        if "variant" in line:
+            times.setdefault((line["op"], line["shape"]), {})[line["variant"]] = line["value"]
+
+    def kept(case: Case) -> bool:
+        found = times.get((case.op, case.shape), {})
+        best = min(found, key=found.__getitem__, default=None)
+        return case.check_only or case.variant not in found or case.variant in (best, "table")
+
+    return [case for case in cases if kept(case)]
+
+
+def first_of_shapes(cases: list[Case]) -> list[Case]:
+    """The first timed case of each shape: the one that peers are timed beside."""
+    seen: dict[tuple[str, str], Case] = {}
+    for case in cases:
+        if not case.check_only:
+            seen.setdefault((case.op, case.shape), case)
+    return list(seen.values())
+
+
+def warm_peers(cases: list[Case], index: int, count: int) -> None:
+    """Runs every count-th shape's peers once, so that what they compile lies on the disk when they are timed."""
+    for i, case in enumerate(first_of_shapes(cases)):
+        if i % count == index:
+            try:
+                for make in case.build(False).peers.values():
+                    make()()
+                torch.cuda.synchronize()
+            except Exception as error:
+                print("cold", case.key, f"{type(error).__name__}: {str(error)[:120]}", flush=True)
+            torch.cuda.empty_cache()
+
+
+def worker(arguments: argparse.Namespace, families: list[str]) -> None:
     """Checks every count-th case; one JSON line each, and one before each so that a hang has a name."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    for i, case in enumerate(load(families, only)):
+    index, count = arguments.worker, arguments.workers
+    cases = chosen(load(families, arguments.only), arguments.prior)
+    for i, case in enumerate(cases):
         if i % count == index:
             print(json.dumps({"begin": case.key}), flush=True)
             print(json.dumps(checked(case, 1000 + i + int(time.time()))), flush=True)
             torch.cuda.empty_cache()
+    if arguments.peers:
+        warm_peers(cases, index, count)
 
 
 def check_all(arguments: argparse.Namespace, begin: float) -> dict[str, dict]:
     """Checks in parallel; what has not answered by the limit is a failure."""
-    command = [sys.executable, __file__, "--families", arguments.families, "--only", arguments.only,
-               "--workers", str(arguments.workers)]  # fmt: skip
+    command = [sys.executable, __file__, *sys.argv[1:]]
     files, processes = [], []
     for i in range(arguments.workers):
         path = Path(arguments.out).with_suffix(f".check{i}")
@@ -64,7 +107,9 @@ def check_all(arguments: argparse.Namespace, begin: float) -> dict[str, dict]:
         with path.open("w") as file:
             processes.append(
                 subprocess.Popen(
-                    [*command, "--worker", str(i)], stdout=file, stderr=subprocess.STDOUT
+                    [*command, "--workers", str(arguments.workers), "--worker", str(i)],
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
                 )
             )
     for p in processes:
@@ -100,12 +145,13 @@ def main() -> int:
     parser.add_argument("--check-s", type=float, default=150.0)
     parser.add_argument("--time-s", type=float, default=300.0)
     parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--prior", default="")
     parser.add_argument("--no-time", action="store_true")
     parser.add_argument("--worker", type=int, default=None)
     arguments = parser.parse_args()
     families = arguments.families.split(",")
     if arguments.worker is not None:
-        worker(families, arguments.only, arguments.worker, arguments.workers)
+        worker(arguments, families)
         return 0
     begin = time.time()
     results = check_all(arguments, begin)
@@ -130,7 +176,14 @@ def main() -> int:
         "date": datetime.date.today().isoformat(),
         "limits": limits.__dict__,
     }
-    time_all(load(families, arguments.only), results, limits, common, arguments, file)
+    time_all(
+        chosen(load(families, arguments.only), arguments.prior),
+        results,
+        limits,
+        common,
+        arguments,
+        file,
+    )
     print(f"total {time.time() - begin:.0f} s")
     return 0
 
