@@ -65,6 +65,21 @@ def test_few_trials_change_nothing_and_one_kind_of_outcome_stays_finite() -> Non
     assert np.isfinite(made.coefficients).all()
 
 
+def test_a_fit_that_begins_at_another_ends_where_it_should() -> None:
+    """Refits follow data that change: their predictions are as many as come true, however wrong the fit before was."""
+    made = AcceptanceEstimator(1, capacity=1000)
+    generator = np.random.default_rng(3)
+    for turn in range(60):
+        z, m = generator.normal(turn % 7 - 3, 3, (400, 1)), generator.exponential(4, (400, 1))
+        sharp = 8.0 if turn % 3 else -2.0
+        accepted = (generator.random(400) < sigmoid(sharp * (m[:, 0] - turn % 5))).astype(int)
+        made.update(z, m, accepted, np.ones(400, int))
+        made.refit()
+        trials = made._trials[0, : min(1000, 400 * (turn + 1))]
+        predicted = made.predict(trials[:, :1], trials[:, 1:2])
+        assert abs(predicted.mean() - trials[:, 2].mean()) < 0.01
+
+
 def test_missing_and_broken_input() -> None:
     made = AcceptanceEstimator(2)
     z = np.array([[np.nan, 1.0], [np.inf, -np.inf]])

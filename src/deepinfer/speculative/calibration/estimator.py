@@ -234,14 +234,26 @@ def _logistic(x: _Floats, hits: _Floats, center: _Floats, weight: float, start: 
     """Logistic regression by Newton's method from `start`, held near `center`."""
     if not hits.size:
         return center.copy()
-    found = start.copy()
+
+    def loss(w: _Floats) -> float:
+        scores = x @ w
+        penalty = 0.5 * weight * float(((w - center) ** 2).sum())
+        return float((np.logaddexp(0.0, scores) - hits * scores).sum()) + penalty
+
+    found, best = min(((w, loss(w)) for w in (start, center)), key=lambda pair: pair[1])
     for _ in range(30):
         p = sigmoid(x @ found)
         gradient = x.T @ (hits - p) - weight * (found - center)
         hessian = (x * (p * (1.0 - p))[:, None]).T @ x + weight * np.eye(x.shape[1])
         change = np.linalg.solve(hessian, gradient)
-        change *= min(1.0, 5.0 / max(1e-12, float(np.abs(change).max())))
-        found += change
-        if float(np.abs(change).max()) < 1e-5:
+        for _ in range(12):  # a whole step may overshoot where predictions are sure
+            new = loss(found + change)
+            if new <= best:
+                break
+            change = 0.5 * change
+        else:
             break
-    return found
+        found, gained, best = found + change, best - new, new
+        if gained < 1e-5:
+            break
+    return found.copy()
