@@ -107,8 +107,9 @@ class Keep:
 
     Args:
         vocab: The vocabulary.
-        ranks: Whether each string is in it, shape [ranks], bool; or None with `without`.
-        without: Ranks of all strings that are not in it, shape [n], int32.
+        ranks: Whether each string is in it, shape [ranks], bool; or None with one of the others.
+        without: Ranks of all strings that are not in it, distinct, shape [n], int32.
+        within: Ranks of all strings that are in it, distinct, shape [n], int32.
     """
 
     def __init__(
@@ -116,8 +117,10 @@ class Keep:
         vocab: TokenVocab,
         ranks: NDArray[np.bool_] | None = None,
         without: Int32Array | None = None,
+        within: Int32Array | None = None,
     ) -> None:
         self._vocab = vocab
+        self._within = within
         self._ranks = ranks
         self._without = without
         self._words: Int32Array | None = None
@@ -126,8 +129,9 @@ class Keep:
     def ranks(self) -> NDArray[np.bool_]:
         """Whether each string is in it, shape [ranks], bool."""
         if self._ranks is None:
-            self._ranks = np.ones(len(self._vocab.strings), dtype=bool)
-            self._ranks[self._without] = False
+            is_in = self._within is not None
+            self._ranks = np.full(len(self._vocab.strings), not is_in)
+            self._ranks[self._within if is_in else self._without] = is_in
         return self._ranks
 
     @property
@@ -139,6 +143,10 @@ class Keep:
                 self._words = vocab.full_row.copy()
                 index, values = pack_ids(vocab.ids_of(self._without))
                 self._words[index] &= ~values
+            elif self._within is not None:
+                self._words = np.zeros(vocab.num_words, dtype=np.int32)
+                index, values = pack_ids(vocab.ids_of(self._within))
+                self._words[index] = values
             else:
                 bits = np.zeros(vocab.num_words * 32, dtype=np.uint8)
                 bits[vocab.ids_of(np.flatnonzero(self.ranks).astype(np.int32))] = 1

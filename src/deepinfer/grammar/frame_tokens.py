@@ -21,6 +21,9 @@ Int32Array = NDArray[np.int32]
 FEW_IDS = 48
 """Ids that are packed one by one, which is faster for so few."""
 
+FEW_BELOW = 8000
+"""Strings below some nodes that are kept one by one."""
+
 DENSE_IDS = 1500
 """A frame's tokens are kept as a whole mask from so many on."""
 
@@ -138,6 +141,15 @@ class TokenSets:
     def below(self, space: WalkSpace, nodes: list[int], keep: Keep | None) -> Keep:
         """The vocabulary's strings below some nodes of a trie, those that also are in `keep`."""
         trie = space.trie
+        if space.is_main:
+            bounds = sorted([(trie.rank_lows[node], trie.rank_highs[node]) for node in nodes])
+            if sum([high - low for low, high in bounds]) <= FEW_BELOW:
+                pieces, end = [], 0
+                for low, high in bounds:
+                    pieces.append(np.arange(max(low, end), high, dtype=np.int32))
+                    end = max(end, high)
+                below = Keep(self._vocab, within=np.concatenate(pieces))
+                return below if keep is None else self._entries.both(below, keep)
         at = np.array(nodes, dtype=np.int32)
         step = np.zeros(trie.rank_highs[0] + 1, dtype=np.int32)
         np.add.at(step, trie.rank_low[at], 1)
