@@ -5,17 +5,15 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from deepinfer.kernels.triton.folded_words import WIDE, decode_half, load_words, unfold
-from deepinfer.kernels.triton.gluon_names import block_barrier
+from deepinfer.kernels.triton.folded_words import WIDE, load_words, unfold
 from deepinfer.kernels.triton.grouped_tiles import power_of_byte
 
-__all__ = ["folded_tile", "folded_tile_ahead"]
+__all__ = ["folded_tile"]
 
 
 @gluon.jit
@@ -25,15 +23,6 @@ def _group(words, t, x, part, add, AT: gl.constexpr, acc_layout: gl.constexpr):
     a = unfold(words, (t >> (8 * AT)) & 255, a_layout)
     b = x.slice(32 * AT, 32, dim=1).permute((1, 0))
     return warpgroup_mma(a, b, part, use_acc=add, is_async=True)
-
-
-@gluon.jit
-def _shared_block(w, t, x, a, part, never, HALF: gl.constexpr):
-    """Begins the product of 128 channels, by way of a decoded tile in shared memory."""
-    a.store(decode_half(w, t, HALF))
-    fence_async_shared()
-    block_barrier()
-    return warpgroup_mma(a, x.permute((1, 0)), part, use_acc=never, is_async=True)
 
 
 @gluon.jit
@@ -77,59 +66,10 @@ def _scaled_block(
 
 
 @gluon.jit
-def folded_tile_ahead(rings, bars, steps, slot, phase, never, PART: gl.constexpr, PARTS: gl.constexpr,
-                BLOCK_M: gl.constexpr, DEPTH: gl.constexpr, acc_layout: gl.constexpr):  # fmt: skip
-    """One tile in steps of 256 channels; 128 channels are decoded while those before them are multiplied."""
-    w_ring, x_ring, t_ring, s_ring, _a = rings
-    full, empty = bars
-    a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 4)
-    t_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, WIDE))
-    m_layout: gl.constexpr = gl.SliceLayout(0, acc_layout)
-    acc = gl.zeros((64, BLOCK_M), gl.float32, acc_layout)
-    part = acc
-    last = acc
-    mbarrier.wait(full.index(slot), phase)
-    at = slot * PARTS + PART
-    t = t_ring.index(at * 2).load(t_layout)
-    a = gl.convert_layout(decode_half(w_ring.index(at), t, 0, False), a_layout)
-    for step in range(steps):
-        part = warpgroup_mma(
-            a, x_ring.index(slot * 2).permute((1, 0)), part, use_acc=never, is_async=True
-        )
-        at = slot * PARTS + PART
-        t = t_ring.index(at * 2 + 1).load(t_layout)
-        b = gl.convert_layout(decode_half(w_ring.index(at), t, 1, False), a_layout)
-        last = warpgroup_mma(
-            b, x_ring.index(slot * 2 + 1).permute((1, 0)), last, use_acc=never, is_async=True
-        )
-        xs = s_ring.index(slot * 2).load(m_layout)
-        part = warpgroup_mma_wait(1, [part])
-        acc += part * xs[None, :]
-        # The last step decodes its own first channels again, for nothing, so that there is no branch.
-        is_last = step == steps - 1
-        wraps = slot == DEPTH - 1
-        following = gl.where(is_last, slot, gl.where(wraps, 0, slot + 1))
-        turn = phase ^ gl.where(is_last, 0, wraps.to(gl.int32))
-        mbarrier.wait(full.index(following), turn)
-        at = following * PARTS + PART
-        t = t_ring.index(at * 2).load(t_layout)
-        a = gl.convert_layout(decode_half(w_ring.index(at), t, 0, False), a_layout)
-        xs = s_ring.index(slot * 2 + 1).load(m_layout)
-        last, acc = warpgroup_mma_wait(0, [last, acc])
-        mbarrier.arrive(empty.index(slot), count=1)
-        acc += last * xs[None, :]
-        slot += 1
-        if slot == DEPTH:
-            slot = 0
-            phase ^= 1
-    return acc, slot, phase
-
-
-@gluon.jit
-def folded_tile(rings, bars, steps, slot, phase, never, X_GROUP: gl.constexpr, FORM: gl.constexpr, SPAN: gl.constexpr, PART: gl.constexpr,
+def folded_tile(rings, bars, steps, slot, phase, never, X_GROUP: gl.constexpr, SPAN: gl.constexpr, PART: gl.constexpr,
           PARTS: gl.constexpr, BLOCK_M: gl.constexpr, DEPTH: gl.constexpr, acc_layout: gl.constexpr):  # fmt: skip
     """One tile; a step is 128 or 256 channels."""
-    w_ring, x_ring, t_ring, s_ring, a_ring = rings
+    w_ring, x_ring, t_ring, s_ring = rings
     full, empty = bars
     t_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, WIDE))
     m_layout: gl.constexpr = gl.SliceLayout(0, acc_layout)
@@ -147,20 +87,6 @@ def folded_tile(rings, bars, steps, slot, phase, never, X_GROUP: gl.constexpr, F
                 x = x_ring.index(slot * SPAN + half)
                 acc = _scaled_block(w, t, x, codes, acc, half, BLOCK_M, acc_layout)
             mbarrier.arrive(empty.index(slot), count=1)
-        elif FORM == 2:
-            t = t_ring.index(at).load(t_layout)
-            x = x_ring.index(slot * 2)
-            part = _shared_block(w, t, x, a_ring.index(2 * PART), part, never, 0)
-            t = t_ring.index(at + 1).load(t_layout)
-            x = x_ring.index(slot * 2 + 1)
-            last = _shared_block(w, t, x, a_ring.index(2 * PART + 1), last, never, 1)
-            xs = s_ring.index(slot * 2).load(m_layout)
-            part = warpgroup_mma_wait(1, [part])
-            acc += part * xs[None, :]
-            xs = s_ring.index(slot * 2 + 1).load(m_layout)
-            last = warpgroup_mma_wait(0, [last])
-            mbarrier.arrive(empty.index(slot), count=1)
-            acc += last * xs[None, :]
         else:
             t = t_ring.index(at).load(t_layout)
             part = _block(w, t, x_ring.index(slot * SPAN), part, never, 0, acc_layout)

@@ -38,6 +38,7 @@ class SwappedTuning:
         per_sm: Programs a multiprocessor; with more than one the registers are shared out.
         split: 2 to let two warpgroups add up the even and the odd steps of the same 64 rows of weights, for FP8; that is
             another order of the sum.
+        ahead: True to decode prepared MXFP4 weights ahead of the tensor cores; for a span of 2.
     """
 
     block_m: int
@@ -46,6 +47,7 @@ class SwappedTuning:
     span: int = 1
     per_sm: int = 1
     split: int = 1
+    ahead: bool = False
 
 
 @dataclass(frozen=True)

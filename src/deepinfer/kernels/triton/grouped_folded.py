@@ -14,7 +14,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
 )
 
-from deepinfer.kernels.triton.folded_tiles import folded_tile, folded_tile_ahead
+from deepinfer.kernels.triton.folded_tiles import folded_tile
+from deepinfer.kernels.triton.folded_tiles_ahead import (
+    folded_tile_ahead,
+    small_folded_tile_ahead,
+)
 from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
 
 __all__ = ["grouped_folded_kernel", "rows_of_group"]
@@ -27,7 +31,7 @@ def rows_of_group(counts, group, num_groups, max_m, MODE: gl.constexpr):
 
 
 @gluon.jit
-def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, FORM: gl.constexpr, SPAN: gl.constexpr,
+def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, AHEAD: gl.constexpr, SPAN: gl.constexpr,
               PARTS: gl.constexpr, BLOCK_M: gl.constexpr, DEPTH: gl.constexpr, PART: gl.constexpr):  # fmt: skip
     """Multiplies, scales and writes 64 rows of weights of every tile."""
     out, factors, rows_of, rings, bars, sizes, strides = given
@@ -57,23 +61,17 @@ def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, FORM: gl.constex
             if g >= 0:
                 at_n = gl.minimum(n0 + row, N - 1)
                 factor = gl.load(factors + g.to(gl.int64) * stride_fg + at_n)  # type: ignore[attr-defined]
-                if FORM == 3:
-                    acc, slot, phase = folded_tile_ahead(
-                        rings,
-                        bars,
-                        steps,
-                        slot,
-                        phase,
-                        N < 0,
-                        PART,
-                        PARTS,
-                        BLOCK_M,
-                        DEPTH,
-                        acc_layout,
+                if AHEAD and X_GROUP == 32:
+                    acc, slot, phase = small_folded_tile_ahead(
+                        rings, bars, steps, slot, phase, PART, PARTS, BLOCK_M, DEPTH, acc_layout
                     )
+                elif AHEAD:
+                    acc, slot, phase = folded_tile_ahead(
+                        rings, bars, steps, slot, phase, N < 0, PART, PARTS, BLOCK_M, DEPTH, acc_layout
+                    )  # fmt: skip
                 else:
                     acc, slot, phase = folded_tile(
-                        rings, bars, steps, slot, phase, N < 0, X_GROUP, FORM, SPAN, PART, PARTS, BLOCK_M, DEPTH,
+                        rings, bars, steps, slot, phase, N < 0, X_GROUP, SPAN, PART, PARTS, BLOCK_M, DEPTH,
                         acc_layout,
                     )  # fmt: skip
                 acc *= factor[:, None]
@@ -100,7 +98,7 @@ def _copies(given, MODE: gl.constexpr, SPAN: gl.constexpr, PARTS: gl.constexpr, 
             DEPTH: gl.constexpr):  # fmt: skip
     """Fills the ring, tile after tile."""
     w_desc, x_desc, t_desc, x_scale, rows_of, rings, bars, sizes, strides = given
-    w_ring, x_ring, t_ring, s_ring, _a = rings
+    w_ring, x_ring, t_ring, s_ring = rings
     full, empty = bars
     num_groups, N, max_m, steps = sizes
     stride_tg, stride_tk, stride_xg, stride_xm, stride_xk = strides
@@ -187,14 +185,17 @@ def grouped_folded_kernel(
     stride_xk,
     MODE: gl.constexpr,
     X_GROUP: gl.constexpr,
-    FORM: gl.constexpr,
+    AHEAD: gl.constexpr,
     SPAN: gl.constexpr,
     PARTS: gl.constexpr,
     BLOCK_M: gl.constexpr,
     DEPTH: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
-    """`out[g, m, n] = sum over k of x[g, m, k] * weight[g, n, k]`; MODE 0 dense, 1 a group for each row, 2 counts."""
+    """`out[g, m, n] = sum over k of x[g, m, k] * weight[g, n, k]`; MODE 0 dense, 1 a group for each row, 2 counts.
+
+    AHEAD: decoding runs ahead of the tensor cores, in steps of 256 channels (SPAN 2).
+    """
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [DEPTH * PARTS, 64, 16 * SPAN], w_desc.layout)
     x_ring = gl.allocate_shared_memory(gl.float8e4nv, [DEPTH * SPAN, BLOCK_M, 128], x_desc.layout)
     t_ring = gl.allocate_shared_memory(gl.int32, [DEPTH * PARTS * SPAN, 64], t_desc.layout)
@@ -210,10 +211,7 @@ def grouped_folded_kernel(
         # Bulk copies count as one; each lane of the copying warp adds one when its scales are there.
         mbarrier.init(full.index(i), count=33)
         mbarrier.init(empty.index(i), count=PARTS)
-    a_ring = x_ring
-    if FORM == 2:
-        a_ring = gl.allocate_shared_memory(gl.float8e4nv, [2 * PARTS, 64, 128], x_desc.layout)
-    rings = (w_ring, x_ring, t_ring, s_ring, a_ring)
+    rings = (w_ring, x_ring, t_ring, s_ring)
     bars = (full, empty)
     sizes = (num_groups, N, max_m, steps)
     to = (stride_og, stride_om, stride_fg)
@@ -223,7 +221,7 @@ def grouped_folded_kernel(
     if PARTS == 1:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, X_GROUP, FORM, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
+                (_products, (multiply, MODE, X_GROUP, AHEAD, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
                 (_copies, (copy, MODE, SPAN, PARTS, BLOCK_M, DEPTH)),
             ],
             [1],
@@ -232,8 +230,8 @@ def grouped_folded_kernel(
     elif PARTS == 2:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, X_GROUP, FORM, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
-                (_products, (multiply, MODE, X_GROUP, FORM, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
+                (_products, (multiply, MODE, X_GROUP, AHEAD, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
+                (_products, (multiply, MODE, X_GROUP, AHEAD, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
                 (_copies, (copy, MODE, SPAN, PARTS, BLOCK_M, DEPTH)),
             ],
             [4, 1],
@@ -242,10 +240,10 @@ def grouped_folded_kernel(
     else:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, X_GROUP, FORM, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
-                (_products, (multiply, MODE, X_GROUP, FORM, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
-                (_products, (multiply, MODE, X_GROUP, FORM, SPAN, PARTS, BLOCK_M, DEPTH, 2)),
-                (_products, (multiply, MODE, X_GROUP, FORM, SPAN, PARTS, BLOCK_M, DEPTH, 3)),
+                (_products, (multiply, MODE, X_GROUP, AHEAD, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
+                (_products, (multiply, MODE, X_GROUP, AHEAD, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
+                (_products, (multiply, MODE, X_GROUP, AHEAD, SPAN, PARTS, BLOCK_M, DEPTH, 2)),
+                (_products, (multiply, MODE, X_GROUP, AHEAD, SPAN, PARTS, BLOCK_M, DEPTH, 3)),
                 (_copies, (copy, MODE, SPAN, PARTS, BLOCK_M, DEPTH)),
             ],
             [4, 4, 4, 1],
