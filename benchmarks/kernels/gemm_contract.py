@@ -12,6 +12,29 @@ from harness import Built, Case
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "kernels"))
 
 
+def same_bits(kind: str) -> Built:
+    """Every tiling of prepared MXFP4 weights gives the same bytes."""
+    import gemm
+    import torch
+
+    x, xs = gemm.some_tokens(kind, 64, 1024, 5)
+    p, ps = gemm.prepared(kind, *gemm.weights(kind, 5, 640, 1024))
+    counts = torch.tensor([64, 0, 17, 33, 1], device="cuda", dtype=torch.int32)
+    table = gemm.FP4_MASKED if kind == "fp4" else gemm.FP4X32_MASKED
+    tilings = list(dict.fromkeys([*(s for row in table.values() for s in row), (1, 2, 5), (2, 1, 6)]))  # fmt: skip
+
+    def check() -> Mapping[str, float]:
+        first = None
+        for sizes in tilings:
+            out = torch.full((5, 64, 640), 777.0, device="cuda", dtype=torch.bfloat16)
+            gemm.folded(x, xs, p, ps, counts, out, sizes)()
+            first = out if first is None else first
+            assert torch.equal(out, first), f"{sizes} gives other bits than {tilings[0]}"
+        return {"tilings": len(tilings)}
+
+    return Built(run=bool, check=check)
+
+
 def cases() -> list[Case]:
     """Each test with each of its arguments."""
     import test_gpu_gemm as tests
@@ -43,4 +66,6 @@ def cases() -> list[Case]:
             add(tests.test_the_last_block_of_channels_may_be_short, kind, k, m)
     add(tests.test_weights_that_were_not_prepared_are_served_by_another_kernel)
     add(tests.test_odd_numbers_of_channels_are_served_by_another_kernel)
+    for kind in ("fp4", "fp4x32"):
+        found.append(Case("gemm contract", "all tilings give the same bits", kind, lambda small, k=kind: same_bits(k), True))  # type: ignore[misc]  # fmt: skip
     return found
