@@ -23,19 +23,16 @@ STRANGE = (-(2**31), -123456, -1, 10**9, 2**31 - 1)
 # Forms of the kernel for 64 heads: pieces, logits ahead, lazy, channels held, staged, keys at once, warps, registers.
 WIDE = {
     "plain": (1, False, False, 0, True, 64, 4, 64),
-    "plain 32": (1, False, False, 0, True, 32, 4, 64),
-    "plain direct": (1, False, False, 0, False, 64, 4, 64),
-    "plain held": (1, False, False, 128, True, 64, 4, 56),
-    "plain lazy": (1, False, True, 0, True, 32, 4, 56),
-    "halves": (2, False, False, 0, True, 32, 4, 64),
-    "halves held": (2, False, False, 128, True, 32, 4, 56),
+    "plain lazy": (1, False, True, 0, True, 64, 4, 64),
+    "halves lazy": (2, False, True, 0, True, 32, 4, 64),
+    "plain held": (1, False, False, 128, True, 64, 4, 64),
     "ahead": (1, True, False, 0, True, 64, 4, 64),
+    "ahead lazy": (1, True, True, 0, True, 64, 4, 64),
     "ahead halves": (2, True, False, 0, True, 32, 4, 64),
-    "ahead halves held": (2, True, False, 128, True, 32, 4, 56),
-    "ahead lazy": (1, True, True, 0, True, 32, 4, 56),
+    "ahead halves lazy": (2, True, True, 0, True, 32, 4, 64),
 }
-# Of the kernel with warpgroups half a tile apart: keys at once, registers that copy, registers.
-SKEWED = ((32, 48, 232), (16, 40, 232), (32, 64, 224))
+# Of the kernel with warpgroups that take every other tile: keys at once, registers that copy, registers.
+PAIRED = ((64, 64, 224), (32, 48, 232))
 # Forms of the kernel for few heads: heads, pieces, depth, keys at once, copying warps, their registers.
 FEW = (
     (8, 1, 3, 64, 4, 96),
@@ -266,12 +263,12 @@ def wide_launch(form: tuple) -> Callable[..., None]:
     return lambda *arguments: launch.attend_wide(*arguments, tuning)
 
 
-def skewed_launch(form: tuple) -> Callable[..., None]:
-    """The kernel with warpgroups half a tile apart in a form."""
+def paired_launch(form: tuple) -> Callable[..., None]:
+    """The kernel with warpgroups that take every other tile in a form."""
     from deepinfer.kernels.triton import mla_prefill_launch as launch
 
-    tuning = launch.SkewedTuning(*form)
-    return lambda *arguments: launch.attend_skewed(*arguments, tuning)
+    tuning = launch.PairedTuning(*form)
+    return lambda *arguments: launch.attend_paired(*arguments, tuning)
 
 
 def few_launch(form: tuple) -> Callable[..., None]:
@@ -430,11 +427,11 @@ def cases() -> list[Case]:
             launch = lambda sizes=sizes: wide_launch(sizes)  # noqa: E731
             build = sparse(rows, heads, keys, width, launch)
             found.append(Case(op, name, f"wide {form}", build, peer=peer))
-        for form in SKEWED:
-            if heads >= 64 and (form is SKEWED[0] or (heads, keys, width) == (64, 8192, 640)):
-                launch = lambda form=form: skewed_launch(form)  # noqa: E731
+        for form in PAIRED:
+            if heads >= 64 and (form is PAIRED[0] or (heads, keys, width) == (64, 8192, 640)):
+                launch = lambda form=form: paired_launch(form)  # noqa: E731
                 build = sparse(rows, heads, keys, width, launch)
-                found.append(Case(op, name, f"skewed {form}", build, peer=peer))
+                found.append(Case(op, name, f"paired {form}", build, peer=peer))
         for form in FEW:
             if form[0] == heads:
                 launch = lambda form=form: few_launch(form)  # noqa: E731
@@ -451,14 +448,14 @@ def cases() -> list[Case]:
         found.append(
             Case("diagnosis", "4096 x 64 heads x 640, no copies", form, no_copies(64, launch))
         )
-    launch = lambda: skewed_launch(SKEWED[0])  # noqa: E731
+    launch = lambda: paired_launch(PAIRED[0])  # noqa: E731
     shape = "4096 x 64 heads x 640, no copies"
-    found.append(Case("diagnosis", shape, "skewed", no_copies(64, launch)))
+    found.append(Case("diagnosis", shape, "paired", no_copies(64, launch)))
     build = window(4096, 64, 8192, launch)
-    found.append(Case("swa_attention", "4096 rows x 64 heads, window 128", "skewed", build))
+    found.append(Case("swa_attention", "4096 rows x 64 heads, window 128", "paired", build))
     build = window(4096, 64, 8192, launch, more=(8192, 512))
     shape = "4096 rows x 64 heads, window 128 + 512 keys"
-    found.append(Case("swa_attention", shape, "skewed", build))
+    found.append(Case("swa_attention", shape, "paired", build))
     launch = lambda: few_launch(FEW[2])  # noqa: E731
     found.append(
         Case("diagnosis", "4096 x 16 heads x 640, no copies", "few", no_copies(16, launch))

@@ -93,6 +93,7 @@ def _portable(
 def cases() -> list[CompileCase]:
     """Every kernel with every entry of its tables."""
     from deepinfer.kernels.triton.mla_prefill_few import mla_prefill_few_kernel as few
+    from deepinfer.kernels.triton.mla_prefill_paired import mla_prefill_paired_kernel as paired
     from deepinfer.kernels.triton.mla_prefill_portable import (
         mla_prefill_portable_kernel as portable,
     )
@@ -116,6 +117,15 @@ def cases() -> list[CompileCase]:
         _hopper(window, "wide", wide, _ALL, 8, **form),
         _hopper(sparse, "wide, 576", wide, _PLAIN, 8, **(form | {"TAIL": True})),
     ]
+    rows, copy_registers, registers = configs.paired()
+    form = {
+        "COPY_ROWS": rows,
+        "COPY_WARPS": 4,
+        "COPY_REGISTERS": copy_registers,
+        "REGISTERS": registers,
+    }
+    found.append(_hopper(sparse, "paired", paired, _PLAIN, 4, **form))
+    found.append(_hopper(window, "paired", paired, _ALL, 4, **form))
     for heads in (8, 16, 32):
         block, parts, depth, rows, warps, registers = configs.few(heads)
         form = {"HEADS": block, "PARTS": parts, "DEPTH": depth, "COPY_ROWS": rows, "COPY_WARPS": warps, "COPY_REGISTERS": registers}  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["few", "portable", "wide"]
+__all__ = ["few", "paired", "portable", "wide"]
 
 
 def wide() -> tuple[int, bool, bool, int, bool, int, int, int]:
@@ -12,6 +12,15 @@ def wide() -> tuple[int, bool, bool, int, bool, int, int, int]:
         Pieces of a tile, logits ahead, lazy rescaling, channels held in registers, staged stores, keys copied at once, copying warps, their registers: `WideTuning`.
     """
     return 1, False, False, 0, True, 64, 4, 64
+
+
+def paired() -> tuple[int, int, int]:
+    """Form of the kernel for 64 heads with warpgroups that take every other tile.
+
+    Returns:
+        Keys copied at once, registers of the warps that copy, and of those that multiply: `PairedTuning`.
+    """
+    return 64, 64, 224
 
 
 def few(heads: int) -> tuple[int, int, int, int, int, int]:
@@ -24,8 +33,8 @@ def few(heads: int) -> tuple[int, int, int, int, int, int]:
         Heads of a program, pieces of a tile, tiles of the ring, keys copied at once, copying warps, their registers: `FewTuning`.
     """
     if heads <= 16:
-        return 8 if heads <= 8 else 16, 1, 3, 32, 4, 96
-    return 32, 2, 2, 32, 4, 96
+        return 8 if heads <= 8 else 16, 1, 3, 64, 4, 96
+    return 32, 1, 2, 64, 4, 96
 
 
 def portable(

@@ -21,6 +21,12 @@ from deepinfer.kernels.triton.mla_prefill_softmax import release, release_tile
 
 __all__ = ["mla_prefill_few_kernel"]
 
+# Called _reinterpret up to Triton 3.6; the same arguments.
+_view = (
+    getattr(gl.shared_memory_descriptor, "reinterpret", None)
+    or gl.shared_memory_descriptor._reinterpret
+)
+
 
 @gluon.jit
 def _sum_keys(p, HEADS: gl.constexpr):
@@ -196,11 +202,7 @@ def _products(
         factor = _finish(highest, base, sums, sink, max_logits, lse, row, head, heads, SINK, HEADS)
         acc = acc * factor[None, :]
         # The last tile's space holds the outputs before it goes back.
-        stage = (
-            ring.index(slot)
-            ._reinterpret(gl.float32, [32, 512], stage_layout)
-            .slice(0, HEADS, dim=0)
-        )
+        stage = _view(ring.index(slot), gl.float32, [32, 512], stage_layout).slice(0, HEADS, dim=0)
         to = out + row.to(gl.int64) * stride_ot
         turns = phases + row.to(gl.int64) * 64
         _write(acc, to, turns, stage, head, heads, stride_oh, total > 0, ROPE, HEADS)
@@ -351,6 +353,7 @@ def mla_prefill_few_kernel(
                     HEADS,
                     PARTS,
                     DEPTH,
+                    1,
                     COPY_ROWS,
                     COPY_WARPS,
                 ),

@@ -8,16 +8,16 @@ from torch import Tensor
 
 from deepinfer.kernels.triton.gemm_launch import num_sms
 from deepinfer.kernels.triton.mla_prefill_few import mla_prefill_few_kernel
-from deepinfer.kernels.triton.mla_prefill_skewed import mla_prefill_skewed_kernel
+from deepinfer.kernels.triton.mla_prefill_paired import mla_prefill_paired_kernel
 from deepinfer.kernels.triton.mla_prefill_wide import mla_prefill_wide_kernel
 
 __all__ = [
     "FewTuning",
-    "SkewedTuning",
+    "PairedTuning",
     "WideTuning",
     "aligned",
     "attend_few",
-    "attend_skewed",
+    "attend_paired",
     "attend_wide",
 ]
 
@@ -71,18 +71,18 @@ class FewTuning:
 
 
 @dataclass(frozen=True)
-class SkewedTuning:
-    """How the rows of 64 heads are computed by warpgroups half a tile apart.
+class PairedTuning:
+    """How the rows of 64 heads are computed by warpgroups that take every other tile.
 
     Attributes:
-        copy_rows: Keys that are copied in one go: 16 or 32.
+        copy_rows: Keys that are copied in one go: 16, 32 or 64.
         copy_registers: Registers of each thread that copies.
         registers: Registers of each thread of the second warpgroup that multiplies.
     """
 
-    copy_rows: int = 32
-    copy_registers: int = 48
-    registers: int = 232
+    copy_rows: int = 64
+    copy_registers: int = 64
+    registers: int = 224
 
 
 def attend_wide(
@@ -142,7 +142,7 @@ def attend_wide(
     )
 
 
-def attend_skewed(
+def attend_paired(
     q: Tensor,
     kv: Tensor,
     indices: Tensor,
@@ -157,14 +157,14 @@ def attend_skewed(
     out: Tensor,
     max_logits: Tensor,
     lse: Tensor,
-    tuning: SkewedTuning,
+    tuning: PairedTuning,
 ) -> None:
-    """The same with warpgroups half a tile apart, 512 channels; arguments as of `attend_wide`, `tuning` apart."""
+    """The same with warpgroups that take every other tile, 512 channels; arguments as of `attend_wide`, `tuning` apart."""
     arguments, constants = _arguments(
         q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths, sink, phases, scale, window, out, max_logits, lse
     )  # fmt: skip
     units = q.shape[0] * -(-q.shape[1] // 64)
-    mla_prefill_skewed_kernel[(min(units, num_sms(q.device.index)),)](
+    mla_prefill_paired_kernel[(min(units, num_sms(q.device.index)),)](
         *arguments,
         **constants,
         COPY_ROWS=tuning.copy_rows,

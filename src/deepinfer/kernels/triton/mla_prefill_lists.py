@@ -111,6 +111,7 @@ def copy_rows(
     HEADS: gl.constexpr,
     PARTS: gl.constexpr,
     DEPTH: gl.constexpr,
+    MULTIPLE: gl.constexpr,
     ROWS: gl.constexpr,
     WARPS: gl.constexpr,
 ):
@@ -140,7 +141,8 @@ def copy_rows(
             lengths, extra_lengths, row, width, extra_width, COUNTED, EXTRA, EXTRA_COUNTED
         )
         tiles = gl.cdiv(first, 64)
-        total = tiles + gl.cdiv(more, 64)
+        # Tiles behind the last one have no keys.
+        total = gl.cdiv(tiles + gl.cdiv(more, 64), MULTIPLE) * MULTIPLE
         begin = 0
         index = indices + row.to(gl.int64) * stride_i
         if BAND:

@@ -41,7 +41,11 @@ def _wait_tile(full, count, PARTS: gl.constexpr):
 
 @gluon.jit
 def _logits(q_part, q_tile, keys, q_tail, tail, zero, HELD: gl.constexpr, TAIL: gl.constexpr):
-    """Queries times keys, begun; `HELD` channels (0 or 128) of the queries are in registers."""
+    """Queries times keys, begun; `HELD` channels (0 or 128) of the queries are in registers.
+
+    The queries are given as part `count >> 30`, which is zero: the compiler, who does not know, would else keep all
+    addresses in registers.
+    """
     if HELD == 0:
         s = warpgroup_mma(q_tile, keys.permute((1, 0)), zero, use_acc=False, is_async=True)
     else:
@@ -147,14 +151,14 @@ def _products(
             turn += 1
         q_part = base
         if HELD > 0:
-            q_part = q_tile.slice(0, HELD, dim=1).load(gl.DotOperandLayout(0, s_layout, 2))
+            q_part = q_tile.index(0).slice(0, HELD, dim=1).load(gl.DotOperandLayout(0, s_layout, 2))
         if AHEAD:
             # Logits of the next tile follow the outputs of this one without a pause.
             if total > 0:
                 _wait_tile(full, count, PARTS)
                 s = _logits(
                     q_part,
-                    q_tile,
+                    q_tile.index(count >> 30),
                     ring.index(count & 1),
                     q_tail,
                     tails.index(count & 1),
@@ -182,7 +186,7 @@ def _products(
                     following = ring.index((count + 1) & 1)
                     s = _logits(
                         q_part,
-                        q_tile,
+                        q_tile.index(count >> 30),
                         following,
                         q_tail,
                         tails.index((count + 1) & 1),
@@ -212,7 +216,14 @@ def _products(
                 mask = masks.index(count & 1).load(mask_layout)
                 keys = ring.index(count & 1)
                 s = _logits(
-                    q_part, q_tile, keys, q_tail, tails.index(count & 1), no_logits, HELD, TAIL
+                    q_part,
+                    q_tile.index(count >> 30),
+                    keys,
+                    q_tail,
+                    tails.index(count & 1),
+                    no_logits,
+                    HELD,
+                    TAIL,
                 )
                 s = warpgroup_mma_wait(0, [s])
                 if tile == total - 1:
@@ -296,9 +307,9 @@ def mla_prefill_wide_kernel(
 ):
     """Attention of 64 heads a program to the keys that each query row picks; keys are values."""
     tile_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
-    q_tile = gl.allocate_shared_memory(gl.bfloat16, [64, 512], tile_layout)
+    q_tile = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 512], tile_layout)
     ring = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 512], tile_layout)
-    q_tail = q_tile
+    q_tail = q_tile.index(0)
     tails = ring
     if TAIL:
         q_tail = gl.allocate_shared_memory(gl.bfloat16, [64, 64], tile_layout)
@@ -373,7 +384,7 @@ def mla_prefill_wide_kernel(
                     extra_kv,
                     extra_indices,
                     extra_lengths,
-                    q_tile,
+                    q_tile.index(0),
                     ring,
                     q_tail,
                     tails,
@@ -403,6 +414,7 @@ def mla_prefill_wide_kernel(
                     64,
                     PARTS,
                     2,
+                    1,
                     COPY_ROWS,
                     COPY_WARPS,
                 ),

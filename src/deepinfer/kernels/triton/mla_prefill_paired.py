@@ -1,8 +1,9 @@
-"""Sparse attention of many query rows on Hopper, with two warpgroups half a tile apart.
+"""Sparse attention of many query rows on Hopper: two warpgroups, each with every other tile of keys.
 
-As in `mla_prefill_wide`, but each warpgroup takes the softmax of its own 32 keys of a tile and hands its shares to the
-other: while one is at its exponentials, the tensor cores have the products of the other. Messages go back and forth:
-the base of the exponentials and the shares of keys 0 to 31 from the first to the second, those of keys 32 to 63 back.
+As in `mla_prefill_wide`, but a warpgroup takes logits and softmax of a whole tile, so that the queries are read once for
+64 keys, and hands its shares to the other: while one is at its exponentials, the tensor cores have the products of the
+other. Messages go back and forth: the base of the exponentials and the shares of the first tile of a pair from the first
+warpgroup to the second, those of the second tile back. Each has the outputs of half of the channels.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from deepinfer.kernels.triton.gluon_names import block_barrier
 from deepinfer.kernels.triton.mla_prefill_lists import copy_rows, scope_lengths
 from deepinfer.kernels.triton.mla_prefill_softmax import release
 
-__all__ = ["mla_prefill_skewed_kernel"]
+__all__ = ["mla_prefill_paired_kernel"]
 
 
 @gluon.jit
@@ -31,8 +32,8 @@ def _origin(base):
 
 @gluon.jit
 def _sum_columns(p):
-    """Sums over the columns that a thread holds: [64, 32] to [64, 4]."""
-    return gl.sum(gl.sum(p.reshape([64, 4, 4, 2]), 3), 1)
+    """Sums over the columns that a thread holds: [64, 64] to [64, 4]."""
+    return gl.sum(gl.sum(p.reshape([64, 8, 4, 2]), 3), 1)
 
 
 @gluon.jit
@@ -62,7 +63,7 @@ def _send(s, mask, scale, highest, base, bases, shares, message, PART: gl.conste
 
 
 @gluon.jit
-def _tile(
+def _pair(
     s,
     mask,
     acc,
@@ -78,55 +79,55 @@ def _tile(
     last_sent,
     full,
     empty,
-    count,
+    pair,
     PART: gl.constexpr,
-    LAST: gl.constexpr,
 ):
-    """One tile: its own shares, and the values of both halves; those of the second are left in flight."""
-    slot = count & 1
-    phase = (count >> 1) & 1
-    values = ring.index(slot).slice(256 * PART, 256, dim=1)
-    firsts = first_shares.index(slot)
+    """Two tiles: the shares of its own one, and the values of both; those of the second are left in flight."""
+    phase = pair & 1
+    firsts = first_shares.index(phase)
+    same = pair >> 30
+    first_values = ring.index(same).slice(256 * PART, 256, dim=1)
+    last_values = ring.index(1 + same).slice(256 * PART, 256, dim=1)
     head_layout: gl.constexpr = highest.type.layout
     if PART == 0:
         highest, new, p = _send(s, mask, scale, highest, base, bases, firsts, first_sent, 0)
         acc, sums, base = _follow(acc, sums, base, new)
+        acc = warpgroup_mma(firsts, first_values, acc, is_async=True)
         sums += _sum_columns(p)
-        acc = warpgroup_mma(firsts, values.slice(0, 32, dim=0), acc, is_async=True)
-        mbarrier.wait(last_sent, count & 1)
-        mbarrier.wait(full.index(slot * 2 + 1), phase)
+        mbarrier.wait(full.index(1), phase)
+        mbarrier.wait(last_sent, phase)
         fence_async_shared()
         new = bases.index(1).load(head_layout)
         acc = warpgroup_mma_wait(0, [acc])
-        if not LAST:
-            release(empty, slot * 2)
+        release(empty, 0)
         acc, sums, base = _follow(acc, sums, base, new)
     else:
-        mbarrier.wait(first_sent, count & 1)
-        mbarrier.wait(full.index(slot * 2), phase)
+        mbarrier.wait(full.index(0), phase)
+        mbarrier.wait(first_sent, phase)
         fence_async_shared()
         new = bases.index(0).load(head_layout)
         acc, sums, base = _follow(acc, sums, base, new)
-        acc = warpgroup_mma(firsts, values.slice(0, 32, dim=0), acc, is_async=True)
+        acc = warpgroup_mma(firsts, first_values, acc, is_async=True)
         highest, new, p = _send(s, mask, scale, highest, base, bases, last_shares, last_sent, 1)
         acc = warpgroup_mma_wait(0, [acc])
-        if not LAST:
-            release(empty, slot * 2)
+        release(empty, 0)
         acc, sums, base = _follow(acc, sums, base, new)
         sums += _sum_columns(p)
-    acc = warpgroup_mma(last_shares, values.slice(32, 32, dim=0), acc, is_async=True)
+    acc = warpgroup_mma(last_shares, last_values, acc, is_async=True)
     return acc, sums, highest, base
 
 
 @gluon.jit
-def _logits(q_tile, ring, masks, full, count, zero, mask_layout: gl.constexpr, PART: gl.constexpr):
-    """Begins the logits of this warpgroup's keys of a tile."""
-    slot = count & 1
-    mbarrier.wait(full.index(slot * 2 + PART), (count >> 1) & 1)
+def _logits(q_tile, ring, masks, full, pair, zero, mask_layout: gl.constexpr, PART: gl.constexpr):
+    """Logits of this warpgroup's tile of a pair, and its mask."""
+    mbarrier.wait(full.index(PART), pair & 1)
     fence_async_shared()
-    keys = ring.index(slot).slice(32 * PART, 32, dim=0)
-    s = warpgroup_mma(q_tile, keys.permute((1, 0)), zero, use_acc=False, is_async=True)
-    return s, masks.index(slot).slice(32 * PART, 32).load(mask_layout)
+    # Zero, which the compiler does not know: it would keep all addresses of the loop in registers, and spill them.
+    same = pair >> 30
+    keys = ring.index(PART + same).permute((1, 0))
+    s = warpgroup_mma(q_tile.index(same), keys, zero, use_acc=False, is_async=True)
+    mask = masks.index(PART).load(mask_layout)
+    return warpgroup_mma_wait(0, [s]), mask
 
 
 @gluon.jit
@@ -244,14 +245,14 @@ def _products(
     ROPE: gl.constexpr,
     PART: gl.constexpr,
 ):
-    """Softmax of 32 keys of each tile, outputs of 256 channels."""
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 16])
+    """Softmax of every other tile, outputs of 256 channels."""
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
     head_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     mask_layout: gl.constexpr = gl.SliceLayout(0, s_layout)
     blocks = gl.cdiv(heads, 64)
-    zero = gl.zeros([64, 32], gl.float32, s_layout)
-    count = 0
+    zero = gl.zeros([64, 64], gl.float32, s_layout)
+    pair = 0
     turn = 0
     for unit in range(gl.program_id(0), s_q * blocks, gl.num_programs(0)):
         row = unit // blocks
@@ -267,23 +268,21 @@ def _products(
             sums = _sum_columns(zero)
             acc = gl.zeros([64, 256], gl.float32, o_layout)
             mbarrier.wait(q_full, turn & 1)
-            s, mask = _logits(q_tile, ring, masks, full, count, zero, mask_layout, PART)
-            s = warpgroup_mma_wait(0, [s])
-            for _ in range(total - 1):
-                acc, sums, highest, base = _tile(
+            s, mask = _logits(q_tile, ring, masks, full, pair, zero, mask_layout, PART)
+            for _ in range(gl.cdiv(total, 2) - 1):
+                acc, sums, highest, base = _pair(
                     s, mask, acc, sums, highest, base, scale, ring, first_shares, last_shares, bases, first_sent,
-                    last_sent, full, empty, count, PART, False,
+                    last_sent, full, empty, pair, PART,
                 )  # fmt: skip
-                s, mask = _logits(q_tile, ring, masks, full, count + 1, zero, mask_layout, PART)
-                acc = warpgroup_mma_wait(1, [acc])
-                release(empty, (count & 1) * 2 + 1)
-                s = warpgroup_mma_wait(0, [s])
-                count += 1
+                acc = warpgroup_mma_wait(0, [acc])
+                release(empty, 1)
+                pair += 1
+                s, mask = _logits(q_tile, ring, masks, full, pair, zero, mask_layout, PART)
             block_barrier()
             mbarrier.arrive(q_empty, count=1)
-            acc, sums, highest, base = _tile(
+            acc, sums, highest, base = _pair(
                 s, mask, acc, sums, highest, base, scale, ring, first_shares, last_shares, bases, first_sent,
-                last_sent, full, empty, count, PART, True,
+                last_sent, full, empty, pair, PART,
             )  # fmt: skip
             acc = warpgroup_mma_wait(0, [acc])
             factor = _finish(
@@ -292,19 +291,17 @@ def _products(
             acc = acc * gl.convert_layout(factor, gl.SliceLayout(1, o_layout))[:, None]
             if ROPE and PART == 1:
                 acc = _turn_back(acc, phases + row.to(gl.int64) * 64)
-            last = count & 1
-            _write(acc, to, ring.index(last).slice(256 * PART, 256, dim=1), head, heads, stride_oh)
-            block_barrier()
-            mbarrier.arrive(empty.index(last * 2), count=1)
-            mbarrier.arrive(empty.index(last * 2 + 1), count=1)
-            count += 1
+            stage = ring.index(1).slice(256 * PART, 256, dim=1)
+            _write(acc, to, stage, head, heads, stride_oh)
+            release(empty, 1)
+            pair += 1
             turn += 1
         else:
             _nothing(to, max_logits, lse, row, head, heads, stride_oh, PART)
 
 
 @gluon.jit(do_not_specialize=["s_q", "s_kv", "s_extra", "width", "extra_width"])
-def mla_prefill_skewed_kernel(
+def mla_prefill_paired_kernel(
     q,
     kv,
     indices,
@@ -345,11 +342,10 @@ def mla_prefill_skewed_kernel(
 ):
     """Attention of 64 heads a program to the keys that each query row picks; keys are values."""
     tile_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
-    q_tile = gl.allocate_shared_memory(gl.bfloat16, [64, 512], tile_layout)
+    q_tile = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 512], tile_layout)
     ring = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 512], tile_layout)
-    share_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16)
-    first_shares = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 32], share_layout)
-    last_shares = gl.allocate_shared_memory(gl.bfloat16, [64, 32], share_layout)
+    first_shares = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 64], tile_layout)
+    last_shares = gl.allocate_shared_memory(gl.bfloat16, [64, 64], tile_layout)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     keys = gl.allocate_shared_memory(gl.int32, [2, 64], plain)
     masks = gl.allocate_shared_memory(gl.float32, [2, 64], plain)
@@ -362,14 +358,14 @@ def mla_prefill_skewed_kernel(
     first_sent = gl.allocate_shared_memory(gl.int64, [1], bar)
     last_sent = gl.allocate_shared_memory(gl.int64, [1], bar)
     met = gl.allocate_shared_memory(gl.int64, [1], bar)
-    full = gl.allocate_shared_memory(gl.int64, [4, 1], bar)
-    empty = gl.allocate_shared_memory(gl.int64, [4, 1], bar)
+    full = gl.allocate_shared_memory(gl.int64, [2, 1], bar)
+    empty = gl.allocate_shared_memory(gl.int64, [2, 1], bar)
     mbarrier.init(q_full, count=32 * COPY_WARPS)
     mbarrier.init(q_empty, count=2)
     mbarrier.init(first_sent, count=1)
     mbarrier.init(last_sent, count=1)
     mbarrier.init(met, count=2)
-    for i in gl.static_range(4):
+    for i in gl.static_range(2):
         mbarrier.init(full.index(i), count=32 * COPY_WARPS + 1)
         mbarrier.init(empty.index(i), count=2)
     gl.warp_specialize(
@@ -464,9 +460,9 @@ def mla_prefill_skewed_kernel(
                     extra_kv,
                     extra_indices,
                     extra_lengths,
-                    q_tile,
+                    q_tile.index(0),
                     ring,
-                    q_tile,
+                    q_tile.index(0),
                     ring,
                     keys,
                     masks,
@@ -492,6 +488,7 @@ def mla_prefill_skewed_kernel(
                     EXTRA_COUNTED,
                     False,
                     64,
+                    1,
                     2,
                     2,
                     COPY_ROWS,
