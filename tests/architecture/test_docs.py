@@ -97,10 +97,16 @@ def test_pictures_are_up_to_date(repo_root: Path) -> None:
     picture = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(picture)
     drawn = picture.draw_all()
+    kernels = importlib.util.spec_from_file_location(
+        "kernel_pages", repo_root / "docs" / "kernel_pages.py"
+    )
+    pages = importlib.util.module_from_spec(kernels)
+    kernels.loader.exec_module(pages)
+    drawn["roofline.svg"] = pages.roofline()
     folder = repo_root / "docs" / "assets"
     assert {path.name for path in folder.glob("*.svg")} == set(drawn)
     stale = [name for name, text in drawn.items() if (folder / name).read_text("utf-8") != text]
-    assert stale == [], "run python docs/picture.py"
+    assert stale == [], "run python docs/picture.py, and docs/kernel_pages.py --picture"
 
 
 def test_links_between_files_of_the_repository_lead_somewhere(repo_root: Path) -> None:
