@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from typing import TYPE_CHECKING
 
-from deepinfer.kernels.codegen import CompileCase
+if TYPE_CHECKING:
+    from deepinfer.kernels.codegen import CompileCase
 
 __all__ = ["all_cases"]
 
