@@ -64,9 +64,9 @@ SPLIT_FP8: tuple[Row, ...] = (
     ("", 0, 0, 0, (64, 2, 10, 1, 1, 2)),
 )
 # (device, N or 0, K or 0, most rows, sizes): TallTuning
-TALL_FP8: tuple[Row, ...] = (("", 0, 0, 6144, (2, 256, 4, 8)), ("", 0, 0, 0, (2, 256, 4, 16)))
+TALL_FP8: tuple[Row, ...] = (("", 0, 0, 6144, (2, 256, 4, 8)), ("", 0, 0, 0, (2, 256, 4, 12)))
 # (device, N or 0, K or 0, most rows of a group on average, sizes): two warpgroups, whose 128 rows lie in one group
-CONTIGUOUS_FP8: tuple[Row, ...] = (("", 0, 0, 512, (2, 128, 6, 8)), ("", 0, 0, 0, (2, 256, 4, 16)))
+CONTIGUOUS_FP8: tuple[Row, ...] = (("", 0, 0, 512, (2, 256, 4, 2)), ("", 0, 0, 0, (2, 256, 4, 16)))
 TALL_SPLIT = (2, 128, 6, 8, 2)
 TALL_FP8_32 = (2, 128, 6, 8)
 TALL_BF16: tuple[Row, ...] = (("", 0, 0, 0, (2, 256, 4, 8)),)
