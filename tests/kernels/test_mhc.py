@@ -70,6 +70,37 @@ def test_what_enters_a_sublayer(backend, channels) -> None:
     assert torch.allclose(normed, rms_norm(found[0], weight, 1e-6), atol=1e-6)
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@pytest.mark.parametrize("split", [2, 3])
+def test_products_with_coefficients_in_parts(split) -> None:
+    """The way of bf16 streams, in fp16, which the interpreter multiplies rightly."""
+    from deepinfer.kernels.triton import mhc_mixes as kernels
+
+    tokens, channels = 19, 80
+    streams, pre, fn, base, scale = given(tokens, channels)
+    streams = streams.half().contiguous()
+    parts = torch.full((4 * channels, 24 * split), 7.0, dtype=torch.float16)
+    kernels.mhc_split_kernel[(5,)](
+        fn, parts, 4 * channels, SPLIT=split, COLUMNS=128 if split == 3 else 64, BLOCK=64
+    )
+    whole = parts.float().unflatten(1, (split, 24)).sum(1)
+    assert torch.allclose(whole, fn.T, atol=2e-7)
+    width = 24 * split + 8
+    sums, summed = torch.full((tokens, 3, width), 7.0), torch.full((tokens, channels), 7.0).half()
+    kernels.mhc_project_kernel[(3, 2)](
+        streams, pre, parts, sums, summed, tokens, 3, 4 * channels, channels, CHANNELS=channels,
+        TOKENS=16, BLOCK=16, BLOCKS=2, COLUMNS=128 if split == 3 else 64, SUMS=width, NARROW=True,
+    )  # fmt: skip
+    following, post, mix = torch.empty(tokens, 4), torch.empty(tokens, 4), torch.empty(tokens, 16)
+    kernels.mhc_coefficients_kernel[(1,)](
+        sums, base, scale, following, post, mix, tokens, 3, 20, 1e-20, 1e-6, CHANNELS=channels,
+        TOKENS=32, SPLIT=split, SUMS=width,
+    )  # fmt: skip
+    wanted = reference.mhc_pre(streams, pre, fn, base, scale)
+    for a, b in zip((summed, post, mix.view(-1, 4, 4), following), wanted, strict=True):
+        assert torch.allclose(a.float(), b.float(), atol=3e-6, rtol=2e-3)
+
+
 def test_the_model_computes_the_same() -> None:
     streams, pre, fn, base, scale = given(5, 96)
     streams, weight = streams.contiguous(), randn(96, seed=9)

@@ -100,7 +100,7 @@ def sinkhorn_kernel(scores, out, tokens, iterations, eps, TOKENS: tl.constexpr):
 def mhc_split_kernel(
     fn, parts, width, SPLIT: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Writes the projection with its channels first, and each coefficient as the sum of SPLIT bf16 numbers.
+    """Writes the projection with its channels first, and each coefficient as the sum of SPLIT short numbers.
 
     Part p of coefficient r of a channel is column 24 * p + r of 24 * SPLIT.
     """
@@ -108,10 +108,11 @@ def mhc_split_kernel(
     n = tl.arange(0, COLUMNS)[None, :]
     there = (c < width) & (n < 24 * SPLIT)
     w = tl.load(fn + (n % 24).to(tl.int64) * width + c, mask=there, other=0.0)
-    value = w.to(tl.bfloat16)
+    kind = parts.dtype.element_ty
+    value = w.to(kind)
     for part in tl.static_range(1, SPLIT):
         w = w - value.to(tl.float32)
-        value = tl.where(n >= 24 * part, w.to(tl.bfloat16), value)
+        value = tl.where(n >= 24 * part, w.to(kind), value)
     tl.store(parts + c.to(tl.int64) * (24 * SPLIT) + n, value, mask=there)
 
 
