@@ -9,6 +9,10 @@ from deepinfer.grammar.slices import BOUNDARY, DEAD, CharacterSet
 
 __all__ = ["SliceTests"]
 
+PROBES = b"zQ5 -/"
+MAX_PROBED = 24
+"""Bytes that are tried one after the other before all of a set are."""
+
 MAX_CLOSURE = 110
 """States looked at before a state is taken for one that does not contain a slice."""
 
@@ -81,8 +85,24 @@ class SliceTests:
         """
         known = self._contains.get(state)
         if known is None:
-            known = self._contains[state] = self._closure(state, only_itself=False)
+            known = self._probe(state) and self._closure(state, only_itself=False)
+            self._contains[state] = known
         return known
+
+    def _probe(self, state: int) -> bool:
+        """Whether a few long sequences of the set are live: a look that is much shorter than the whole."""
+        step = self._states.automaton.step
+        for byte in PROBES:
+            if self._table[BOUNDARY][byte] != BOUNDARY:
+                continue
+            seen: set[int] = set()
+            at = state
+            while at and at not in seen and len(seen) < MAX_PROBED:
+                seen.add(at)
+                at = step(at, byte)
+            if not at:
+                return False
+        return True
 
     def settles(self, byte: int, state: int) -> int:
         """Where every character that begins with a byte leads, when that is one state.

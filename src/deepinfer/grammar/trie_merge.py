@@ -65,10 +65,8 @@ def strings_behind(trie: TokenTrie, nodes: Sequence[int]) -> Residue:
     below = is_end.copy()
     for level in range(len(starts) - 2, 0, -1):
         first, here = starts[level - 1], slice(starts[level], starts[level + 1])
-        count = starts[level] - first
-        below[first : starts[level]] += np.bincount(
-            parent[here] - first, below[here], count
-        ).astype(np.int32)
+        sums = np.bincount(parent[here] - first, below[here], starts[level] - first)
+        below[first : starts[level]] += sums.astype(np.int32)
     first_child = np.ones(size + 1, dtype=np.int32)
     first_child[1:] += np.cumsum(np.bincount(parent[1:], minlength=size)).astype(np.int32)
     # The strings below a node come behind its own and those below its elder siblings.

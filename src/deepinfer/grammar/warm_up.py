@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import string
+
 from deepinfer.grammar.json_schema import compile_json_schema
 from deepinfer.grammar.vocab import TokenVocab
 
@@ -20,6 +22,24 @@ _SCHEMA = {
     },
     "required": ["s"],
 }
+_DIGITS, _SMALL, _LARGE = (
+    b"0123456789",
+    string.ascii_lowercase.encode(),
+    string.ascii_uppercase.encode(),
+)
+_COUNTED = (
+    b"\t ",
+    _DIGITS,
+    _DIGITS + b"abcdef",
+    _DIGITS + b"ABCDEF",
+    _DIGITS + b"ABCDEFabcdef",
+    _SMALL,
+    _LARGE,
+    _SMALL + _LARGE,
+    _DIGITS + _SMALL + _LARGE,
+)
+"""Sets of bytes that patterns count."""
+
 _TEXTS = (
     b'{"i": 12, "n": -0.5e3, "b": true, "o": null, "l": ["a", "b"], "m": [1], "s": "x y\\n\xc3\xa9"}',
     b'{"k": [{}, "v", 1, 2.5, false], "p": {"q": ""}, "s":"',
@@ -32,6 +52,8 @@ def warm_up(vocab: TokenVocab) -> None:
     Args:
         vocab: The vocabulary.
     """
+    for members in _COUNTED:
+        vocab.byte_loops.longest_run(sum(1 << byte for byte in members))
     compiled = compile_json_schema(_SCHEMA).bind(vocab)
     for text in _TEXTS:
         state = compiled.start_state
