@@ -237,6 +237,17 @@ def grouped_folded_kernel(
             [4, 1],
             [REGISTERS, 24],
         )
+    elif PARTS == 3:
+        gl.warp_specialize(
+            [
+                (_products, (multiply, MODE, X_GROUP, AHEAD, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
+                (_products, (multiply, MODE, X_GROUP, AHEAD, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
+                (_products, (multiply, MODE, X_GROUP, AHEAD, SPAN, PARTS, BLOCK_M, DEPTH, 2)),
+                (_copies, (copy, MODE, SPAN, PARTS, BLOCK_M, DEPTH)),
+            ],
+            [4, 4, 1],
+            [REGISTERS, REGISTERS, 24],
+        )
     else:
         gl.warp_specialize(
             [
