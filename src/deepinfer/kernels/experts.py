@@ -92,8 +92,9 @@ def fused_experts(
             f"w13 has {inter} gates; weights with scales need a multiple of {scale_group}.",
             argument="w13", expected=f"multiple of {scale_group}", found=inter,
         )  # fmt: skip
-    hidden_size = x.shape[1]
-    room = num_experts * tokens * (hidden_size * 3 + width * 2 + inter * 2)
+    # The most that is held at once: tokens and both halves, or hidden values and outputs.
+    hidden_bytes = x.shape[1] * (1 if cast else 2)
+    room = num_experts * tokens * max(hidden_bytes + 2 * width, inter + 2 * x.shape[1])
     has_room = room <= configs.ROOM_BYTES
     has_few = topk_ids.numel() <= configs.ROWS_OF_ROOM * num_experts
     masked = layout == "masked" or (layout == "auto" and has_room and has_few)
@@ -117,6 +118,7 @@ def fused_experts(
         rows, _ = expand_to_fused(x, mapping, backend=backend)
     gate_up = x.new_empty((mapping.num_places, width))
     _product(rows, w13, gate_up, mapping, num_experts, expected, backend)
+    del rows
     hidden = x.new_empty(
         (mapping.num_places, inter), dtype=torch.float8_e4m3fn if cast else x.dtype
     )
@@ -128,6 +130,7 @@ def fused_experts(
     SWIGLU(
         backend, gate_up, topk_weights, mapping.token_topk_to_pos, most, group, hidden, scale
     )  # fmt: skip
+    del gate_up
     down = x.new_empty((mapping.num_places, _values(w2).shape[1]))
     product = hidden if scale is None else (hidden, scale)
     _product(product, w2, down, mapping, num_experts, expected, backend)
