@@ -13,7 +13,7 @@ PROBES = b"zQ5 -/"
 MAX_PROBED = 24
 """Bytes that are tried one after the other before all of a set are."""
 
-MAX_CLOSURE = 110
+MAX_CLOSURE = 250
 """States looked at before a state is taken for one that does not contain a slice."""
 
 
