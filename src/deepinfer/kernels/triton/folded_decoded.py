@@ -167,9 +167,10 @@ def _start(x, w, part, never, FIRST: gl.constexpr, WIDTH: gl.constexpr):
 
 
 @gluon.jit
-def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH: gl.constexpr, ROWS: gl.constexpr,
+def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH: gl.constexpr, PAIRS: gl.constexpr,
+              ROWS: gl.constexpr,
               COLUMNS: gl.constexpr):  # fmt: skip
-    """Multiplies 64 tokens with 128 rows of weights of every tile."""
+    """Multiplies 64 tokens with 128 rows of weights of every tile; PAIRS: two products of 32 channels at a time."""
     out, factors, rows_of, rings, bars, sizes, strides = given
     _w, x_ring, _t, s_ring, b_ring = rings
     full, empty, ready, freed = bars
@@ -202,29 +203,48 @@ def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, TM: gl.constexpr
             factor = gl.load(factors + g.to(gl.int64) * stride_fg + at_n)  # type: ignore[attr-defined]
             acc = gl.zeros((64, 128), gl.float32, acc_layout)
             part = acc
+            other = acc
             for _step in range(steps):
                 mbarrier.wait(full.index(slot), phase)
                 xs = s_ring.index(slot).slice(64 * ROWS, 64).load(row_layout)
                 mbarrier.wait(ready.index(2 * COLUMNS + side), turn)
                 x = x_ring.index(slot * TM + ROWS)
                 b = b_ring.index(2 * COLUMNS + side)
-                if X_GROUP == 32:
+                if X_GROUP == 32 and PAIRS:
+                    part = _start(x, b, part, never, 0, 32)
+                    other = _start(x, b, other, never, 32, 32)
+                    part = warpgroup_mma_wait(1, [part])
+                    acc += part * power_of_byte(xs, 0)[:, None]
+                    # No sum may be left for later, while another product takes the registers of this one.
+                    acc = warpgroup_mma_wait(1, [acc])
+                    part = _start(x, b, part, never, 64, 32)
+                    other = warpgroup_mma_wait(1, [other])
+                    acc += other * power_of_byte(xs, 1)[:, None]
+                    acc = warpgroup_mma_wait(1, [acc])
+                    other = _start(x, b, other, never, 96, 32)
+                    part = warpgroup_mma_wait(1, [part])
+                    acc += part * power_of_byte(xs, 2)[:, None]
+                    other = warpgroup_mma_wait(0, [other])
+                    done = other
+                elif X_GROUP == 32:
                     for i in gl.static_range(3):
                         part = _start(x, b, part, never, 32 * i, 32)
                         part = warpgroup_mma_wait(0, [part])
                         acc += part * power_of_byte(xs, i)[:, None]
-                        # No sum may be left for later, while the next product takes the registers of this one.
                         acc = warpgroup_mma_wait(0, [acc])
                     part = _start(x, b, part, never, 96, 32)
+                    part = warpgroup_mma_wait(0, [part])
+                    done = part
                 else:
                     part = _start(x, b, part, never, 0, 128)
-                part = warpgroup_mma_wait(0, [part])
+                    part = warpgroup_mma_wait(0, [part])
+                    done = part
                 mbarrier.arrive(freed.index(2 * COLUMNS + side), count=1)
                 mbarrier.arrive(empty.index(slot), count=1)
                 if X_GROUP == 32:
-                    acc += part * power_of_byte(xs, 3)[:, None]
+                    acc += done * power_of_byte(xs, 3)[:, None]
                 else:
-                    acc += part * xs[:, None]
+                    acc += done * xs[:, None]
                 turn ^= side
                 side ^= 1
                 slot += 1
@@ -305,8 +325,8 @@ def folded_decoded_kernel(
     if TN == 2:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 0, 0)),
-                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 0, 1)),
+                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, False, 0, 0)),
+                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, False, 0, 1)),
                 (_decode, (decode, MODE, TM, TN, DEPTH, DECODERS, 0, 0)),
                 (_decode, (decode, MODE, TM, TN, DEPTH, DECODERS, 1, 0)),
                 (_copies, (copy, MODE, TM, TN, DEPTH)),
@@ -317,7 +337,7 @@ def folded_decoded_kernel(
     elif TM == 1:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 0, 0)),
+                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, False, 0, 0)),
                 (_decode, (decode, MODE, TM, TN, DEPTH, DECODERS, 0, 0)),
                 (_decode, (decode, MODE, TM, TN, DEPTH, DECODERS, 0, 1)),
                 (_copies, (copy, MODE, TM, TN, DEPTH)),
@@ -328,8 +348,8 @@ def folded_decoded_kernel(
     elif DECODERS == 2:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 0, 0)),
-                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 1, 0)),
+                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, False, 0, 0)),
+                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, False, 1, 0)),
                 (_decode, (decode, MODE, TM, TN, DEPTH, DECODERS, 0, 0)),
                 (_decode, (decode, MODE, TM, TN, DEPTH, DECODERS, 0, 1)),
                 (_copies, (copy, MODE, TM, TN, DEPTH)),
@@ -340,11 +360,11 @@ def folded_decoded_kernel(
     else:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 0, 0)),
-                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 1, 0)),
+                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, True, 0, 0)),
+                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, True, 1, 0)),
                 (_decode, (decode, MODE, TM, TN, DEPTH, DECODERS, 0, 0)),
                 (_copies, (copy, MODE, TM, TN, DEPTH)),
             ],
             [4, 4, 1],
-            [176, 96, 24],
+            [208, 72, 24],
         )
