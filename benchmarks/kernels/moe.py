@@ -283,7 +283,7 @@ def experts(tokens: int, kind: str, layout: str):
             s = torch.randint(116, 121, (count, rows, k // 32), device="cuda", dtype=torch.uint8)
             pairs.append((q, s))
         plain = pairs
-        if kind == "prepared":
+        if kind != "plain":
             pairs = [prepare_mxfp4_weights(*p) for p in pairs]
         x = torch.randn(n, hidden, device="cuda").bfloat16()
         ids = choices(n, count)
@@ -294,7 +294,15 @@ def experts(tokens: int, kind: str, layout: str):
 
         def run(backend: str | None = None, weights_of=pairs, to=out) -> torch.Tensor:
             return fused_experts(
-                x, *weights_of, weights, ids, limit=10.0, layout=layout, out=to, backend=backend
+                x,
+                *weights_of,
+                weights,
+                ids,
+                limit=10.0,
+                scale_group=32 if kind == "prepared 32" else 128,
+                layout=layout,
+                out=to,
+                backend=backend,
             )
 
         def check() -> Mapping[str, float]:
@@ -358,11 +366,12 @@ def cases() -> list[Case]:
                     "silu_and_mul_quant_fused", f"{tokens} x 6 x 2304", name, swiglu(tokens, sizes)
                 )
             )
-    for tokens in (16, 64, 256, 8192):
+    for tokens in (16, 64, 256, 512, 8192):
         shape = f"{tokens} x 6 of 384 MXFP4"
-        for kind in ("plain", "prepared"):
+        for kind in ("plain", "prepared", "prepared 32"):
             for layout in ("auto", "contiguous"):
-                if tokens > 256 and (layout == "auto" or kind == "plain"):
+                is_far = layout == "contiguous" and (tokens < 256 or kind == "plain")
+                if is_far or (tokens > 512 and (layout == "auto" or kind == "plain")):
                     continue
                 found.append(
                     Case("fused_experts", shape, f"{kind} {layout}", experts(tokens, kind, layout))
