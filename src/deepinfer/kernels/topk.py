@@ -283,7 +283,7 @@ def _grouped_refusal(
     return _refusal(x, k, lengths, out, fill)
 
 
-@TOPK.register("triton", name="grouped", supports=_grouped_refusal, priority=30)
+@TOPK.register("triton", name="grouped", supports=_grouped_refusal, priority=15)
 def _grouped(x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: int) -> None:
     from deepinfer.kernels.triton import topk_launch as launch
 
@@ -292,3 +292,24 @@ def _grouped(x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: int) 
         launch.topk_grouped(
             x, k, None if lengths is None else lengths.contiguous(), out, fill, tuning
         )
+
+
+def _by_groups_refusal(
+    x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: int
+) -> str | None:
+    if configs.lookup_by_groups(x.shape[0], x.shape[1], k, x.itemsize, False) is None:
+        return "a program a row does better at this shape"
+    return _wide_refusal(x, k, lengths, out, fill)
+
+
+@TOPK.register("triton", name="by_groups", supports=_by_groups_refusal, priority=40)
+def _by_groups(x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: int) -> None:
+    from deepinfer.kernels.triton import topk_launch as launch
+
+    early = torch.cuda.get_device_capability(x.device) >= (9, 0)
+    sizes = configs.lookup_by_groups(x.shape[0], x.shape[1], k, x.itemsize, early)
+    if sizes is not None:
+        with torch.cuda.device(x.device):
+            launch.topk_by_groups(
+                x, k, None if lengths is None else lengths.contiguous(), out, fill, launch.ByGroupsTuning(*sizes)
+            )  # fmt: skip

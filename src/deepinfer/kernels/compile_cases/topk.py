@@ -24,6 +24,8 @@ def cases() -> list[CompileCase]:
         if configs.lookup_grouped(n, k) is not None:
             found += [_maxima(bits, n, k, chips, entry), _grouped(bits, n, k, chips, entry)]
         found.append(_select(bits, n, k, chips, entry))
+        if configs.lookup_by_groups(64, n, k, bits // 8, False) is not None:
+            found.append(_by_groups(bits, n, k, chips, f"{entry}, by groups"))
     for bits, n, k, chips in (
         (16, 8192, 512, CHIPS),
         (32, 8192, 512, (90,)),
@@ -49,7 +51,7 @@ def _maxima(bits: int, n: int, k: int, chips: tuple[int, ...], entry: str) -> Co
         "topk", f"{entry}, maxima", group_maxima_kernel,
         {"x": "*i16" if bits == 16 else "*i32", "lengths": "*i32", "maxima": "*fp32",
          **dict.fromkeys(("n", "chunks", "least_length", "stride_x", "stride_maxima"), "i32")},
-        {"HAS_LENGTHS": True, "BITS": bits, "BLOCK": sizes[1], "GROUP": sizes[0]},
+        {"HAS_LENGTHS": True, "BITS": bits, "BLOCK": sizes[1], "GROUP": sizes[0], "EARLY": False},
         ("x", "maxima", "stride_x", "stride_maxima"), {"num_warps": sizes[2]}, chips,
     )  # fmt: skip
 
@@ -65,6 +67,26 @@ def _grouped(bits: int, n: int, k: int, chips: tuple[int, ...], entry: str) -> C
         {**_signature(bits, *integers), "maxima": "*fp32"},
         {"HAS_LENGTHS": True, "BITS": bits, **launch.grouped_constants(tuning, n, k)},
         (*_ALIGNED, "maxima", "stride_maxima"), {"num_warps": tuning.num_warps}, chips, stack_bytes=128,
+    )  # fmt: skip
+
+
+def _by_groups(bits: int, n: int, k: int, chips: tuple[int, ...], entry: str) -> CompileCase:
+    from deepinfer.kernels.triton import topk_launch as launch
+    from deepinfer.kernels.triton.topk_grouped import topk_by_groups_kernel
+
+    early = min(chips) >= 90
+    sizes = configs.lookup_by_groups(64, n, k, bits // 8, early)
+    tuning = launch.ByGroupsTuning(*(sizes or (0,) * 7))
+    integers = ("n", "k", "fill", "least_length", "stride_x", "stride_out", "stride_maxima")
+    pointer = "*i16" if bits == 16 else "*i32"
+    limit = {"maxnreg": tuning.max_registers} if tuning.max_registers else {}
+    return CompileCase(
+        "topk", entry, topk_by_groups_kernel,
+        {"x": pointer, "lengths": "*i32", "out": "*i32", "maxima": pointer, "groups_of": "*i32", "found": "*i64",
+         **dict.fromkeys(integers, "i32")},
+        {"HAS_LENGTHS": True, "BITS": bits, **launch.by_groups_constants(tuning, n)},
+        ("x", "lengths", "out", "maxima", "groups_of", "found", "stride_x", "stride_out", "stride_maxima"),
+        {"num_warps": tuning.num_warps, **limit}, chips, stack_bytes=128,
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["lookup", "lookup_grouped", "lookup_wide"]
+__all__ = ["lookup", "lookup_by_groups", "lookup_grouped", "lookup_wide"]
 
 
 def lookup(rows: int, n: int, k: int) -> tuple[int, int, int, int]:
@@ -63,3 +63,38 @@ def lookup_grouped(n: int, k: int) -> tuple[int, int, int, int, int, int, int] |
         return None
     capacity = max(1024, 2 * groups if k > 512 else groups)
     return group, 4096, 4, groups, capacity, max(64, min(512, 8192 // group)), 16
+
+
+def lookup_by_groups(
+    rows: int, n: int, k: int, item_bytes: int, early: bool
+) -> tuple[int, int, int, int, int, int, int, int, bool] | None:
+    """Sizes where the maxima of small groups are made first and registers are set by hand.
+
+    Args:
+        rows: Rows.
+        n: Elements of a row.
+        k: How many are selected.
+        item_bytes: Bytes of an element.
+        early: Whether the chip can begin a program before the one in front of it has ended.
+
+    Returns:
+        In the order of the tuning's fields; None where a program a row does better.
+    """
+    if k > 2048 or n < 32768 or (rows > 256 and n * item_bytes < 65536):
+        return None
+    if k > 512:
+        return (16 if n <= 262144 else 64), 4096, 4, 4 * _power(k), 2, 16, 0, 6, early
+    if n <= 32768:
+        return 16, 4096, 4, 1024, 2, 4, 96, 4, False
+    group = 16
+    while n // group > 16384:
+        group *= 2
+    return group, 4096, 4, 1024, 3 if group == 16 else 1, 8, 0, 4, early
+
+
+def _power(k: int) -> int:
+    """The power of two that is not below k, 512 at least."""
+    found = 512
+    while found < k:
+        found *= 2
+    return found

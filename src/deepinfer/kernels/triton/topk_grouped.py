@@ -138,7 +138,7 @@ def _passing_elements(
     xs, groups_at, groups, least, length, to, BITS: gl.constexpr, GROUP: gl.constexpr, TILES: gl.constexpr,
     CAPACITY: gl.constexpr,
 ):  # fmt: skip
-    """Writes the elements of some groups that reach the bound, ascending; returns how many there are."""
+    """Writes the elements of some groups that reach the bound, index below bits, ascending; returns how many there are."""
     WARPS: gl.constexpr = gl.num_warps()
     THREADS: gl.constexpr = 32 * WARPS
     layout: gl.constexpr = gl.BlockedLayout([1, GROUP], [32, 1], [WARPS, 1], [1, 0])
@@ -169,13 +169,14 @@ def _passing_elements(
         for u in gl.static_range(TILES):
             place = total + ((before >> (16 * u)) & 0xFFFF).to(gl.int32)[:, None]
             place += gl.associative_scan(goods[u], 1, _add) - goods[u]
-            gl.store(to + place, places[u], mask=(goods[u] > 0) & (place < CAPACITY))
+            pair = places[u].to(gl.int64) | (raws[u].to(gl.int64) << 32)
+            gl.store(to + place, pair, mask=(goods[u] > 0) & (place < CAPACITY))
             total += ((counts >> (16 * u)) & 0xFFFF).to(gl.int32)
     return total
 
 
 @gluon.jit
-def _choose(xs, to, index_at, total, k, BITS: gl.constexpr, CAPACITY: gl.constexpr):
+def _choose(to, found_at, total, k, BITS: gl.constexpr, CAPACITY: gl.constexpr):
     """Writes the k best of the elements that were found, whose indices ascend."""
     WARPS: gl.constexpr = gl.num_warps()
     THREADS: gl.constexpr = 32 * WARPS
@@ -184,8 +185,9 @@ def _choose(xs, to, index_at, total, k, BITS: gl.constexpr, CAPACITY: gl.constex
     c = gl.arange(0, THREADS, layout=gl.SliceLayout(1, layout))[:, None] * EACH
     c += gl.arange(0, EACH, layout=gl.SliceLayout(0, layout))[None, :]
     inside = c < total
-    index = gl.load(index_at + c, mask=inside, other=0)
-    keys = _keys(_value(gl.load(xs + index, mask=inside, other=0), BITS), BITS)
+    pair = gl.load(found_at + c, mask=inside, other=0)
+    index = pair.to(gl.int32)
+    keys = _keys(_value((pair >> 32).to(gl.int32), BITS), BITS)
     last = _search(keys, inside, k, BITS // 2, True)
     more = (inside & (keys > last)).to(gl.int32)
     same = (inside & (keys == last)).to(gl.int32)
@@ -200,18 +202,24 @@ def _choose(xs, to, index_at, total, k, BITS: gl.constexpr, CAPACITY: gl.constex
 
 @gluon.jit(do_not_specialize=["n", "k", "fill", "least_length"])
 def topk_by_groups_kernel(
-    x, lengths, out, maxima, scratch, n, k, fill, least_length, stride_x, stride_out, stride_maxima,
+    x, lengths, out, maxima, groups_of, found, n, k, fill, least_length, stride_x, stride_out, stride_maxima,
     HAS_LENGTHS: gl.constexpr, BITS: gl.constexpr, GROUPS: gl.constexpr, CAPACITY: gl.constexpr,
-    GROUP: gl.constexpr, ALL: gl.constexpr, TILES: gl.constexpr,
+    GROUP: gl.constexpr, ALL: gl.constexpr, TILES: gl.constexpr, STEPS: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """Writes the k indices of one row; `fill` behind the last one of a row with fewer than k elements."""
     WARPS: gl.constexpr = gl.num_warps()
     THREADS: gl.constexpr = 32 * WARPS
     HIGH: gl.constexpr = ALL // (8 * THREADS)
+    if EARLY:
+        # The maxima may still be in the making.
+        gl.inline_asm_elementwise(
+            "griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+        )
     row = gl.program_id(0).to(gl.int64)
     to = out + row * stride_out
     xs = x + row * stride_x
-    index_at = scratch + row * (ALL + CAPACITY)
+    groups_at = groups_of + row * ALL
+    found_at = found + row * CAPACITY
     length = n
     if HAS_LENGTHS:
         length = gl.minimum(gl.maximum(gl.load(lengths + row), 0), n)
@@ -222,7 +230,7 @@ def topk_by_groups_kernel(
                 to + start + f, gl.where(start + f < length, start + f, fill), mask=start + f < k
             )
     elif length < least_length:
-        select_row(xs, to, index_at, length, k, BITS, GROUPS, CAPACITY)
+        select_row(xs, to, groups_at, length, k, BITS, GROUPS, CAPACITY)
     else:
         layout: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [WARPS, 1], [1, 0])
         at = gl.arange(0, THREADS, layout=gl.SliceLayout(1, layout))[:, None] * 8
@@ -237,15 +245,15 @@ def topk_by_groups_kernel(
         coarse = bests[0]
         for u in gl.static_range(1, HIGH):
             coarse = gl.maximum(coarse, bests[u])
-        bound = _search(_keys(coarse, BITS), coarse == coarse, k, 8, False)
+        bound = _search(_keys(coarse, BITS), coarse == coarse, k, STEPS, False)
         least = _from_key(bound, BITS)
-        groups = _passing_groups(bests, least, index_at + CAPACITY, THREADS, HIGH)
+        groups = _passing_groups(bests, least, groups_at, THREADS, HIGH)
         block_barrier()
         total = _passing_elements(
-            xs, index_at + CAPACITY, groups, least, length, index_at, BITS, GROUP, TILES, CAPACITY
+            xs, groups_at, groups, least, length, found_at, BITS, GROUP, TILES, CAPACITY
         )
         block_barrier()
         if (total >= k) & (total <= CAPACITY):
-            _choose(xs, to, index_at, total, k, BITS, CAPACITY)
+            _choose(to, found_at, total, k, BITS, CAPACITY)
         else:
             whole_row(xs, to, length, k, BITS)

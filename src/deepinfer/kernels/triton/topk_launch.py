@@ -127,7 +127,7 @@ def topk_grouped(
     flags = {"HAS_LENGTHS": lengths is not None, "BITS": bits}
     group_maxima_kernel[(rows * chunks,)](
         raw, given, maxima, n, chunks, least, x.stride(0), width, **flags,
-        BLOCK=tuning.block, GROUP=tuning.group, num_warps=1 if interpreted else tuning.block_warps,
+        BLOCK=tuning.block, GROUP=tuning.group, EARLY=False, num_warps=1 if interpreted else tuning.block_warps,
     )  # fmt: skip
     topk_grouped_kernel[(rows,)](
         raw, given, out, maxima, scratch, n, k, fill, least, x.stride(0), out.stride(0), width, **flags,
@@ -147,6 +147,8 @@ class ByGroupsTuning:
         tiles: Groups that a thread gathers at once, up to 4.
         num_warps: Warps a row: 256 * num_warps is 2 * k at least.
         max_registers: Of a thread of the program that selects; 0 for as many as it wants.
+        steps: Pairs of bits to which the bound is found; a coarse bound lets more elements pass.
+        early: Whether the program that selects may begin before all maxima are made, and wait for them (Hopper).
     """
 
     group: int
@@ -156,6 +158,8 @@ class ByGroupsTuning:
     tiles: int
     num_warps: int
     max_registers: int = 0
+    steps: int = 4
+    early: bool = False
 
 
 def by_groups_constants(tuning: ByGroupsTuning, n: int) -> dict[str, int]:
@@ -169,7 +173,7 @@ def by_groups_constants(tuning: ByGroupsTuning, n: int) -> dict[str, int]:
     count = triton.next_power_of_2(triton.cdiv(n, tuning.group))
     return {
         "GROUPS": min(coarse, tuning.capacity), "CAPACITY": tuning.capacity, "GROUP": tuning.group,
-        "ALL": max(count, coarse), "TILES": tuning.tiles,
+        "ALL": max(count, coarse), "TILES": tuning.tiles, "STEPS": tuning.steps, "EARLY": tuning.early,
     }  # fmt: skip
 
 
@@ -195,21 +199,20 @@ def topk_by_groups(
     sizes = by_groups_constants(tuning, n)
     width = max(sizes["ALL"], chunks * tuning.block // tuning.group)
     maxima = torch.empty((rows, width), dtype=raw.dtype, device=x.device)
-    scratch = torch.empty(
-        (rows, sizes["ALL"] + tuning.capacity), dtype=torch.int32, device=x.device
-    )
+    groups = torch.empty((rows, sizes["ALL"]), dtype=torch.int32, device=x.device)
+    found = torch.empty((rows, tuning.capacity), dtype=torch.int64, device=x.device)
     # With fewer groups than this the bound would say little.
     least = max(2 * k, 1024) * tuning.group
     given = lengths if lengths is not None else out
     flags = {"HAS_LENGTHS": lengths is not None, "BITS": bits}
     group_maxima_kernel[(rows * chunks,)](
         raw, given, maxima, n, chunks, least, x.stride(0), width, **flags,
-        BLOCK=tuning.block, GROUP=tuning.group, num_warps=tuning.block_warps,
+        BLOCK=tuning.block, GROUP=tuning.group, EARLY=tuning.early, num_warps=tuning.block_warps,
     )  # fmt: skip
     limit = {"maxnreg": tuning.max_registers} if tuning.max_registers else {}
     topk_by_groups_kernel[(rows,)](
-        raw, given, out, maxima, scratch, n, k, fill, least, x.stride(0), out.stride(0), width, **flags,
-        **sizes, num_warps=tuning.num_warps, **limit,
+        raw, given, out, maxima, groups, found, n, k, fill, least, x.stride(0), out.stride(0), width, **flags,
+        **sizes, num_warps=tuning.num_warps, launch_pdl=tuning.early, **limit,
     )  # fmt: skip
 
 

@@ -63,29 +63,48 @@ def topk_select_kernel(
 @triton.jit(do_not_specialize=["n", "chunks", "least_length"])
 def group_maxima_kernel(
     x, lengths, maxima, n, chunks, least_length, stride_x, stride_maxima,
-    HAS_LENGTHS: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    HAS_LENGTHS: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Maxima of groups of neighbours, as bits of the dtype; rows shorter than `least_length` are left out."""
+    """Maxima of groups of neighbours, as bits of the dtype; rows shorter than `least_length` are left out.
+
+    EARLY: the next kernel may begin, and wait for this one at the place where it needs the maxima.
+    """
+    if EARLY:
+        tl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+        )  # fmt: skip
     VECTOR: tl.constexpr = min(128 // BITS, GROUP)
     row = (tl.program_id(0) // chunks).to(tl.int64)
     start = tl.program_id(0) % chunks * BLOCK
     length = _length(lengths, row, n, HAS_LENGTHS)
     if (start < length) & (length >= least_length):
         g = tl.arange(0, BLOCK // GROUP)
-        at = start + g[:, None] * GROUP + tl.arange(0, VECTOR)[None, :]
-        xs = x + row * stride_x + at
-        best = tl.full((BLOCK // GROUP, VECTOR), float("-inf"), tl.float32)
         if start + BLOCK <= length:
-            for i in tl.static_range(0, GROUP, VECTOR):
-                # NaN is not above anything.
-                v = value_of(tl.load(xs + i), BITS)
-                best = tl.where(v > best, v, best)
+            if GROUP <= 2 * VECTOR:
+                # A thread reads whole groups, 16 bytes at a time.
+                xs = (
+                    x
+                    + row * stride_x
+                    + start
+                    + (g[:, None] * GROUP + tl.arange(0, VECTOR)[None, :])
+                )
+                parts = tl.full((BLOCK // GROUP, VECTOR), float("-inf"), tl.float32)
+                for i in tl.static_range(0, GROUP, VECTOR):
+                    # NaN is not above anything.
+                    part = value_of(tl.load(xs + i), BITS)
+                    parts = tl.where(part > parts, part, parts)
+                best = tl.max(parts, 1)
+            else:
+                v = value_of(tl.load(x + row * stride_x + start + tl.arange(0, BLOCK)), BITS)
+                v = tl.where(v == v, v, float("-inf"))
+                best = tl.max(tl.reshape(v, (BLOCK // GROUP, GROUP)), 1)
         else:
-            for i in tl.static_range(0, GROUP, VECTOR):
-                inside = at + i < length
-                v = value_of(tl.load(xs + i, mask=inside, other=0), BITS)
-                best = tl.where(inside & (v > best), v, best)
-        bits = tl.max(best, 1).to(tl.int32, bitcast=True)
+            at = start + tl.arange(0, BLOCK)
+            inside = at < length
+            v = value_of(tl.load(x + row * stride_x + at, mask=inside, other=0), BITS)
+            v = tl.where(inside & (v == v), v, float("-inf"))
+            best = tl.max(tl.reshape(v, (BLOCK // GROUP, GROUP)), 1)
+        bits = best.to(tl.int32, bitcast=True)
         if BITS == 16:
             bits = bits >> 16
         tl.store(
