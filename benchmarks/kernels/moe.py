@@ -370,7 +370,9 @@ def cases() -> list[Case]:
         shape = f"{tokens} x 6 of 384 MXFP4"
         for kind in ("plain", "prepared", "prepared 32"):
             for layout in ("auto", "contiguous"):
-                is_far = layout == "contiguous" and (tokens < 256 or kind == "plain")
+                is_far = (kind == "plain" and tokens != 64) or (
+                    layout == "contiguous" and tokens < 256
+                )
                 if is_far or (tokens > 512 and (layout == "auto" or kind == "plain")):
                     continue
                 found.append(

@@ -218,6 +218,63 @@ def masked(rows: int, vocab: int, kind: str):
     return build
 
 
+def brackets(warps: int):
+    """Builds the check of what is between logits and the cut of top-p alone."""
+
+    def build(small: bool) -> Built:
+        from deepinfer.kernels.triton import sampling_bracket as bracket
+
+        rows, chunks, block = 64, 16, 8192
+        x = torch.randn(rows, VOCAB, device="cuda") * 3
+        tops = torch.nn.functional.pad(x, (0, chunks * block - VOCAB), value=float("-inf"))
+        tops = tops.view(rows, chunks, block).amax(-1).contiguous()
+        top_p = torch.full((rows,), 0.95, device="cuda", dtype=torch.float64)
+        sums = [torch.zeros((rows, chunks, 16), device="cuda") for _ in "ab"]
+        exact = torch.zeros((rows, chunks, 2), device="cuda", dtype=torch.int64)
+        found = torch.full((rows, chunks, 256), -1, device="cuda", dtype=torch.int32)
+        counts = torch.zeros((rows, chunks), device="cuda", dtype=torch.int32)
+        given = (x, tops, tops, top_p, tops, tops)
+        flags = {"WARM": False, "TOP_K": False, "MIN_P": False, "CHUNKS": chunks, "BLOCK": block, "num_warps": warps}  # fmt: skip
+
+        def run() -> None:
+            for fine, to in ((False, sums[0]), (True, sums[1])):
+                bracket.bracket_mass_kernel[(rows * chunks,)](
+                    *given, sums[0], to, VOCAB, x.stride(0), chunks, FINE=fine, **flags
+                )
+            bracket.bracket_tokens_kernel[(rows * chunks,)](
+                *given, *sums, exact, found, counts, VOCAB, x.stride(0), chunks, EACH=256, **flags
+            )
+
+        def check() -> Mapping[str, float]:
+            run()
+            high = x.amax(-1, keepdim=True)
+            mass = (x.double() - high.double()).exp()
+            worst = 0.0
+            for j in range(15):
+                want = torch.where(x >= high - (j + 1) * 2.0, mass, 0.0).sum(-1)
+                got = sums[0][:, :, j].double().sum(-1)
+                worst = max(worst, float(((got - want).abs() / want.clamp_min(1e-3)).max()))
+            assert worst < 1e-4, f"coarse masses differ by {worst}"
+            units = (mass * 2.0**42).round().long()
+            assert int((exact[:, :, 0].sum(-1) - units.sum(-1)).abs().max()) < 1000, (
+                "integer masses"
+            )
+            assert int(counts.max()) <= 256, f"{int(counts.max())} tokens in a chunk"
+            target = (units.sum(-1).double() * 0.95).ceil()
+            above = exact[:, :, 1].sum(-1)
+            assert bool((above < target).all()), "what is above reaches the target"
+            used = torch.arange(256, device="cuda") < counts.unsqueeze(-1)
+            ids = torch.where(used, found, 0).view(rows, -1).long()
+            inside = torch.where(used.view(rows, -1), units.gather(1, ids), 0).sum(-1)
+            missing = (above + inside < target).nonzero().flatten().tolist()
+            assert not missing, f"the bracket is too low in rows {missing[:8]}"
+            return {"worst": worst, "most": float(counts.max())}
+
+        return Built(lambda: None, check)
+
+    return build
+
+
 def alone(op: str):
     """Builds the check that a row does not hang on its batch."""
 
@@ -410,6 +467,8 @@ def cases() -> list[Case]:
             )
     for op in ("argmax_sample", "gumbel_sample", "top_k_top_p_sample", "log_probs"):
         found.append(Case(op, "rows alone", "table", alone(op), check_only=True))
+    for warps in (8, 16):
+        found.append(Case("top_k_top_p_sample", "brackets", f"w{warps}", brackets(warps), True))
     found.append(Case("apply_token_bitmask", f"256 x {VOCAB} fp32", "table", bitmask(256)))
     found.append(Case("apply_penalties", "64 x (2048 + 512)", "table", penalties(64, 2048, 512)))
     for top in (0, 20):
