@@ -114,20 +114,21 @@ def flash_mla_with_kvcache(
         softmax_scale: Factor of the logits; None for channels ** -0.5.
         attn_sink: Logit of each head without a value, shape [heads], fp32, +-inf allowed; the log-sum-exp has it not.
         topk_length: Entries of each list that count, shape [batch] or [batch, s_q], int32; None for all.
-        extra_k_cache: The second cache, or None.
+        extra_k_cache: The second cache, shape [pages, at least `extra_format.page_bytes(extra_page_size)`], uint8, or None.
         extra_indices_in_kvcache: Slots there, shape [batch, s_q, extra width], int32.
-        extra_topk_length: As `topk_length`.
+        extra_topk_length: As `topk_length`, shape [batch] or [batch, s_q], int32; None for all.
         extra_page_size: Rows of a page of `extra_k_cache`; None for `page_size`.
         extra_format: Its format; None for `format`.
         phases: Cosine and sine of each rotated pair, shape [entries, rotated / 2, 2], fp32: the last channels of the
             output are rotated back by them; None for no rotation.
         phase_index: Entry of each row, shape [batch, s_q], int32; None when entry i is that of row i.
         sched_meta: From `get_mla_metadata`; None to choose by the number of rows, which is not batch-invariant.
-        out: Shape of q, written and returned; None for a new tensor of q's dtype.
+        out: Shape [batch, s_q, heads, channels], bf16 (any float dtype for "torch"), written and returned; None for a new
+            tensor of q's dtype.
         backend: "torch" or "triton"; None for the best that serves the call.
 
     Returns:
-        Output, shape of q; natural logarithm of the summed exponentials, shape [batch, heads, s_q], fp32 (a view whose
+        Output, shape [batch, s_q, heads, channels]; natural logarithm of the summed exponentials, shape [batch, heads, s_q], fp32 (a view whose
         heads lie side by side).
 
     Raises:
