@@ -128,8 +128,8 @@ def flash_mla_with_kvcache(
         backend: "torch" or "triton"; None for the best that serves the call.
 
     Returns:
-        Output, shape [batch, s_q, heads, channels]; natural logarithm of the summed exponentials, shape [batch, heads, s_q], fp32 (a view whose
-        heads lie side by side).
+        Output, shape [batch, s_q, heads, channels]; natural logarithm of the summed exponentials, shape
+        [batch, heads, s_q], fp32 (a view whose heads lie side by side).
 
     Raises:
         ShapeError: A shape, dtype or stride is not as above.
