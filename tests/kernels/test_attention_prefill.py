@@ -263,3 +263,31 @@ def test_compiled_in_one_graph() -> None:
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     for x, y in zip(compiled(q, kv, indices, cu), call(q, kv, indices, cu), strict=True):
         assert torch.equal(x, y)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["hopper", "portable"])
+@pytest.mark.parametrize(("heads", "d"), [(8, 512), (16, 512), (32, 512), (64, 512), (128, 576)])
+def test_on_a_gpu(backend, heads, d) -> None:
+    g = {"device": "cuda", "dtype": torch.bfloat16}
+    q, kv = 10 * torch.randn(150, heads, d, **g), torch.randn(900, 1, d, **g) / 10
+    more, sink = torch.randn(700, 1, d, **g) / 10, torch.randn(heads, device="cuda")
+    indices, second = lists(150, 200, 900).cuda(), lists(150, 130, 700, seed=1).cuda()
+    length = torch.randint(0, 210, (150,), device="cuda", dtype=torch.int32)
+    angle = torch.randn(150, 32, device="cuda")
+    phases = torch.stack((angle.cos(), angle.sin()), -1)
+    cu = torch.tensor([0, 30, 31, 150], device="cuda", dtype=torch.int32)
+    both = {"extra_kv": more, "extra_indices": second, "phases": phases, "attn_sink": sink}
+
+    def sparse(name):
+        return flash_mla_sparse_fwd(q, kv, indices, topk_length=length, **both, backend=name)
+
+    def window(name):
+        return swa_attention(q, kv, window_bands(cu, cu, 150), **both, backend=name)
+
+    for call in (sparse, window):
+        found, wanted = call(backend), call("torch")
+        for x, y, limit in zip(found, wanted, (2e-3, 1e-5, 1e-5), strict=True):
+            torch.testing.assert_close(x.float(), y.float(), rtol=limit, atol=limit)
+        for _ in range(20):
+            assert all(torch.equal(x, y) for x, y in zip(call(backend), found, strict=True))
