@@ -122,7 +122,7 @@ def rms_norm_rope_quant(
         x: Shape [tokens, heads, channels] or [tokens, channels], any float dtype; rows may lie apart.
         weight: Gains, shape [channels], or None for no norm.
         eps: Added to the mean square.
-        phases: Cosine and sine of each pair, see `apply_rope`; None for no rotation.
+        phases: Cosine and sine of each pair, shape [places, rope_dim / 2, 2], fp32; None for no rotation.
         positions: Row of `phases` for each token, shape [tokens]; its number when None.
         format: Of the codes: "fp8" (scales per 32), "mxfp4" (per 32) or "nvfp4" (per 16).
         backend: "torch" or "triton"; None for the best that serves the call.
