@@ -10,6 +10,7 @@ from deepinfer.kernels.configs import gemm as configs
 __all__ = ["cases"]
 
 _SMALL_STACK = 24  # bytes a thread, outside of the loops
+_TILE_STACK = 96  # bytes a thread: what a tile needs before and after its loop
 _TENSOR_CORES = ("HMMA", "QMMA", "HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA")
 
 
@@ -119,7 +120,8 @@ def _decoded(sizes: tuple[int, ...], x_group: int) -> CompileCase:
     t = DecodedTuning(*sizes)
     signature = {
         "w_desc": _tile("u32", 64, 16, 64, 32), "x_desc": _tile("fp8e4nv", 64, 128, 128, 8), "t_desc": _list("i32", 64),
-        "out": "*bf16", "factors": "*fp32", "x_scale": "*fp32", "rows_of": "*i32",
+        "out": "*bf16", "factors": "*fp32",
+        "x_scale": "*fp32" if x_group == 128 else "*i32", "rows_of": "*i32",
         **_integers("num_groups", "N", "max_m", "steps", "stride_og", "stride_om", "stride_fg", "stride_tg", "stride_tk",
                     "stride_xg", "stride_xm", "stride_xk"),
     }  # fmt: skip
@@ -127,12 +129,13 @@ def _decoded(sizes: tuple[int, ...], x_group: int) -> CompileCase:
         "MODE": 2 if t.parts_m == 1 else 1,
         "TM": t.parts_m,
         "TN": t.parts_n,
+        "X_GROUP": x_group,
         "DECODERS": t.decoders,
         "DEPTH": t.depth,
     }
     name = "m_grouped_gemm_nt_masked" if t.parts_m == 1 else "m_grouped_gemm_nt_contiguous"
     entry = f"prepared MXFP4 decoded, tokens 1x{x_group}, {'x'.join(map(str, sizes))}"
-    return _hopper(name, entry, folded_decoded_kernel, signature, constants, {}, 64)
+    return _hopper(name, entry, folded_decoded_kernel, signature, constants, {}, _TILE_STACK)
 
 
 def _many(sizes: tuple[int, ...], scaled: bool, grouped: bool, group: int = 128) -> CompileCase:
