@@ -12,6 +12,7 @@ from deepinfer.kernels.reference import cache as reference
 
 F = KVCacheFormat
 PAGE = 64
+PEERS_AT = 32768  # rows at which torch.compile is a peer: each shape takes it many seconds
 TUNINGS = ((1, 1), (1, 2), (2, 1), (4, 4), (8, 4))
 
 
@@ -125,7 +126,8 @@ def insert(form: KVCacheFormat, rows: int, norm: bool, rope: bool, tuning: tuple
             return lambda: function(k, weight, phases, data, slots)
 
         size = count * (2 * form.channels + form.bytes_per_token + 8 + (256 if rope else 0))
-        return Built(run, check, size_bytes=size, peers={**copy_of(size), "compiled": compiled})
+        more = {"compiled": compiled} if count >= PEERS_AT else {}
+        return Built(run, check, size_bytes=size, peers={**copy_of(size), **more})
 
     return build
 
@@ -170,7 +172,8 @@ def gather(form: KVCacheFormat, rows: int, tuning: tuple[int, int]):
             return lambda: function(data, slots)
 
         size = count * (2 * form.channels + form.bytes_per_token + 8)
-        return Built(run, check, size_bytes=size, peers={**copy_of(size), "compiled": compiled})
+        more = {"compiled": compiled} if count >= PEERS_AT else {}
+        return Built(run, check, size_bytes=size, peers={**copy_of(size), **more})
 
     return build
 
@@ -253,7 +256,8 @@ def compress(tokens: int, pair: bool, tuning: tuple[int, int]):
 
         each_row = (4 if pair else 1) * 512 * 4 + 1024 + form.bytes_per_token + 8 + 256
         size = rows * each_row
-        return Built(run, check, size_bytes=size, peers={**copy_of(size), "compiled": compiled})
+        more = {"compiled": compiled} if count == PEERS_AT else {}
+        return Built(run, check, size_bytes=size, peers={**copy_of(size), **more})
 
     return build
 

@@ -75,7 +75,7 @@ def fp8_paged_mqa_logits(
             last next_n - 1 - j; or the keys that each query sees, shape [requests, next_n].
         block_table: Pages of each request in order, shape [requests, most pages], int32; negative ones are not read, and
             their scores are -inf.
-        schedule_meta: Of `get_paged_mqa_logits_metadata`; None to make it.
+        schedule_meta: Of `get_paged_mqa_logits_metadata`, shape [programs + 1, 2], int32; None to make it.
         max_context_len: Columns of the result, at least the longest length.
         page_size: Keys of a page.
         clean_logits: Write -inf behind the keys of a query; else these places are left as they are.
@@ -112,16 +112,17 @@ def fp8_fp4_paged_mqa_logits(
     """The same scores over MXFP4 keys (`INDEXER_MXFP4`, 68 bytes a key), which are used as they lie.
 
     Args:
-        q: As in `fp8_paged_mqa_logits`.
+        q: Queries, shape [requests, next_n, heads, dim], e4m3; heads a power of two from 8 to 128.
         kv_cache: Shape [pages, bytes], uint8, bytes at least `KVCacheFormat.INDEXER_MXFP4.page_bytes(page_size)`.
-        weights: As in `fp8_paged_mqa_logits`.
-        context_lens: As in `fp8_paged_mqa_logits`.
-        block_table: As in `fp8_paged_mqa_logits`.
-        schedule_meta: As in `fp8_paged_mqa_logits`.
-        max_context_len: As in `fp8_paged_mqa_logits`.
+        weights: Shape [requests * next_n, heads], fp32.
+        context_lens: Keys of each request, shape [requests], or of each query, shape [requests, next_n], int32, as in
+            `fp8_paged_mqa_logits`.
+        block_table: Pages of each request in order, negative for none, shape [requests, most pages], int32.
+        schedule_meta: Of `get_paged_mqa_logits_metadata`, shape [programs + 1, 2], int32; None to make it.
+        max_context_len: Columns of the result, at least the longest length.
         page_size: Keys of a page.
-        clean_logits: As in `fp8_paged_mqa_logits`.
-        out: As in `fp8_paged_mqa_logits`.
+        clean_logits: Write -inf behind the keys of a query; else these places are left as they are.
+        out: Shape [requests * next_n, max_context_len], fp32 or bf16, last stride 1; a new fp32 tensor when None.
         backend: "torch" or "triton"; None for the best that serves the call.
 
     Returns:

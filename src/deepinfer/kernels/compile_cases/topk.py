@@ -12,22 +12,28 @@ _ALIGNED = ("x", "lengths", "out", "scratch_index", "stride_x", "stride_out")
 
 def cases() -> list[CompileCase]:
     """One entry of each kernel and dtype on every chip, the others on Hopper."""
-    found = []
+    found: list[CompileCase] = []
+    chips: tuple[int, ...]
     for bits, n, k, chips in (
-        (16, 131072, 512, CHIPS),
-        (32, 129280, 512, (90, 120)),
+        (16, 131072, 512, (80, 90, 120)),
+        (32, 129280, 512, (90,)),
         (16, 32768, 512, (90,)),
-        (16, 131072, 4096, (90,)),
         (32, 1048576, 512, (90,)),
+        (16, 131072, 2048, (90,)),
     ):
         entry = f"{'bf16' if bits == 16 else 'fp32'} {n} k {k}"
-        if configs.lookup_grouped(n, k) is not None:
-            found += [_maxima(bits, n, k, chips, entry), _grouped(bits, n, k, chips, entry)]
-        found.append(_select(bits, n, k, chips, entry))
-        if configs.lookup_by_groups(64, n, k, bits // 8, False) is not None:
-            found.append(_by_groups(bits, n, k, chips, f"{entry}, by groups"))
+        found.append(_maxima(bits, n, k, chips, entry))
+        found.append(_by_groups(bits, n, k, chips, f"{entry}, by groups"))
+    found.append(_grouped(16, 131072, 512, (90,), "bf16 131072 k 512"))
     for bits, n, k, chips in (
-        (16, 8192, 512, CHIPS),
+        (16, 131072, 512, CHIPS),
+        (32, 8192, 512, (90,)),
+        (16, 131072, 4096, (90,)),
+    ):
+        entry = f"{'bf16' if bits == 16 else 'fp32'} {n} k {k}"
+        found.append(_select(bits, n, k, chips, entry))
+    for bits, n, k, chips in (
+        (16, 8192, 512, (80, 90, 120)),
         (32, 8192, 512, (90,)),
         (16, 32768, 4096, (90,)),
     ):
@@ -46,7 +52,17 @@ def _signature(bits: int, *integers: str) -> dict[str, str]:
 def _maxima(bits: int, n: int, k: int, chips: tuple[int, ...], entry: str) -> CompileCase:
     from deepinfer.kernels.triton.topk_select import group_maxima_kernel
 
-    sizes = configs.lookup_grouped(n, k) or (0,) * 7
+    sizes = configs.lookup_by_groups(64, n, k, bits // 8, False) or (
+        16,
+        4096,
+        4,
+        1024,
+        3,
+        8,
+        0,
+        4,
+        False,
+    )
     return CompileCase(
         "topk", f"{entry}, maxima", group_maxima_kernel,
         {"x": "*i16" if bits == 16 else "*i32", "lengths": "*i32", "maxima": "*fp32",
@@ -74,9 +90,8 @@ def _by_groups(bits: int, n: int, k: int, chips: tuple[int, ...], entry: str) ->
     from deepinfer.kernels.triton import topk_launch as launch
     from deepinfer.kernels.triton.topk_grouped import topk_by_groups_kernel
 
-    early = min(chips) >= 90
-    sizes = configs.lookup_by_groups(64, n, k, bits // 8, early)
-    tuning = launch.ByGroupsTuning(*(sizes or (0,) * 7))
+    sizes = configs.lookup_by_groups(64, n, k, bits // 8, min(chips) >= 90)
+    tuning = launch.ByGroupsTuning(*(sizes or (16, 4096, 4, 1024, 3, 8, 0, 4, False)))
     integers = ("n", "k", "fill", "least_length", "stride_x", "stride_out", "stride_maxima")
     pointer = "*i16" if bits == 16 else "*i32"
     limit = {"maxnreg": tuning.max_registers} if tuning.max_registers else {}
