@@ -218,10 +218,10 @@ class FrameNodes:
                 known = self._joins[names] = (state, is_wide, frame.nullable)
             if known[0] and not (len(frames) < MAX_JOINED and self._begins_wide(node)):
                 return UNIT, known[0], node
-            if node.kind == EPS or node.kind == ALT or len(frames) == MAX_JOINED:
+            if node.kind == ALT or len(frames) == MAX_JOINED:
                 return UNIT, self.state(stack), store.eps
-            if node.kind in (TAG, UNKNOWN):
-                result = store.unknown
+            if node.kind in (EPS, TAG, UNKNOWN):
+                result = store.eps if node.kind == EPS else store.unknown
                 for part in reversed(frames):
                     result = store.cons(self._saturated(part), result)
                 return UNIT, self.state(result), node
@@ -254,15 +254,16 @@ class FrameNodes:
         Returns:
             The state without the bounds, and the bounds; (0, 0, 255) for other states.
         """
-        node = self.node(state)
-        if node.kind != CONS or node.a.kind != REP or node.a.high <= 0:
+        node, store = self.node(state), self._store
+        frame, rest = (node.a, node.b) if node.kind == CONS else (node, store.eps)
+        if frame.kind != REP or frame.high <= 0:
             return 0, 0, 255
-        store = self._store
-        return self.state(store.cons(store.rep(node.a.a, 0, -1), node.b)), node.a.low, node.a.high
+        return self.state(store.cons(store.rep(frame.a, 0, -1), rest)), frame.low, frame.high
 
     def repeated(self, state: int) -> int:
         """The state of one copy of the repeat that is a state's top frame."""
-        return self.state(self.node(state).a.a)
+        node = self.node(state)
+        return self.state((node.a if node.kind == CONS else node).a)
 
     def step(self, state: int, byte: int) -> int:
         """The state behind a byte."""
