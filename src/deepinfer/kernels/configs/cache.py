@@ -29,4 +29,4 @@ def lookup_compress(rows: int) -> tuple[int, int]:
     Returns:
         In the order of the tuning's fields.
     """
-    return (1, 2) if rows <= 512 else (2, 4)
+    return 1, 2

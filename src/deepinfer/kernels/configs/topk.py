@@ -83,7 +83,7 @@ def lookup_by_groups(
     if k > 2048 or n < 32768 or (rows > 256 and n * item_bytes < 65536):
         return None
     if k > 512:
-        return (16 if n <= 262144 else 64), 4096, 4, 4 * _power(k), 2, 16, 0, 6, early
+        return (16 if n <= 262144 else 64), 4096, 4, 2 * _power(k), 2, 16, 0, 6, early
     if n <= 32768:
         return 16, 4096, 4, 1024, 2, 4, 96, 4, False
     group = 16
