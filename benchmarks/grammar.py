@@ -2,7 +2,8 @@
 
 Grammars are the schemas of a folder of JSON files with `schema` and `tests` (as JSONSchemaBench has them), or the few
 that are built in. Each is compiled from its text; then its instances are fed token by token: a mask is *cold* when no
-request of the grammar has been in its state before. Processor time of one thread, with the old generation of the
+request of the grammar has been in its state before; grammars measured earlier have left behind the walks of expressions
+that all share. Processor time of one thread, with the old generation of the
 garbage collector looked through rarely, as in a server. One JSON line a case.
 Run: python benchmarks/grammar.py [--schemas FOLDER] [--every 1]
 """

@@ -41,7 +41,7 @@ class DeepInfer:
         self.row: NDArray[np.int32] = np.zeros(self.vocab.num_words, dtype=np.int32)
 
     def compile(self, kind: str, text: str) -> CompiledGrammar:
-        """Compiles from text; nothing is kept from one call to the next."""
+        """Compiles from text; kept from one call to the next are the walks that grammars over a vocabulary share."""
         grammar: Grammar
         if kind == "json_schema":
             grammar = compile_json_schema(text)
