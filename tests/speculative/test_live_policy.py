@@ -57,7 +57,7 @@ def test_other_rows_cost_time() -> None:
 
 
 def test_whole_blocks_or_none_for_schedulers_that_ask_row_by_row() -> None:
-    made = live()
+    made = live(StepCostModel([1, 100], [2e-3, 101e-3], draft={1: 1e-3}))
     assert made.choose([[0.9, 0.9], []], 2) == [2, 0]
     made.trim([[0.01, 0.01]] * 48, [2] * 48)
     for _ in range(32):

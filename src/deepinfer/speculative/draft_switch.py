@@ -14,7 +14,9 @@ from deepinfer.speculative.cost import StepCostModel
 
 __all__ = ["DraftSwitch"]
 
-_MOST_BLOCKS = 256  # that an opinion rests on
+_MOST_BLOCKS = 512  # that an opinion rests on, so many of one step at most:
+_STEP_BLOCKS = 64
+_FRESH_BLOCKS = 256  # of a probe
 _LEAST_BLOCKS = 48
 _LEAST_STEPS = 32
 _POOR_STEPS = (
@@ -39,7 +41,8 @@ class DraftSwitch:
     Args:
         cost: Seconds of a step.
         off_gain: Share of tokens a second that drafting must be expected to add more than.
-        hysteresis: Share more that is needed to begin again, so that noise does not toggle it.
+        hysteresis: Share more that is needed to begin again; half of it may be missing to go on, so that noise toggles
+            nothing.
         probe_share: Share of the time that probes may lose; 0 never probes.
 
     Attributes:
@@ -57,7 +60,7 @@ class DraftSwitch:
         *,
         off_gain: float = 0.0,
         hysteresis: float = 0.02,
-        probe_share: float = 0.004,
+        probe_share: float = 0.003,
     ) -> None:
         self.cost = cost
         self.off_gain = checks.check_float("off_gain", off_gain, -1.0, 10.0, ConfigError)
@@ -83,10 +86,11 @@ class DraftSwitch:
         if not survival.size:
             return
         if not self._probe:
-            self._seen = _newest(self._seen, survival, _MOST_BLOCKS)
+            some = survival[:: -(-len(survival) // _STEP_BLOCKS)]
+            self._seen = _newest(self._seen, some, _MOST_BLOCKS)
             self._promises.clear()
         elif self._probe > _POOR_STEPS:
-            self._fresh = _newest(self._fresh, survival, _LEAST_BLOCKS)
+            self._fresh = _newest(self._fresh, survival, _FRESH_BLOCKS)
 
     def compare(self, expected: float, accepted: float) -> None:
         """Takes how many drafts of a step were expected to be accepted, and how many were.
@@ -114,7 +118,8 @@ class DraftSwitch:
         if self._probe:
             return self._go_on(num_requests)
         self.promise, _ = self._look_up(num_requests)
-        needed = self.off_gain if self.is_on else self.off_gain + self.hysteresis
+        half = 0.5 * self.hysteresis
+        needed = self.off_gain - half if self.is_on else self.off_gain + 2.0 * half
         if self.is_on and self._steps < _LEAST_STEPS and self.promise > _HOPELESS:
             return True  # the beginnings of answers are harder than the rest
         if not self.is_on and self.promise > needed:

@@ -69,7 +69,7 @@ class LiveLengths:
         calibration: Any = None,
         off_gain: float = 0.0,
         hysteresis: float = 0.02,
-        probe_share: float = 0.004,
+        probe_share: float = 0.003,
     ) -> None:
         self.scheduler = scheduler
         self._calibrated = ConfidenceCalibration(calibration)
