@@ -20,7 +20,7 @@ _SIZES = {
     "gumbel": (4096, 8),
     "maxima": (8192, 8),
     "bracket": (8192, 16),
-    "logprobs": (8192, 8),
+    "logprobs": (4096, 8),
     "bitmask": (4096, 4),
     "edit": (8192, 8),
     "verify": (4096, 8),
