@@ -35,11 +35,11 @@ def test_hysteresis() -> None:
     found = [switch.draws(1) for _ in range(40)]
     assert found == [True] * 31 + [False] * 9, "beginnings are given a chance"
     for _ in range(8):
-        switch.note(np.full((64, 1), 0.4, np.float32))
-    assert not switch.draws(1), "-7 % would do to stay on, and not to begin"
+        switch.note(np.full((64, 1), 0.6, np.float32))
+    assert not switch.draws(1), "7 % would do to stay on, and not to begin"
     switch.note(np.ones((64, 2), np.float32))
     assert switch.draws(1)
-    switch.note(np.full((64, 1), 0.4, np.float32))
+    switch.note(np.full((64, 1), 0.6, np.float32))
     assert all(switch.draws(1) for _ in range(40))
 
 

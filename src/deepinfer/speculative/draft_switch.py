@@ -41,7 +41,7 @@ class DraftSwitch:
     Args:
         cost: Seconds of a step.
         off_gain: Share of tokens a second that drafting must be expected to add more than.
-        hysteresis: Share more that is needed to begin again; half of it may be missing to go on, so that noise toggles
+        hysteresis: Share more that is needed to begin again; a quarter of it may be missing to go on, so that noise toggles
             nothing.
         probe_share: Share of the time that probes may lose; 0 never probes.
 
@@ -118,8 +118,8 @@ class DraftSwitch:
         if self._probe:
             return self._go_on(num_requests)
         self.promise, _ = self._look_up(num_requests)
-        half = 0.5 * self.hysteresis
-        needed = self.off_gain - half if self.is_on else self.off_gain + 2.0 * half
+        missing = 0.25 * self.hysteresis if self.is_on else -self.hysteresis
+        needed = self.off_gain - missing
         if self.is_on and self._steps < _LEAST_STEPS and self.promise > _HOPELESS:
             return True  # the beginnings of answers are harder than the rest
         if not self.is_on and self.promise > needed:

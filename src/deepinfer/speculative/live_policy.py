@@ -31,8 +31,9 @@ class LiveLengths:
     depend on how many drafts are verified, greedy or coupled ones; the engine of this library is one. For others that
     would let drafts decide about themselves; only `search="early_stop"` of the scheduler never does.
 
-    What is never looked at is never learnt: for a calibration that learns everything is verified until it knows something,
-    then in one step of 256, and in the others one block of 64 comes before the rest, as far as the budget goes.
+    What is never looked at is never learnt: for a calibration that learns everything is verified until it knows something. Then
+    one block of 64 comes before the rest, and in one step of 256 about 64 do, as far as the budget goes; up to 64 requests
+    that step verifies everything.
 
     Planning takes time on the host too. Where it would win less than that, or less than 1 %, everything is verified, and
     the next look is some steps away.
@@ -181,15 +182,21 @@ class LiveLengths:
     def _teaches(self) -> bool:
         """Whether everything is verified so that the calibration learns."""
         made = self._calibrated
-        return made.learns and (made.is_new or self._steps % _WHOLE_EVERY == 1)
+        return made.learns and (made.is_new or (self._is_lesson and self._rows <= _EXPLORE))
+
+    @property
+    def _is_lesson(self) -> bool:
+        return self._steps % _WHOLE_EVERY == 1
 
     def _explored(self, survival: npt.NDArray[np.float32], blocks: int) -> npt.NDArray[np.float32]:
         """Puts a block now and then before all others."""
-        first = -self._steps % _EXPLORE
+        first, every = -self._steps % _EXPLORE, _EXPLORE
+        if self._is_lesson:
+            first, every = 0, max(1, blocks // _EXPLORE)
         if not self._calibrated.learns or first >= blocks:
             return survival
         changed = survival.copy()
-        whole = changed[first:blocks:_EXPLORE]
+        whole = changed[first:blocks:every]
         whole[whole > 0] = 1.0
         return changed
 
