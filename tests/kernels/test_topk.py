@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from deepinfer.core.errors import ShapeError
+from deepinfer.kernels.configs import topk as configs
 from deepinfer.kernels.topk import candidate_block_max, topk, topk_to_physical_indices
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -137,6 +138,26 @@ def test_the_best_score_of_each_block(backend) -> None:
     assert candidate_block_max(x[:0], lengths[:0], 8).shape == (0, 6)
     with pytest.raises(ShapeError, match="block_size is 6"):
         candidate_block_max(x, lengths, 6)
+
+
+@pytest.mark.parametrize("k", [1, 512, 513, 1024, 2048])
+@pytest.mark.parametrize("n", [32768, 50000, 129280, 131072, 262144, 1048576])
+def test_the_table_holds_what_selection_by_groups_asks_for(n, k) -> None:
+    for rows_, item_bytes in ((1, 2), (64, 4), (2000, 4)):
+        sizes = configs.lookup_by_groups(rows_, n, k, item_bytes, False)
+        if sizes is None:
+            continue
+        group, block, _, capacity, tiles, warps, *_ = sizes
+        coarse = 256 * warps  # groups that the bound is searched in
+        everything = max(1 << (-(-n // group) - 1).bit_length(), coarse)
+        assert coarse >= 2 * k
+        assert capacity >= 2 * k
+        assert min(coarse, capacity) // (32 * warps) in (1, 2, 4, 8)
+        assert everything // coarse in (1, 2, 4, 8, 16)
+        assert block % group == 0
+        assert tiles <= 4
+        assert 32 * warps * max(group, 8) < 1 << 16  # four counts share an integer
+    assert configs.lookup_by_groups(64, n, 4096, 2, False) is None
 
 
 def test_sorted_by_value() -> None:
