@@ -1,6 +1,6 @@
-"""Matrix products, index scores and selection on a Hopper GPU: checked on fresh random data, then timed.
+"""Matrix products on a Hopper GPU: checked on fresh random data, then timed.
 
-    [KERNELS=masked,topk_bf16] python benchmarks/kernels_hopper.py [--rounds variants|final] [--out FILE.jsonl]
+    [KERNELS=masked,dense_fp8] python benchmarks/kernels_hopper.py [--rounds variants|final] [--out FILE.jsonl]
 
 Every variant runs once in a process of its own, where it is compiled and compared with fp32 references; what failed is
 not timed. Times are medians of `triton.testing.do_bench` over graph replays, the L2 cache flushed before each.
@@ -19,7 +19,7 @@ import torch
 
 FP8 = torch.float8_e4m3fn
 REPEATS = int(os.environ.get("REPEATS", "20"))
-ANCHORS = {  # DeepGEMM 0.1.5 (SGLang's build) and FlashInfer 0.6.1 on the same card, ms
+ANCHORS = {  # DeepGEMM 0.1.5 (SGLang's build) on the same card, ms
     "masked_fp8 48x1x4608x5120": 0.297,
     "masked_fp8 48x8x4608x5120": 0.297,
     "masked_fp8 48x16x4608x5120": 0.298,
@@ -32,12 +32,6 @@ ANCHORS = {  # DeepGEMM 0.1.5 (SGLang's build) and FlashInfer 0.6.1 on the same 
     "dense_fp8 8192x8192x8192": 0.886,
     "contiguous_fp8 48x256x4608x5120": 0.523,
     "contiguous_fp8 8x2048x4096x7168": 0.805,
-    "scores_fp8 4096x16384x32": 0.606,
-    "scores_fp8 2048x32768x64": 1.105,
-    "topk_bf16 64x131072 k512": 0.0445,
-    "topk_bf16 1024x32768 k512": 0.156,
-    "topk_bf16 4096x8192 k512": 0.212,
-    "topk_fp32 64x129280 k512": 0.0542,
 }
 for key in [k for k in ANCHORS if k.startswith("masked_fp8")]:
     ANCHORS[key.replace("masked_fp8", "masked_mxfp4")] = ANCHORS[key]
@@ -200,83 +194,6 @@ def contiguous(groups: int, m: int, n: int, k: int, tuning: tuple, small: bool):
     return run, check, 2 * rows * n * k, groups * n * k + rows * k + 2 * rows * n
 
 
-def scores(t: int, s: int, h: int, tuning: tuple, small: bool):
-    """Index scores of one set of keys."""
-    from deepinfer.kernels.triton.indexer_launch import IndexTuning, index_scores
-
-    if small:
-        t, s = 67, 3001
-    q = torch.randn(t, h, 128, device="cuda").to(FP8)
-    keys = torch.randn(s, 128, device="cuda").to(FP8)
-    sf = torch.rand(s, device="cuda") + 0.5
-    w = torch.randn(t, h, device="cuda")
-    starts = torch.zeros(t, device="cuda", dtype=torch.int32)
-    ends = torch.full((t,), s, device="cuda", dtype=torch.int32)
-    if small:
-        starts = torch.randint(0, 900, (t,), device="cuda", dtype=torch.int32)
-        ends = torch.randint(900, s + 1, (t,), device="cuda", dtype=torch.int32)
-        ends[5] = starts[5]
-    out = torch.full((t, s), 777.0, device="cuda")
-    conf = IndexTuning(*tuning)
-    run = lambda: index_scores(q, keys, sf, w, starts, ends, out, conf)  # noqa: E731
-
-    def check() -> dict:
-        a = torch.einsum("thd,sd->hts", q.float(), keys.float()).relu()
-        ref = (a * w.T[:, :, None]).sum(0) * sf
-        i = torch.arange(s, device="cuda")
-        seen = (i >= starts[:, None]) & (i < ends[:, None])
-        assert bool((out[~seen] == float("-inf")).all()), "unseen keys"
-        first = out.clone()
-        for _ in range(20):
-            out.fill_(777)
-            run()
-            assert torch.equal(out, first), "repeats differ"
-        return {"diff": calc_diff(ref[seen], out[seen])}
-
-    return run, check, 2 * t * s * h * 128, 4 * t * s + s * 132 + t * h * 132
-
-
-def topk(dtype: str, rows: int, n: int, k: int, tuning: tuple, small: bool):
-    """The selection of the k highest."""
-    from deepinfer.kernels.triton import topk_launch as launch
-
-    dt = torch.bfloat16 if dtype == "bf16" else torch.float32
-    if small:
-        rows = 12
-    x = torch.randn(rows, n, device="cuda").to(dt)
-    lengths = None
-    if small:
-        x[1] = 1.5
-        x[2] = torch.randint(-2, 3, (n,), device="cuda").to(dt)
-        x[3, ::2] = float("nan")
-        x[4] = torch.arange(n, device="cuda").to(dt)
-        x[5, : n // 2] = float("-inf")
-        x[6] = 0.0
-        x[6, ::3] = -0.0
-        lengths = torch.randint(1, n + 1, (rows,), device="cuda", dtype=torch.int32)
-        lengths[:7] = n
-        lengths[7], lengths[8], lengths[9] = 0, k, k + 1
-    out = torch.full((rows, k), -7, device="cuda", dtype=torch.int32)
-    if len(tuning) == 3:
-        wide = launch.WideTuning(*tuning)
-        run = lambda: launch.topk_wide(x, k, lengths, out, -1, wide)  # noqa: E731
-    else:
-        conf = launch.TopkTuning(*tuning)
-        run = lambda: launch.topk_select(x, k, lengths, out, -1, conf)  # noqa: E731
-
-    def check() -> dict:
-        for r in range(rows if small else 0):
-            c = int(lengths[r]) if lengths is not None else n
-            v = x[r, :c].double()
-            v = torch.where(v.isnan(), torch.full_like(v, -1e308), v.clamp(-1e300, 1e300))
-            best = torch.sort(v, descending=True, stable=True).indices[:k].sort().values.int()
-            assert torch.equal(out[r, : len(best)], best), f"row {r}"
-            assert bool((out[r, len(best) :] == -1).all()), f"row {r} fill"
-        return {"diff": 0.0}
-
-    return run, check, 0, rows * n * x.itemsize + rows * k * 4
-
-
 def peer(name: str, build, args: tuple):
     """The published DeepGEMM, or torch, on the same shape with fresh data."""
     kind = name.split()[0]
@@ -286,12 +203,6 @@ def peer(name: str, build, args: tuple):
         w = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
         out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
         return lambda: torch.mm(x, w.T, out=out)
-    if kind.startswith("topk"):
-        _, rows, n, k = args
-        x = torch.randn(rows, n, device="cuda").to(
-            torch.bfloat16 if "bf16" in kind else torch.float32
-        )
-        return lambda: torch.topk(x, k, sorted=False)
     import deep_gemm as dg
 
     def pick(*names):
@@ -317,16 +228,6 @@ def peer(name: str, build, args: tuple):
         layout = torch.arange(g, device="cuda", dtype=torch.int32).repeat_interleave(m)
         f = pick("m_grouped_fp8_fp4_gemm_nt_contiguous", "m_grouped_fp8_gemm_nt_contiguous")
         return lambda: f(a, b, out, layout)
-    if kind == "scores_fp8":
-        t, s, h = args
-        q = torch.randn(t, h, 128, device="cuda").to(FP8)
-        kv = (torch.randn(s, 128, device="cuda").to(FP8), torch.rand(s, device="cuda"))
-        w = torch.randn(t, h, device="cuda")
-        starts = torch.zeros(t, device="cuda", dtype=torch.int32)
-        ends = torch.full((t,), s, device="cuda", dtype=torch.int32)
-        if hasattr(dg, "fp8_mqa_logits"):
-            return lambda: dg.fp8_mqa_logits(q, kv, w, starts, ends)
-        return lambda: dg.fp8_fp4_mqa_logits((q, None), kv, w, starts, ends, 0)
     return None
 
 
@@ -370,15 +271,6 @@ def cases(rounds: str) -> list[tuple]:
     tall16 = [(2, 256, 4, 8), (3, 128, 5, 8)]
     for m, n, k in ((4096, 4096, 7168), (8192, 8192, 8192)):
         out.append((f"dense_bf16 {m}x{n}x{k}", dense, ("bf16", m, n, k), tall16))
-    out.append(("scores_fp8 4096x16384x32", scores, (4096, 16384, 32), [(4,), (4, 12, 16384)]))
-    out.append(("scores_fp8 2048x32768x64", scores, (2048, 32768, 64), [(2,)]))
-    big = [(2048, 2048, 32), (1024, 2048, 32), (2048, 2048, 16), (1024, 1024, 16)]
-    mid = [(1024, 1024, 8), (1024, 1024, 4), (1024, 2048, 8), (2048, 2048, 8)]
-    low = [(1024, 1024, 4), (1024, 2048, 4), (1024, 1024, 8)]
-    out.append(("topk_bf16 64x131072 k512", topk, ("bf16", 64, 131072, 512), big))
-    out.append(("topk_bf16 1024x32768 k512", topk, ("bf16", 1024, 32768, 512), mid))
-    out.append(("topk_bf16 4096x8192 k512", topk, ("bf16", 4096, 8192, 512), low))
-    out.append(("topk_fp32 64x129280 k512", topk, ("fp32", 64, 129280, 512), big[:2]))
     if rounds == "final":
         chosen = {
             "masked_fp8 48x16": [(16, 2, 6, 1, 2)],
@@ -394,12 +286,6 @@ def cases(rounds: str) -> list[tuple]:
             "dense_fp8 8192": [(3, 128, 5, 16)],
             "contiguous_fp8": [(2, 128, 6, 8)],
             "dense_bf16": [(2, 256, 4, 8)],
-            "scores_fp8 4096": [(4,)],
-            "scores_fp8 2048": [(2,)],
-            "topk_bf16 64": [(1024, 1024, 16)],
-            "topk_bf16 1024": [(1024, 1024, 8)],
-            "topk_bf16 4096": [(1024, 1024, 4)],
-            "topk_fp32": [(1024, 2048, 32)],
         }
         out = [
             (name, build, args, next(v for k, v in chosen.items() if name.startswith(k)))
