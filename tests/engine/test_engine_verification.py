@@ -146,6 +146,8 @@ def test_what_verify_stands_for() -> None:
     assert verify_policy(FREE).scheduler.search == "global"
     own = VerificationScheduler(DEAR, search="early_stop")
     assert verify_policy(own).scheduler is own
+    assert isinstance(verify_policy(own, 5), LiveLengths)
+    assert isinstance(verify_policy(own, 5, plans_ahead=True), ScheduledLengths)
 
 
 @pytest.mark.parametrize("depth", [0, 1])

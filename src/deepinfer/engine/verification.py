@@ -27,6 +27,7 @@ from deepinfer.scheduling import Progress
 from deepinfer.speculative import (
     AcceptanceEstimator,
     LiveLengths,
+    ScheduledLengths,
     StepCostModel,
     VerificationScheduler,
 )
@@ -78,12 +79,15 @@ class _Probe(StatsRecorder):
         self.draft_s = float(getattr(flight.handle, "draft_s", 0.0))
 
 
-def verify_policy(verify: Any, draft_length: int = 0) -> VerifyLengthPolicy | None:
+def verify_policy(
+    verify: Any, draft_length: int = 0, *, plans_ahead: bool = False
+) -> VerifyLengthPolicy | None:
     """The policy that an engine's `verify` stands for.
 
     Args:
         verify: None or "all", a `StepCostModel`, a `VerificationScheduler`, or a policy.
         draft_length: Most drafts of a row; a policy made here learns to calibrate so many.
+        plans_ahead: Whether the runner cannot shorten rows once they are drafted.
 
     Returns:
         The policy; None verifies every draft.
@@ -97,6 +101,8 @@ def verify_policy(verify: Any, draft_length: int = 0) -> VerifyLengthPolicy | No
         verify = VerificationScheduler(verify)
     if isinstance(verify, VerificationScheduler):
         calibration = AcceptanceEstimator(draft_length) if draft_length else None
+        if plans_ahead:
+            return ScheduledLengths(verify, calibration=calibration)
         return LiveLengths(verify, calibration=calibration)
     if not isinstance(verify, VerifyLengthPolicy) or isinstance(verify, type):
         raise ConfigError(
@@ -158,7 +164,8 @@ def set_verification(config: EngineConfig, parts: Parts, verify: Any) -> None:
                 value=verify.fingerprint,
                 limit=here,
             )
-    policy = verify_policy(verify, parts.limits.draft_length)
+    plans_ahead = not hasattr(parts.runner, "length_policy")
+    policy = verify_policy(verify, parts.limits.draft_length, plans_ahead=plans_ahead)
     _use_policy(parts.scheduler, parts.runner, policy)
 
 
