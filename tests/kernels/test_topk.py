@@ -158,6 +158,7 @@ def test_the_table_holds_what_selection_by_groups_asks_for(n, k) -> None:
         assert tiles <= 4
         assert 32 * warps * max(group, 8) < 1 << 16  # four counts share an integer
     assert configs.lookup_by_groups(64, n, 4096, 2, False) is None
+    assert configs.lookup_by_groups(64, (1 << 20) + 1, k, 2, False) is None
 
 
 def test_sorted_by_value() -> None:

@@ -80,7 +80,7 @@ def lookup_by_groups(
     Returns:
         In the order of the tuning's fields; None where a program a row does better.
     """
-    if k > 2048 or n < 32768 or (rows > 256 and n * item_bytes < 65536):
+    if k > 2048 or not 32768 <= n <= 1 << 20 or (rows > 256 and n * item_bytes < 65536):
         return None
     if k > 512:
         return (16 if n <= 262144 else 64), 4096, 4, 2 * _power(k), 2, 16, 0, 6, early
