@@ -55,7 +55,8 @@ def noisy_block(
     best = tl.max(scores.reshape(BLOCK // 4, 4), 1)
     is_open = best >= tl.max(best, 0) - 1e-3
     found = tl.min(tl.where(is_open, quarter, 2147483647), 0)
-    if tl.sum(is_open.to(tl.int32), 0) > 1:
+    is_good = (highest > float("-inf")) & (highest < float("inf"))
+    if is_good & (tl.sum(is_open.to(tl.int32), 0) > 1):
         top = tl.full((), float("-inf"), tl.float64)
         block = found
         while block < 2147483647:
@@ -67,7 +68,7 @@ def noisy_block(
             found = tl.where(own > top, block, found)
             top = tl.maximum(own, top)
             block = tl.min(tl.where(is_open & (quarter > block), quarter, 2147483647), 0)
-    return tl.where(highest > float("-inf"), tl.minimum(found, vocab // 4), -1)
+    return tl.where(is_good, tl.minimum(found, vocab // 4), -1)
 
 
 @triton.jit(do_not_specialize=["stream"])
