@@ -123,6 +123,26 @@ def test_bytes_are_those_of_the_casts_and_no_others_are_written(form, backend) -
 
 
 @each_backend
+def test_rows_are_those_of_the_models_packed_cache(backend) -> None:
+    from deepinfer.models.deepseek_v41 import row_formats
+
+    for form, packed, rounding in (
+        (KVCacheFormat.V41_MXFP8, row_formats.window_format(512), round_fp8),
+        (KVCacheFormat.V41_NVFP4, row_formats.pool_format(512), round_nvfp4),
+        (KVCacheFormat.INDEXER_MXFP4, row_formats.key_format(128), round_mxfp4),
+    ):
+        x = rows_of(form, 6)
+        data = poisoned(form, 1, 6)
+        kernels.quantize_and_insert_k_cache(x, data, torch.arange(6), form, 6, backend=backend)
+        size = 6 * form.code_bytes
+        codes = data[0, :size].view(6, -1)
+        scales = data[0, size : size + 6 * form.scale_bytes].view(6, -1)
+        found = packed.unpack(torch.cat((codes, scales), 1), torch.float32)
+        assert torch.equal(found, rounding(x))
+        assert torch.equal(found, packed.unpack(packed.pack(rounding(x)), torch.float32))
+
+
+@each_backend
 @pytest.mark.parametrize(
     "form", [KVCacheFormat.V41_MXFP8, KVCacheFormat.V41_NVFP4, KVCacheFormat.INDEXER_MXFP4]
 )

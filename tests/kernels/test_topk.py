@@ -140,6 +140,21 @@ def test_the_best_score_of_each_block(backend) -> None:
         candidate_block_max(x, lengths, 6)
 
 
+def test_candidates_are_those_of_the_model() -> None:
+    from deepinfer.models.deepseek_v41.indexer import candidate_mask
+
+    scores = rows("random", 100)
+    visible = torch.tensor([100, 61, 9])
+    scores[torch.arange(100) >= visible[:, None]] = -torch.inf
+    wanted = candidate_mask(scores, visible, 4, 8)
+    best = candidate_block_max(scores, visible.int(), 8)
+    _, blocks = topk(best, 4, return_value=False)
+    kept = torch.zeros(3, 13, dtype=torch.bool).scatter_(1, blocks.long(), True)
+    kept &= best > -torch.inf
+    found = kept.repeat_interleave(8, 1)[:, :100] & (scores > -torch.inf)
+    assert torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize("k", [1, 512, 513, 1024, 2048])
 @pytest.mark.parametrize("n", [32768, 50000, 129280, 131072, 262144, 1048576])
 def test_the_table_holds_what_selection_by_groups_asks_for(n, k) -> None:
