@@ -22,6 +22,7 @@ Int32Array = NDArray[np.int32]
 MANY_NODES = 4
 MANY_STRINGS = 64
 MOST_STRINGS = 4000
+MAX_DEPTH = 3
 """An entry of so many nodes, with so many strings behind them, is the root of a trie of its own."""
 
 
@@ -36,6 +37,7 @@ class WalkSpace:
 
     Attributes:
         is_main: Whether it is the vocabulary's own trie.
+        depth: Spaces that it lies in.
         root: The entry at its root, for a space so large that states take its strings over sets of bytes from there.
         by_byte: The nodes of such a space by their bytes.
     """
@@ -52,6 +54,7 @@ class WalkSpace:
         self._residue = residue
         self._parent = parent
         self.is_main = parent is None
+        self.depth: int = 0 if parent is None else parent.depth + 1
         self.root: Entry | None = None
         self.by_byte: ByteNodes | None = None
         self._inner: dict[int, WalkSpace] = {}
@@ -167,6 +170,11 @@ class Entry:
 
     segments: tuple[Segment, ...]
 
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all segments."""
+        return sum([len(nodes) for _, nodes, _ in self.segments])
+
 
 @dataclass(slots=True)
 class Places:
@@ -190,6 +198,9 @@ class EntryStore:
 
     Args:
         vocab: The vocabulary.
+
+    Attributes:
+        num_merged: Entries whose strings were merged into one trie so far.
     """
 
     def __init__(self, vocab: TokenVocab) -> None:
@@ -197,6 +208,7 @@ class EntryStore:
         self._entries: dict[tuple[tuple[int, tuple[int, ...], int], ...], Entry] = {}
         self._merged: dict[tuple[Entry, ...], Entry] = {}
         self._both: dict[tuple[int, int], tuple[Keep, Keep, Keep]] = {}
+        self.num_merged = 0
 
     def entry(self, segments: list[Segment]) -> Entry:
         """The entry of some segments."""
@@ -211,7 +223,7 @@ class EntryStore:
         segments: list[Segment] = []
         for space, some, keep in places.nodes.values():
             nodes = tuple(sorted(set(some)))
-            if len(nodes) >= MANY_NODES:
+            if len(nodes) >= MANY_NODES and space.depth < MAX_DEPTH:
                 if not nodes[0]:  # everything
                     segments.append((space, nodes[:1], keep))
                     nodes = nodes[1:]
@@ -219,6 +231,7 @@ class EntryStore:
                 count = sum([highs[node] - lows[node] for node in nodes])
                 if MANY_STRINGS <= count <= MOST_STRINGS:
                     space, nodes = space.behind(nodes), (0,)
+                    self.num_merged += 1
             if nodes:
                 segments.append((space, nodes, keep))
         return self.entry(segments) if segments else None

@@ -128,7 +128,7 @@ class FrameNodes:
             strings = self._excluded(frame)
             if strings is not None:
                 return EXCEPT, strings
-        if kind == REF:
+        if kind == REF and self._divides(frame):
             return PARTS, frame
         if kind == REP and not self._is_shared(frame):
             return REPEAT, frame
@@ -148,13 +148,14 @@ class FrameNodes:
             return self._store.rep(frame.a, min(frame.low, limit + 1), high)
         return saturate(self._store, frame)
 
-    def _divides(self, frame: Node) -> bool:
-        """Whether alternatives are better walked one by one: values of several kinds, or objects and rules."""
-        if not self._is_shared(frame):
-            return True
-        for part in frame.parts:
+    def _divides(self, frame: Node, nesting: int = 4) -> bool:
+        """Whether alternatives are better walked one by one: values of JSON, which begin with bytes of their own."""
+        for part in frame.parts if frame.kind == ALT else (frame.a,):
             first = self.split(part)[0]
             if first.kind == LIT and first.text[0] in b'"[{':
+                return True
+            inside = first if part.kind == CONS or first.kind == REF else part
+            if nesting and inside.kind in (ALT, REF) and self._divides(inside, nesting - 1):
                 return True
         return False
 

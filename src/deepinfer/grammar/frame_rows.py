@@ -28,7 +28,14 @@ __all__ = ["FrameRows", "TooManyFrames"]
 Int32Array = NDArray[np.int32]
 
 MAX_TASKS = 400
-"""Frames that one row may run through."""
+"""Frames that one row may run through, those of the alternatives within it included; one that is entered at many places,
+or that was not walked before, counts for more.
+"""
+
+PLACES_A_TASK, TASKS_A_WALK, WALKS_A_MERGE = 50, 8, 4
+
+MAX_FAILURES = 3
+"""Rows of a recursive grammar after which its states are no more taken apart."""
 
 MAX_NESTING = 24
 """Frames within one another that are taken apart."""
@@ -97,7 +104,7 @@ class FrameRows:
         self._pieces: dict[tuple[int, Entry, int], Piece] = {}
         self._choices: dict[tuple[int, Entry, int], Piece] = {}
         self._id_sets: dict[tuple[int, ...], Tokens] = {}
-        self._nesting = 0
+        self._nesting = self._num_tasks = self._num_failures = 0
         self._empty = np.zeros(vocab.num_words, dtype=np.int32)
         self.generation = 0
 
@@ -123,10 +130,14 @@ class FrameRows:
             self.forget()
         with self._automaton.at_work:
             self._nesting = 0
+            self._num_tasks = -self._work()
             node = self._nodes.node(state)
+            if node.recursive and self._num_failures > MAX_FAILURES:
+                raise TooManyFrames
             try:
                 found = self._run([node], self._units.root, EVERY)
             except TooManyFrames:
+                self._num_failures += 1
                 if node.recursive:
                     raise
                 return [self._units.unit(state, self._units.root).tokens]
@@ -167,13 +178,14 @@ class FrameRows:
         run, units = _Run(), self._units
         for node in nodes:
             run.push(node, entry)
-        agenda, count = run.agenda, 0
+        agenda = run.agenda
         while agenda:
             node, entries = agenda.pop(next(iter(agenda)))
-            count += 1
-            if count > MAX_TASKS:
+            self._num_tasks += 1
+            if self._num_tasks + self._work() > MAX_TASKS:
                 raise TooManyFrames
             entry = entries[0] if len(entries) == 1 else units.entries.merged(entries)
+            self._num_tasks += entry.num_nodes // PLACES_A_TASK
             tasks = self._tasks.get(node.uid)
             if tasks is None:
                 tasks = self._tasks[node.uid] = self._cut(node)
@@ -209,6 +221,11 @@ class FrameRows:
                     run.push(rest, exits)
         ends = [(tag, units.entries.merged(some)) for tag, some in run.ends.items()]
         return Piece(tuple(run.tokens.values()), tuple(run.ids), tuple(ends))
+
+    def _work(self) -> int:
+        """What was worked out so far rather than found, in tasks."""
+        units = self._units
+        return TASKS_A_WALK * (units.num_walks + WALKS_A_MERGE * units.entries.num_merged)
 
     def _cut(self, node: Node) -> list[Task]:
         nodes = self._nodes

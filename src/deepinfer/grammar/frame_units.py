@@ -22,7 +22,6 @@ __all__ = ["FrameUnits"]
 
 Int32Array = NDArray[np.int32]
 
-
 MAX_KEPT_BYTES = 48 << 20
 """Memory of the walks of one grammar; past it they are forgotten."""
 
@@ -48,6 +47,7 @@ class FrameUnits:
         entries: Where frames are entered.
         root: The entry at the beginning of all tokens.
         strings: What finite sets of strings do.
+        num_walks: Frames walked so far.
     """
 
     def __init__(self, automaton: Automaton, vocab: TokenVocab) -> None:
@@ -67,7 +67,7 @@ class FrameUnits:
         self._walk = FrameWalk(self._states, self.nodes, self._loop_set, self.loop_bytes)
         self._take_store()
         self._units: dict[tuple[int, Entry], Unit] = {}
-        self._own_bytes = 0
+        self._own_bytes = self.num_walks = 0
 
     def _take_store(self) -> None:
         """Takes what the vocabulary's grammars share."""
@@ -153,6 +153,7 @@ class FrameUnits:
         return unit
 
     def _walk_unit(self, state: int, entry: Entry) -> Unit:
+        self.num_walks += 1
         found = Found()
         if self.nodes.left(state):
             for space, nodes, keep in entry.segments:
@@ -220,8 +221,7 @@ class FrameUnits:
             text, tests = self._tests[0]
             if tests.may_hold(state) and tests.loops(state):
                 found.words.append(self._sets.slice_words(text, keep))
-                self._walk.walk(space.inner(text.rests), keep, [(0, state)], found)
-                return
+                return self._walk.walk(space.inner(text.rests), keep, [(0, state)], found)
         if not members:
             base, low, high = self.nodes.uncounted(state)
             members = self.loop_bytes(base) if base and high < 255 else 0
