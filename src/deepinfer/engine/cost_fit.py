@@ -27,18 +27,18 @@ def fit_costs(
     as the steps leave that open.
 
     Args:
-        samples: Requests, rows, seconds, and seconds of them spent drafting, of each step; of equal steps the median
-            counts. Steps with as many rows as requests verified nothing.
+        samples: Requests, rows, seconds, and seconds of them spent drafting, of each step; of equal steps the fastest
+            counts, since what disturbs a step only adds to it. Steps with as many rows as requests verified nothing.
         rounded: Rows that a step is padded to; None for as many as it has.
         fingerprint: What the samples hold for.
 
     Returns:
         The model.
     """
-    groups: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    steps: dict[tuple[int, int], tuple[float, float]] = {}
     for count, rows, value, drafting in samples:
-        groups.setdefault((count, rows), []).append((max(_LEAST, value), drafting))
-    steps = {key: tuple(np.median(values, axis=0).tolist()) for key, values in groups.items()}
+        key = (count, rows)
+        steps[key] = min(steps.get(key, (np.inf, 0.0)), (max(_LEAST, value), drafting))
     plain = {count: value for (count, rows), (value, _) in steps.items() if rows <= count}
     drafted = {key: value for key, value in steps.items() if key[1] > key[0]}
     size_of = rounded or int
@@ -56,8 +56,10 @@ def fit_costs(
     equations[at, size_at] = equations[at, len(sizes) + request_at] = 1.0
     equations[len(keys) :, len(sizes) :] = _FAINT * np.eye(len(requests))
     found = np.linalg.lstsq(equations, np.concatenate([total, _FAINT * seen]))[0]
-    by_rows = np.maximum.accumulate(found[: len(sizes)])
-    extra = np.bincount(request_at, total - by_rows[size_at]) / np.bincount(request_at)
+    # No size takes longer than a larger one: what does was disturbed.
+    by_rows = np.minimum.accumulate(found[: len(sizes)][::-1])[::-1]
+    rest = total - by_rows[size_at]
+    extra = np.array([rest[request_at == at].min() for at in range(len(requests))])
     least = min(float(extra.min()), 0.0)
     extra, by_rows = extra - least, np.maximum(_LEAST_SHARE * total.min(), by_rows + least)
     graph_sizes: Sequence[int] = ()

@@ -175,7 +175,7 @@ def profile_parts(
     *,
     context_tokens: int = 64,
     max_requests: int | None = None,
-    repeats: int = 3,
+    repeats: int = 4,
 ) -> StepCostModel:
     """`profile_steps` of an engine's parts.
 
@@ -246,7 +246,7 @@ def profile_steps(
     """Times steps that decode and verify, for 1, 2, 4, ... requests and every number of drafts.
 
     The steps are those of the engine itself, with everything that a step costs on the host. Of the steps of one size the
-    median counts. Steps that draft are taken apart into what rows cost and what requests add, see `fit_costs`; those
+    fastest counts. Steps that draft are taken apart into what rows cost and what requests add, see `fit_costs`; those
     that do not are kept as they are. Nothing of it enters the engine's statistics.
 
     Args:
@@ -333,6 +333,7 @@ def _profile(
             policy.length = length
             # Steps that verify nothing may run ahead of their results: only several of them tell what one takes.
             warm, steps = (_WARM, repeats) if length else (2 * _WARM, _PLAIN * repeats)
+            together = 1 if length else _PLAIN
             total = 0.0
             for step in range(warm + steps):
                 began = time.perf_counter()
@@ -341,10 +342,9 @@ def _profile(
                 if probe.requests != count or not probe.is_decoding:
                     return found  # the cache is full, or they came to their end
                 total += elapsed if step >= warm else 0.0
-                if length and step >= warm:
-                    found.append((probe.rows, elapsed, probe.draft_s))
-            if not length:
-                found.append((probe.rows, total / steps, 0.0))
+                if step >= warm and (step - warm + 1) % together == 0:
+                    found.append((probe.rows, total / together, probe.draft_s if length else 0.0))
+                    total = 0.0
     finally:
         for rid in names:
             loop.abort(rid)
