@@ -165,7 +165,9 @@ def measurements_page() -> str:
         "",
     ]
     for path in sorted((ROOT / "benchmarks" / "results").glob("*.jsonl")):
-        lines += [f"## {path.stem}", "", f"`python benchmarks/{path.stem}.py`", ""]
+        folder = ROOT / "benchmarks" / path.stem
+        script = f"{path.stem}/run.py" if folder.is_dir() else f"{path.stem}.py"
+        lines += [f"## {path.stem}", "", f"`python benchmarks/{script}`", ""]
         lines += [
             "| case | value | machine | versions | date, commit |",
             "| --- | --- | --- | --- | --- |",
