@@ -77,18 +77,6 @@ def cases() -> list[CompileCase]:
                     chips=(90,),
                 )
             )
-    block, warps = configs.lookup("row", _VOCAB)
-    found.append(
-        _case(
-            "argmax_sample",
-            f"rows of {block}",
-            draw.best_row_kernel,
-            row,
-            {"BLOCK": block},
-            options={"num_warps": warps},
-            chips=(90,),
-        )
-    )
     block, warps = sizes["maxima"]
     groups, options = block // 32, {"num_warps": warps}
     row |= {

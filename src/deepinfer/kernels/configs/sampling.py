@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["MOST_TOP_K", "PENALTY_BLOCK", "WHOLE_ROWS", "chunk_of", "lookup"]
+__all__ = ["MOST_TOP_K", "PENALTY_BLOCK", "chunk_of", "lookup"]
 
 MOST_TOP_K = 1024
 """Rows with a top-k up to this are cut among the groups of the highest maxima."""
@@ -10,13 +10,9 @@ MOST_TOP_K = 1024
 PENALTY_BLOCK = 64
 """Places of tokens that are compared with as many others at once."""
 
-WHOLE_ROWS = 200
-"""From so many rows on, the highest logit of a row is found by one program."""
-
 # (tokens of a chunk, warps)
 _SIZES = {
-    "argmax": (8192, 8),
-    "row": (8192, 16),
+    "argmax": (4096, 4),
     "gumbel": (4096, 8),
     "maxima": (8192, 8),
     "bracket": (8192, 16),

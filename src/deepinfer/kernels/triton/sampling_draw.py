@@ -13,7 +13,7 @@ import triton.language as tl
 from deepinfer.kernels.triton.philox import exact_gumbel, fast_log2_exponential, token_words
 from deepinfer.kernels.triton.sampling_keys import larger
 
-__all__ = ["best_of_chunks_kernel", "best_row_kernel", "best_token_kernel", "noisy_block"]
+__all__ = ["best_of_chunks_kernel", "best_token_kernel", "noisy_block"]
 
 
 @triton.jit
@@ -174,24 +174,3 @@ def best_of_chunks_kernel(
             at = tl.where(scores == best, at, 2147483647)
             best_token = tl.min(tl.min(at, 1), 0)
         tl.store(out + row, tl.where(good, best_token, -1).to(out.dtype.element_ty))
-
-
-@triton.jit
-def best_row_kernel(logits, out, vocab, stride, BLOCK: tl.constexpr):
-    """The token of the highest logit of a row, as the two kernels together; for many rows."""
-    row = tl.program_id(0).to(tl.int64)
-    x = logits + row * stride
-    i = tl.arange(0, BLOCK)
-    highest = tl.full((BLOCK,), float("-inf"), tl.float32)
-    best = tl.full((BLOCK,), float("-inf"), tl.float32)
-    where = tl.zeros((BLOCK,), tl.int32)
-    for start in range(0, vocab, BLOCK):
-        values = tl.load(x + start + i, mask=start + i < vocab, other=float("-inf")).to(tl.float32)
-        highest = larger(highest, values)
-        better = values > best
-        where = tl.where(better, start, where)
-        best = tl.where(better, values, best)
-    top = tl.reduce(highest, 0, larger)
-    good = (top > float("-inf")) & (top < float("inf"))
-    token = tl.min(tl.where(best == top, where + i, 2147483647), 0)
-    tl.store(out + row, tl.where(good, token, -1).to(out.dtype.element_ty))

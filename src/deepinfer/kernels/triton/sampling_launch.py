@@ -18,7 +18,6 @@ from deepinfer.kernels.triton.sampling_cut import (
 )
 from deepinfer.kernels.triton.sampling_draw import (
     best_of_chunks_kernel,
-    best_row_kernel,
     best_token_kernel,
 )
 from deepinfer.kernels.triton.sampling_edit import apply_cut_kernel
@@ -70,12 +69,6 @@ def best_tokens(
     rows, vocab = logits.shape
     drawn = seeds is not None
     block, num_warps = sizes or configs.lookup("gumbel" if drawn else "argmax", vocab)
-    if not drawn and cuts is None and rows >= configs.WHOLE_ROWS and sizes is None:
-        block, num_warps = configs.lookup("row", vocab)
-        best_row_kernel[(rows,)](
-            logits, out, vocab, logits.stride(0), BLOCK=block, num_warps=warps(num_warps)
-        )
-        return
     chunks = triton.cdiv(vocab, block)
     tokens = torch.empty((rows, chunks), dtype=torch.int32, device=logits.device)
     tops = torch.empty((rows, chunks), dtype=torch.float32, device=logits.device)
