@@ -144,13 +144,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=["planner"], help="planner, blocks, curve")
     parser.add_argument("--blocks", type=Path, help="speculative_blocks.npz of speculative_gpu.py")
+    parser.add_argument(
+        "--cost",
+        type=Path,
+        default=Path(__file__).parent / "results/raw/nano_step_cost.json",
+        help="step costs of the engine with nano on an H200, as profile_steps gave them",
+    )
     parser.add_argument("--curve", type=Path, help="speculative_gpu.jsonl of speculative_gpu.py")
     parser.add_argument("--out", type=Path, help="append the lines to this file")
     options = parser.parse_args()
     parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
         "planner": planner_lines,
         "blocks": lambda: block_lines(Blocks.load(options.blocks)),
-        "curve": lambda: curve_lines(Blocks.load(options.blocks), options.curve),
+        "curve": lambda: curve_lines(Blocks.load(options.blocks), options.curve, options.cost),
     }
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False

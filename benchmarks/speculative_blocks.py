@@ -285,8 +285,8 @@ def schedule_lines(
 # ---- loads, over a measured curve ----
 
 
-def curve_lines(blocks: Blocks, path: Path) -> Iterator[dict[str, Any]]:
-    """Tokens a second by load, over each curve of a file."""
+def curve_lines(blocks: Blocks, path: Path, engine: Path) -> Iterator[dict[str, Any]]:
+    """Tokens a second by load, over each curve of a file, and over the step costs of a whole engine."""
     found: dict[str, dict[str, dict[int, float]]] = {}
     for text in path.read_text("utf-8").splitlines():
         line = json.loads(text)
@@ -297,6 +297,7 @@ def curve_lines(blocks: Blocks, path: Path) -> Iterator[dict[str, Any]]:
         count = int(words[2].split()[-1] if kind == "draft" else words[2].split()[0])
         found.setdefault(words[1], {}).setdefault(kind, {})[count] = line["value"] / 1e3
     costs: list[tuple[str, StepCostModel]] = [("published", PUBLISHED)]
+    costs.append(("nano in the engine", StepCostModel.load(engine)))
     for name, parts in found.items():
         rows = sorted(parts["rows"])
         cost = StepCostModel(
