@@ -20,18 +20,7 @@ Run = Callable[[], Any]
 SCALE = 512**-0.5
 STRANGE = (-(2**31), -123456, -1, 10**9, 2**31 - 1)
 
-# Forms of the kernel for 64 heads: pieces, logits ahead, lazy, channels held, staged, keys at once, warps, registers.
-WIDE = {
-    "plain": (1, False, False, 0, True, 64, 4, 64),
-    "plain lazy": (1, False, True, 0, True, 64, 4, 64),
-    "halves lazy": (2, False, True, 0, True, 32, 4, 64),
-    "plain held": (1, False, False, 128, True, 64, 4, 64),
-    "ahead": (1, True, False, 0, True, 64, 4, 64),
-    "ahead lazy": (1, True, True, 0, True, 64, 4, 64),
-    "ahead halves": (2, True, False, 0, True, 32, 4, 64),
-    "ahead halves lazy": (2, True, True, 0, True, 32, 4, 64),
-}
-# Of the kernel with warpgroups that take every other tile: keys at once, registers that copy, registers.
+# Forms of the kernel for 64 heads: keys at once, registers of the warps that copy, and of those that multiply.
 PAIRED = ((64, 64, 224), (32, 48, 232))
 # Forms of the kernel for few heads: heads, pieces, depth, keys at once, copying warps, their registers.
 FEW = (
@@ -255,16 +244,8 @@ def masked_sdpa(data: Data) -> Run:
     return lambda: torch.nn.functional.scaled_dot_product_attention(q, kv, kv, mask, scale=SCALE)
 
 
-def wide_launch(form: tuple) -> Callable[..., None]:
-    """The kernel for 64 heads in a form."""
-    from deepinfer.kernels.triton import mla_prefill_launch as launch
-
-    tuning = launch.WideTuning(*form)
-    return lambda *arguments: launch.attend_wide(*arguments, tuning)
-
-
 def paired_launch(form: tuple) -> Callable[..., None]:
-    """The kernel with warpgroups that take every other tile in a form."""
+    """The kernel for 64 heads in a form."""
     from deepinfer.kernels.triton import mla_prefill_launch as launch
 
     tuning = launch.PairedTuning(*form)
@@ -412,82 +393,56 @@ def cases() -> list[Case]:
     found = [Case("prefill_contract", "public functions", "all", contract_check, check_only=True)]
     op = "flash_mla_sparse_fwd"
     shapes = (
-        (4096, 64, 8192, 640, 0.672),
-        (4096, 64, 32768, 640, 0.750),
-        (4096, 64, 8192, 2048, 2.0),
-        (4096, 128, 8192, 640, None),
-        (4096, 32, 8192, 640, None),
-        (4096, 16, 8192, 640, None),
-        (4096, 8, 8192, 640, None),
+        (64, 8192, 640, 0.672),
+        (64, 32768, 640, 0.750),
+        (64, 8192, 2048, 2.0),
+        (128, 8192, 640, None),
+        (32, 8192, 640, None),
+        (16, 8192, 640, None),
+        (8, 8192, 640, None),
     )
-    for rows, heads, keys, width, peer in shapes:
-        name = f"{rows} rows x {heads} heads, {width} of {keys} keys"
-        forms = WIDE if (keys, width) == (8192, 640) and heads == 64 else {n: WIDE[n] for n in ("plain", "ahead")}  # fmt: skip
-        for form, sizes in forms.items():
-            launch = lambda sizes=sizes: wide_launch(sizes)  # noqa: E731
-            build = sparse(rows, heads, keys, width, launch)
-            found.append(Case(op, name, f"wide {form}", build, peer=peer))
-        for form in PAIRED:
-            if heads >= 64 and (form is PAIRED[0] or (heads, keys, width) == (64, 8192, 640)):
-                launch = lambda form=form: paired_launch(form)  # noqa: E731
-                build = sparse(rows, heads, keys, width, launch)
-                found.append(Case(op, name, f"paired {form}", build, peer=peer))
-        for form in FEW:
-            if form[0] == heads:
-                launch = lambda form=form: few_launch(form)  # noqa: E731
-                build = sparse(rows, heads, keys, width, launch)
-                found.append(Case(op, name, f"few {form}", build))
-        if (keys, width) == (8192, 640):
-            for form in ((16, 32, 4, 1), (16, 32, 4, 2), (64, 32, 8, 1), (64, 32, 8, 2)):
-                if form[0] <= max(16, heads):
-                    launch = lambda form=form: portable_launch(form)  # noqa: E731
-                    build = sparse(rows, heads, keys, width, launch)
-                    found.append(Case(op, name, f"portable {form}", build, peer=peer))
-    for form in ("plain", "ahead"):
-        launch = lambda form=form: wide_launch(WIDE[form])  # noqa: E731
-        found.append(
-            Case("diagnosis", "4096 x 64 heads x 640, no copies", form, no_copies(64, launch))
-        )
-    launch = lambda: paired_launch(PAIRED[0])  # noqa: E731
-    shape = "4096 x 64 heads x 640, no copies"
-    found.append(Case("diagnosis", shape, "paired", no_copies(64, launch)))
-    build = window(4096, 64, 8192, launch)
-    found.append(Case("swa_attention", "4096 rows x 64 heads, window 128", "paired", build))
-    build = window(4096, 64, 8192, launch, more=(8192, 512))
-    shape = "4096 rows x 64 heads, window 128 + 512 keys"
-    found.append(Case("swa_attention", shape, "paired", build))
-    launch = lambda: few_launch(FEW[2])  # noqa: E731
-    found.append(
-        Case("diagnosis", "4096 x 16 heads x 640, no copies", "few", no_copies(16, launch))
-    )
-    for depth in (2, 3, 6):
+    for heads, keys, width, peer in shapes:
+        name = f"4096 rows x {heads} heads, {width} of {keys} keys"
+        for form, launch in _forms(heads, (keys, width) == (8192, 640)):
+            build = sparse(4096, heads, keys, width, launch)
+            found.append(Case(op, name, form, build, peer=peer))
+    name = "4096 rows x 128 heads x 576, 640 of 8192 keys"
+    launch = _bind(portable_launch, (16, 32, 4, 2))
+    build = sparse(4096, 128, 8192, 640, launch, dim=576)
+    found.append(Case(op, name, "portable (16, 32, 4, 2)", build))
+    for heads, form, launch in (
+        (64, "paired", _bind(paired_launch, PAIRED[0])),
+        (16, "few", _bind(few_launch, (16, 1, 3, 64, 4, 96))),
+    ):
+        rows = f"4096 rows x {heads} heads"
+        build = sparse(4096, heads, 8192, 128, launch, more=(8192, 512))
+        found.append(Case(op, f"{rows}, 128 + 512 of 8192 keys", form, build))
+        build = window(4096, heads, 8192, launch)
+        found.append(Case("swa_attention", f"{rows}, window 128", form, build))
+        build = window(4096, heads, 8192, launch, more=(8192, 512))
+        found.append(Case("swa_attention", f"{rows}, window 128 + 512 keys", form, build))
+        name = f"4096 x {heads} heads x 640, no copies"
+        found.append(Case("diagnosis", name, form, no_copies(heads, launch)))
+    build = window(4096, 64, 8192, _bind(portable_launch, (64, 32, 8, 2)))
+    found.append(Case("swa_attention", "4096 rows x 64 heads, window 128", "portable", build))
+    for depth in (2, 6):
         shape = "4096 x 640 keys of 8192, copies alone"
         found.append(Case("diagnosis", shape, f"{depth} x 32 keys", gather_only(depth)))
-    for form in ("plain", "ahead"):
-        launch = lambda form=form: wide_launch(WIDE[form])  # noqa: E731
-        build = sparse(4096, 64, 8192, 128, launch, more=(8192, 512))
-        found.append(
-            Case(op, "4096 rows x 64 heads, 128 + 512 of 8192 keys", f"wide {form}", build)
-        )
-        build = window(4096, 64, 8192, launch)
-        found.append(
-            Case("swa_attention", "4096 rows x 64 heads, window 128", f"wide {form}", build)
-        )
-        build = window(4096, 64, 8192, launch, more=(8192, 512))
-        found.append(
-            Case(
-                "swa_attention",
-                "4096 rows x 64 heads, window 128 + 512 keys",
-                f"wide {form}",
-                build,
-            )
-        )
-    launch = lambda: few_launch(FEW[2])  # noqa: E731
-    build = window(4096, 16, 8192, launch, more=(8192, 512))
-    found.append(Case("swa_attention", "4096 rows x 16 heads, window 128 + 512 keys", "few", build))
-    build = window(4096, 16, 8192, launch)
-    found.append(Case("swa_attention", "4096 rows x 16 heads, window 128", "few", build))
-    launch = lambda: portable_launch((32, 32, 8, 1))  # noqa: E731
-    build = window(4096, 64, 8192, launch)
-    found.append(Case("swa_attention", "4096 rows x 64 heads, window 128", "portable", build))
     return found
+
+
+def _bind(launch: Callable, form: tuple) -> Callable:
+    """A launcher that is made when the case is built."""
+    return lambda: launch(form)
+
+
+def _forms(heads: int, every: bool) -> list[tuple[str, Callable]]:
+    """Kernels and forms for a number of heads; the first of each kernel, or every one."""
+    forms = [("paired", paired_launch, form) for form in PAIRED if heads >= 64]
+    forms += [("few", few_launch, form) for form in FEW if form[0] == heads]
+    if every:
+        sizes = [(16, 32, 4, 2)] + ([(64, 32, 8, 2)] if heads >= 64 else [])
+        forms += [("portable", portable_launch, form) for form in sizes]
+    else:
+        forms = forms[:1]
+    return [(f"{name} {form}", _bind(launch, form)) for name, launch, form in forms]

@@ -267,9 +267,13 @@ def test_compiled_in_one_graph() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["hopper", "portable"])
-@pytest.mark.parametrize(("heads", "d"), [(8, 512), (16, 512), (32, 512), (64, 512), (128, 576)])
+@pytest.mark.parametrize(
+    ("heads", "d"), [(8, 512), (16, 512), (32, 512), (64, 512), (128, 512), (64, 576)]
+)
 def test_on_a_gpu(backend, heads, d) -> None:
     g = {"device": "cuda", "dtype": torch.bfloat16}
+    if backend == "hopper" and d > 512:
+        pytest.skip("the portable kernel serves it")
     q, kv = 10 * torch.randn(150, heads, d, **g), torch.randn(900, 1, d, **g) / 10
     more, sink = torch.randn(700, 1, d, **g) / 10, torch.randn(heads, device="cuda")
     indices, second = lists(150, 200, 900).cuda(), lists(150, 130, 700, seed=1).cuda()

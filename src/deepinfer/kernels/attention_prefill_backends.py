@@ -47,9 +47,9 @@ def _hopper_refusal(*args: object) -> str | None:
     if reason is not None:
         return reason
     q, out, phases = tensors[0], tensors[-3], args[8]
-    if q.dtype != torch.bfloat16 or q.shape[2] not in (512, 576) or out.shape[2] != 512:
+    if q.dtype != torch.bfloat16 or q.shape[2] != 512 or out.shape[2] != 512:
         kind = str(q.dtype).removeprefix("torch.")
-        return f"it takes bf16 queries of 512 or 576 channels and values of 512, not {kind} of {q.shape[2]} and {out.shape[2]}"
+        return f"it takes bf16 queries of 512 channels and values of 512, not {kind} of {q.shape[2]} and {out.shape[2]}"
     if isinstance(phases, Tensor) and phases.shape[1] != 32:
         return f"it rotates 64 channels, not {2 * phases.shape[1]}"
     return None
@@ -83,10 +83,10 @@ def _hopper(  # type: ignore[no-untyped-def]
     )  # fmt: skip
     heads = q.shape[1]
     with torch.cuda.device(q.device):
-        if heads <= 32 and q.shape[2] == 512:
+        if heads <= 32:
             launch.attend_few(*arguments, launch.FewTuning(*configs.few(heads)))
         else:
-            launch.attend_wide(*arguments, launch.WideTuning(*configs.wide()))
+            launch.attend_paired(*arguments, launch.PairedTuning(*configs.paired()))
     if to is not out:
         out.copy_(to)
 

@@ -97,26 +97,9 @@ def cases() -> list[CompileCase]:
     from deepinfer.kernels.triton.mla_prefill_portable import (
         mla_prefill_portable_kernel as portable,
     )
-    from deepinfer.kernels.triton.mla_prefill_wide import mla_prefill_wide_kernel as wide
 
     sparse, window = "flash_mla_sparse_fwd", "swa_attention"
-    parts, ahead, lazy, held, staged, rows, warps, registers = configs.wide()
-    form = {
-        "PARTS": parts,
-        "AHEAD": ahead,
-        "LAZY": lazy,
-        "HELD": held,
-        "TAIL": False,
-        "STAGED": staged,
-        "COPY_ROWS": rows,
-        "COPY_WARPS": warps,
-        "COPY_REGISTERS": registers,
-    }
-    found = [
-        _hopper(sparse, "wide", wide, _PLAIN, 8, **form),
-        _hopper(window, "wide", wide, _ALL, 8, **form),
-        _hopper(sparse, "wide, 576", wide, _PLAIN, 8, **(form | {"TAIL": True})),
-    ]
+    found: list[CompileCase] = []
     rows, copy_registers, registers = configs.paired()
     form = {
         "COPY_ROWS": rows,

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["few", "paired", "portable", "wide"]
-
-
-def wide() -> tuple[int, bool, bool, int, bool, int, int, int]:
-    """Form of the kernel for 64 heads.
-
-    Returns:
-        Pieces of a tile, logits ahead, lazy rescaling, channels held in registers, staged stores, keys copied at once, copying warps, their registers: `WideTuning`.
-    """
-    return 1, False, False, 0, True, 64, 4, 64
+__all__ = ["few", "paired", "portable"]
 
 
 def paired() -> tuple[int, int, int]:
-    """Form of the kernel for 64 heads with warpgroups that take every other tile.
+    """Form of the kernel for 64 heads a program.
 
     Returns:
         Keys copied at once, registers of the warps that copy, and of those that multiply: `PairedTuning`.

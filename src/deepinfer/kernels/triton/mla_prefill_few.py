@@ -16,8 +16,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from deepinfer.kernels.triton.gluon_names import block_barrier
-from deepinfer.kernels.triton.mla_prefill_lists import copy_rows, scope_lengths
-from deepinfer.kernels.triton.mla_prefill_softmax import release, release_tile
+from deepinfer.kernels.triton.mla_prefill_lists import (
+    copy_rows,
+    release,
+    release_tile,
+    scope_lengths,
+)
 
 __all__ = ["mla_prefill_few_kernel"]
 
@@ -325,8 +329,6 @@ def mla_prefill_few_kernel(
                     extra_lengths,
                     q_tile,
                     ring,
-                    q_tile,
-                    ring,
                     keys,
                     masks,
                     q_full,
@@ -349,7 +351,6 @@ def mla_prefill_few_kernel(
                     COUNTED,
                     EXTRA,
                     EXTRA_COUNTED,
-                    False,
                     HEADS,
                     PARTS,
                     DEPTH,

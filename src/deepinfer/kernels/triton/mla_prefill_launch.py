@@ -9,44 +9,16 @@ from torch import Tensor
 from deepinfer.kernels.triton.gemm_launch import num_sms
 from deepinfer.kernels.triton.mla_prefill_few import mla_prefill_few_kernel
 from deepinfer.kernels.triton.mla_prefill_paired import mla_prefill_paired_kernel
-from deepinfer.kernels.triton.mla_prefill_wide import mla_prefill_wide_kernel
 
 __all__ = [
     "FewTuning",
     "PairedTuning",
-    "WideTuning",
     "aligned",
     "attend_few",
     "attend_paired",
-    "attend_wide",
 ]
 
 _LOG2_E = 1.4426950408889634
-
-
-@dataclass(frozen=True)
-class WideTuning:
-    """How the rows of 64 heads are computed; nothing of it changes the order of a sum.
-
-    Attributes:
-        parts: In how many pieces a tile of 64 keys is copied and handed over: 1, 2 or 4.
-        ahead: Multiply the queries with the next tile behind the values of this one.
-        lazy: Skip the rescaling of the outputs while no base moves.
-        held: Channels of the queries that are kept in registers: 0 or 128.
-        staged: Pass the outputs through shared memory, so that stores are 16 bytes wide.
-        copy_rows: Keys that are copied in one go: 16, 32 or 64.
-        copy_warps: Warps that copy.
-        copy_registers: Registers of each of their threads.
-    """
-
-    parts: int = 1
-    ahead: bool = False
-    lazy: bool = False
-    held: int = 0
-    staged: bool = True
-    copy_rows: int = 32
-    copy_warps: int = 4
-    copy_registers: int = 64
 
 
 @dataclass(frozen=True)
@@ -72,7 +44,7 @@ class FewTuning:
 
 @dataclass(frozen=True)
 class PairedTuning:
-    """How the rows of 64 heads are computed by warpgroups that take every other tile.
+    """How the rows of 64 heads are computed by warpgroups that take every other tile; nothing of it changes the order of a sum.
 
     Attributes:
         copy_rows: Keys that are copied in one go: 16, 32 or 64.
@@ -83,63 +55,6 @@ class PairedTuning:
     copy_rows: int = 64
     copy_registers: int = 64
     registers: int = 224
-
-
-def attend_wide(
-    q: Tensor,
-    kv: Tensor,
-    indices: Tensor,
-    lengths: Tensor | None,
-    extra_kv: Tensor | None,
-    extra_indices: Tensor | None,
-    extra_lengths: Tensor | None,
-    sink: Tensor | None,
-    phases: Tensor | None,
-    scale: float,
-    window: int | None,
-    out: Tensor,
-    max_logits: Tensor,
-    lse: Tensor,
-    tuning: WideTuning,
-) -> None:
-    """Attention of each row to the keys of its lists.
-
-    Args:
-        q: Shape [rows, heads, 512 or 576], bf16, last stride 1; address a multiple of 16 bytes, other
-            strides of 16 elements.
-        kv: Shape [keys, 512 or 576], bf16, likewise; the first 512 channels are the value.
-        indices: Shape [rows, width], int32, last stride 1; with a window, the first key of each row, shape [rows].
-        lengths: Shape [rows], int32, contiguous, or None; needed with a window.
-        extra_kv: As `kv`, or None.
-        extra_indices: Shape [rows, extra width], int32, last stride 1, or None.
-        extra_lengths: Shape [rows], int32, contiguous, or None.
-        sink: Shape [heads], fp32, contiguous, or None.
-        phases: Shape [rows, 32, 2], fp32, contiguous, or None.
-        scale: Factor on q . k.
-        window: Most keys of a band, or None for lists.
-        out: Shape [rows, heads, 512], bf16, strides as of `q`.
-        max_logits: Shape [rows, heads], fp32, contiguous.
-        lse: Shape [rows, heads], fp32, contiguous.
-        tuning: Form of the kernel.
-    """
-    arguments, constants = _arguments(
-        q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths, sink, phases, scale, window, out, max_logits, lse
-    )  # fmt: skip
-    units = q.shape[0] * -(-q.shape[1] // 64)
-    mla_prefill_wide_kernel[(min(units, num_sms(q.device.index)),)](
-        *arguments,
-        **constants,
-        PARTS=tuning.parts,
-        AHEAD=tuning.ahead,
-        LAZY=tuning.lazy,
-        HELD=tuning.held,
-        TAIL=q.shape[2] > 512,
-        STAGED=tuning.staged,
-        COPY_ROWS=tuning.copy_rows,
-        COPY_WARPS=tuning.copy_warps,
-        COPY_REGISTERS=tuning.copy_registers,
-        num_warps=8,
-    )
 
 
 def attend_paired(
@@ -159,7 +74,26 @@ def attend_paired(
     lse: Tensor,
     tuning: PairedTuning,
 ) -> None:
-    """The same with warpgroups that take every other tile, 512 channels; arguments as of `attend_wide`, `tuning` apart."""
+    """Attention of each row to the keys of its lists.
+
+    Args:
+        q: Shape [rows, heads, 512], bf16, last stride 1; address a multiple of 16 bytes, other
+            strides of 16 elements.
+        kv: Shape [keys, 512], bf16, likewise.
+        indices: Shape [rows, width], int32, last stride 1; with a window, the first key of each row, shape [rows].
+        lengths: Shape [rows], int32, contiguous, or None; needed with a window.
+        extra_kv: As `kv`, or None.
+        extra_indices: Shape [rows, extra width], int32, last stride 1, or None.
+        extra_lengths: Shape [rows], int32, contiguous, or None.
+        sink: Shape [heads], fp32, contiguous, or None.
+        phases: Shape [rows, 32, 2], fp32, contiguous, or None.
+        scale: Factor on q . k.
+        window: Most keys of a band, or None for lists.
+        out: Shape [rows, heads, 512], bf16, strides as of `q`.
+        max_logits: Shape [rows, heads], fp32, contiguous.
+        lse: Shape [rows, heads], fp32, contiguous.
+        tuning: Form of the kernel.
+    """
     arguments, constants = _arguments(
         q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths, sink, phases, scale, window, out, max_logits, lse
     )  # fmt: skip
@@ -192,7 +126,7 @@ def attend_few(
     lse: Tensor,
     tuning: FewTuning,
 ) -> None:
-    """The same with few heads of 512 channels; arguments as of `attend_wide`, `tuning` apart."""
+    """The same with few heads of 512 channels; arguments as of `attend_paired`, `tuning` apart."""
     arguments, constants = _arguments(
         q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths, sink, phases, scale, window, out, max_logits, lse
     )  # fmt: skip

@@ -11,10 +11,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-__all__ = ["copy_rows", "scope_lengths"]
+from deepinfer.kernels.triton.gluon_names import block_barrier, copy_elements
 
-# Called async_copy_global_to_shared up to Triton 3.6.
-_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+__all__ = ["copy_rows", "release", "release_tile", "scope_lengths"]
 
 
 @gluon.jit
@@ -73,6 +72,21 @@ def _listed(
 
 
 @gluon.jit
+def release(empty, place):
+    """Hands space back once every warp has done with it."""
+    block_barrier()
+    mbarrier.arrive(empty.index(place), count=1)
+
+
+@gluon.jit
+def release_tile(empty, slot, PARTS: gl.constexpr):
+    """Hands the space of all pieces of a tile back."""
+    block_barrier()
+    for part in gl.static_range(PARTS):
+        mbarrier.arrive(empty.index(slot * PARTS + part), count=1)
+
+
+@gluon.jit
 def copy_rows(
     q,
     kv,
@@ -83,8 +97,6 @@ def copy_rows(
     extra_lengths,
     q_tile,
     ring,
-    q_tail,
-    tails,
     keys,
     masks,
     q_full,
@@ -107,7 +119,6 @@ def copy_rows(
     COUNTED: gl.constexpr,
     EXTRA: gl.constexpr,
     EXTRA_COUNTED: gl.constexpr,
-    TAIL: gl.constexpr,
     HEADS: gl.constexpr,
     PARTS: gl.constexpr,
     DEPTH: gl.constexpr,
@@ -119,17 +130,13 @@ def copy_rows(
     SPAN: gl.constexpr = 64 // PARTS
     STEP: gl.constexpr = min(SPAN, ROWS)
     Q_ROWS: gl.constexpr = min(HEADS, 16)
-    # Eight rows a thread: which bytes of shared memory they go to is known beforehand.
+    # Rows of a thread lie one behind the other: where they go in shared memory is known beforehand.
     layout: gl.constexpr = gl.BlockedLayout([STEP // WARPS, 8], [1, 32], [WARPS, 1], [1, 0])
     row_layout: gl.constexpr = gl.SliceLayout(1, layout)
     d = gl.arange(0, 512, layout=gl.SliceLayout(0, layout))
     q_layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [WARPS, 1], [1, 0])
     q_d = gl.arange(0, 512, layout=gl.SliceLayout(0, q_layout))
     q_r = gl.arange(0, Q_ROWS, layout=gl.SliceLayout(1, q_layout))
-    tail_layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
-    tail_row_layout: gl.constexpr = gl.SliceLayout(1, tail_layout)
-    e = 512 + gl.arange(0, 64, layout=gl.SliceLayout(0, tail_layout))
-    tail_r = gl.arange(0, Q_ROWS, layout=tail_row_layout)
     column = gl.arange(0, 64, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
     blocks = gl.cdiv(heads, HEADS)
     slot = 0
@@ -173,17 +180,10 @@ def copy_rows(
                     masks.index(slot).store(mask)
                 for step in gl.static_range(SPAN // STEP):
                     key = keys.index(slot).slice(part * SPAN + step * STEP, STEP).load(row_layout)
-                    _load(
+                    copy_elements(
                         ring.index(slot).slice(part * SPAN + step * STEP, STEP, dim=0),
                         (base + key.to(gl.int64) * stride)[:, None] + d[None, :],
                         mask=(key >= 0)[:, None] & (d < 512)[None, :],
-                    )
-                if TAIL:
-                    key = keys.index(slot).slice(part * SPAN, SPAN).load(tail_row_layout)
-                    _load(
-                        tails.index(slot).slice(part * SPAN, SPAN, dim=0),
-                        (base + key.to(gl.int64) * stride)[:, None] + e[None, :],
-                        mask=(key >= 0)[:, None] & (e < 576)[None, :],
                     )
                 async_copy.mbarrier_arrive(full.index(place), increment_count=False)
                 # One more arrival, for the masks.
@@ -196,18 +196,11 @@ def copy_rows(
                 from_q = q + row.to(gl.int64) * stride_qt
                 for step in gl.static_range(HEADS // Q_ROWS):
                     h = head + step * Q_ROWS + q_r
-                    _load(
+                    copy_elements(
                         q_tile.slice(step * Q_ROWS, Q_ROWS, dim=0),
                         from_q + (h * stride_qh)[:, None] + q_d[None, :],
                         mask=(h < heads)[:, None] & (q_d < 512)[None, :],
                     )
-                    if TAIL:
-                        h = head + step * Q_ROWS + tail_r
-                        _load(
-                            q_tail.slice(step * Q_ROWS, Q_ROWS, dim=0),
-                            from_q + (h * stride_qh)[:, None] + e[None, :],
-                            mask=(h < heads)[:, None] & (e < 576)[None, :],
-                        )
                 async_copy.mbarrier_arrive(q_full, increment_count=False)
             slot += 1
             if slot == DEPTH:

@@ -1,9 +1,10 @@
-"""Sparse attention of many query rows on Hopper: two warpgroups, each with every other tile of keys.
+"""Sparse attention of many query rows on Hopper: 64 heads a program, keys gathered by index into shared memory.
 
-As in `mla_prefill_wide`, but a warpgroup takes logits and softmax of a whole tile, so that the queries are read once for
-64 keys, and hands its shares to the other: while one is at its exponentials, the tensor cores have the products of the
-other. Messages go back and forth: the base of the exponentials and the shares of the first tile of a pair from the first
-warpgroup to the second, those of the second tile back. Each has the outputs of half of the channels.
+Four warps copy the keys of a tile into a ring of two; two warpgroups multiply. Each takes logits and softmax of every other
+tile and the outputs of half of the channels, and hands its shares to the other: while one is at its exponentials, the
+tensor cores have the products of the other. Messages go back and forth: the base of the exponentials and the shares of
+the first tile of a pair from the first warpgroup to the second, those of the second tile back. The grid is as large as
+the chip, and copies of the next row start while the last one is still multiplied.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from deepinfer.kernels.triton.gluon_names import block_barrier
-from deepinfer.kernels.triton.mla_prefill_lists import copy_rows, scope_lengths
-from deepinfer.kernels.triton.mla_prefill_softmax import release
+from deepinfer.kernels.triton.mla_prefill_lists import copy_rows, release, scope_lengths
 
 __all__ = ["mla_prefill_paired_kernel"]
 
@@ -462,8 +462,6 @@ def mla_prefill_paired_kernel(
                     extra_lengths,
                     q_tile.index(0),
                     ring,
-                    q_tile.index(0),
-                    ring,
                     keys,
                     masks,
                     q_full,
@@ -486,7 +484,6 @@ def mla_prefill_paired_kernel(
                     COUNTED,
                     EXTRA,
                     EXTRA_COUNTED,
-                    False,
                     64,
                     1,
                     2,
