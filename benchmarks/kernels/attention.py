@@ -386,15 +386,11 @@ def cases() -> list[Case]:
             if (batch, s_q) == (256, 1):
                 variant = partial(build, portable=True)
                 found.append(Case(op, shape, "portable", variant, peer=peer))
-            if batch == 256:
-                for sizes in ((4, 216, 168, False), (8, 216, 168, True), (8, 216, 168, False)):
-                    variant = partial(build, tuning=WideTuning(*sizes))
-                    words = " ".join(str(int(x)) for x in sizes)
-                    found.append(Case(op, shape, f"wide {words}", variant, peer=peer))
-            elif s_q == 1:
-                variant = partial(build, tuning=WideTuning(8, 216, 168, True))
-                found.append(Case(op, shape, "wide 8 216 168 1", variant, peer=peer))
+            if batch * s_q == 64:
                 found.append(Case(op, shape, "split 0", partial(build, split=0), peer=peer))
+            else:
+                variant = partial(build, tuning=WideTuning(208, 168))
+                found.append(Case(op, shape, "wide 208 168", variant, peer=peer))
         shape = f"128x2 rows, 128 heads, 128 + 512 keys, {name}"
         build = partial(decode, batch=128, s_q=2, heads=128, more_form=form)
         found.append(Case(op, shape, "table", build, peer=0.129 if form is FP8 else None))
@@ -406,10 +402,7 @@ def cases() -> list[Case]:
                 if heads == 16 and batch == 128:
                     found.append(Case(op, shape, "portable", partial(build, portable=True)))
                 if heads == 16 and batch > 16:
-                    for tuning in (
-                        FewTuning(8, 16, 104, 136, True),
-                        FewTuning(4, 16, 104, 136, True),
-                    ):
+                    for tuning in (FewTuning(8, 16, 104, 136), FewTuning(4, 16, 104, 136)):
                         words = f"few {tuning.warps} {tuning.keys}"
                         found.append(Case(op, shape, words, partial(build, tuning=tuning)))
         for backend, heads, split in (

@@ -84,15 +84,8 @@ def _hopper(kernel: Any, rows: int, fp4: bool, partial: bool, sizes: Mapping[str
 def _wide(fp4: bool, partial: bool) -> CompileCase:
     from deepinfer.kernels.triton.mla_decode import mla_decode_kernel
 
-    warps, lead, follow, prefetch = configs.WIDE
-    rest = ((504 if warps == 4 else 512) - lead - follow) * 4 // warps
-    sizes = {
-        "DEPTH": 2,
-        "WARPS": warps,
-        "PREFETCH": prefetch,
-        "FOLLOWERS": follow,
-        "REGISTERS": rest,
-    }
+    lead, follow = configs.WIDE
+    sizes = {"DEPTH": 2, "FOLLOWERS": follow, "REGISTERS": 504 - lead - follow}
     entry = f"64 heads {'288' if fp4 else '528'} B{' parts' if partial else ''}"
     return _hopper(mla_decode_kernel, 64, fp4, partial, sizes, entry, _HOPPER_STACK)
 
@@ -100,10 +93,10 @@ def _wide(fp4: bool, partial: bool) -> CompileCase:
 def _few(heads: int, fp4: bool) -> CompileCase:
     from deepinfer.kernels.triton.mla_decode_few import mla_decode_few_kernel
 
-    warps, keys, lead, follow, prefetch = configs.FEW[heads]
+    warps, keys, lead, follow = configs.FEW[heads]
     rest = ((504 if warps == 4 else 512) - lead - follow) * 4 // warps
     sizes = {
-        "HEADS": heads, "DEPTH": 2, "WARPS": warps, "KEYS": keys, "PREFETCH": prefetch, "FOLLOWERS": follow,
+        "HEADS": heads, "DEPTH": 2, "WARPS": warps, "KEYS": keys, "FOLLOWERS": follow,
         "REGISTERS": rest,
     }  # fmt: skip
     entry = f"{heads} heads {'288' if fp4 else '528'} B"

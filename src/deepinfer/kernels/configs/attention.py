@@ -8,14 +8,14 @@ INVARIANT_KEYS = 320
 """Keys of a part where a row's bits must not hang on the number of rows."""
 
 
-WIDE: tuple[int, int, int, bool] = (4, 216, 168, True)
-"""Warps that decode, registers of the two warpgroups that multiply, prefetch: `WideTuning`."""
-FEW: dict[int, tuple[int, int, int, int, bool]] = {
-    8: (8, 32, 104, 120, False),
-    16: (8, 32, 104, 136, False),
-    32: (8, 32, 112, 192, False),
+WIDE: tuple[int, int] = (216, 168)
+"""Registers of the two warpgroups that multiply: `WideTuning`."""
+FEW: dict[int, tuple[int, int, int, int]] = {
+    8: (8, 32, 104, 120),
+    16: (8, 32, 104, 136),
+    32: (8, 32, 112, 192),
 }
-"""By heads: warps that decode, keys at once, registers of the two warpgroups that multiply, prefetch: `FewTuning`."""
+"""By heads: warps that decode, keys at once, registers of the two warpgroups that multiply: `FewTuning`."""
 
 
 def split_keys(rows: int, heads: int, keys: int, num_sms: int) -> int:

@@ -25,13 +25,6 @@ from deepinfer.kernels.triton.mla_records import (
 
 __all__ = ["copy_records"]
 
-_PREFETCH = gl.constexpr("""{
-.reg .pred p;
-setp.ne.b32 p, $2, 0;
-@p prefetch.global.L2 [$1];
-mov.b32 $0, 0;
-}""")
-
 
 @gluon.constexpr_function
 def _keys_of(warps, keys):
@@ -65,19 +58,6 @@ def _scale_layout(warps, keys, fp4):
         [[0, 0]] + [[*bit, 0] for bit in of_warps],
         [],
         [keys, 8 if fp4 else 4],
-    )
-
-
-@gluon.constexpr_function
-def _line_layout(warps, keys):
-    """Lines of 128 bytes of records [keys, 8], by the threads that copy of the same records."""
-    of_warps, of_threads = _keys_of(warps, keys)
-    return gl.DistributedLinearLayout(
-        [[*bit, 0] for bit in of_threads],
-        [[0, 1], [0, 2], [1, 0], [2, 0], [0, 4]],
-        [[0, 0]] + [[*bit, 0] for bit in of_warps],
-        [],
-        [keys, 8],
     )
 
 
@@ -144,29 +124,6 @@ def _copy(
 
 
 @gluon.jit
-def _prefetch(
-    words, n, limit, page16, WARPS: gl.constexpr, KEYS: gl.constexpr, FP4: gl.constexpr, PAGE: gl.constexpr
-):  # fmt: skip
-    """Asks the L2 cache for records that are copied soon."""
-    WORDS: gl.constexpr = 64 if FP4 else 128
-    layout: gl.constexpr = _line_layout(WARPS, KEYS)
-    n = gl.convert_layout(n, gl.SliceLayout(1, layout), assert_trivial=True)
-    valid = (n >= 0) & (n < limit)
-    slot = gl.where(valid, n, 0).to(gl.uint32)
-    page = slot // PAGE
-    line = (slot - page * PAGE).to(gl.int32)
-    page = page.to(gl.int64) * (page16 * 4)
-    column = gl.arange(0, 8, layout=gl.SliceLayout(0, layout))
-    values = (page + line * WORDS)[:, None] + (column * 32)[None, :]
-    scales = (page + (PAGE * WORDS + line * (8 if FP4 else 4)))[:, None]
-    at = gl.where((column < WORDS // 32)[None, :], values, scales)
-    wanted = (valid[:, None] & (column <= WORDS // 32)[None, :]).to(gl.int32)
-    gl.inline_asm_elementwise(
-        _PREFETCH, "=r,l,r", [(words + at).to(gl.int64), wanted], dtype=gl.int32, is_pure=False, pack=1
-    )  # fmt: skip
-
-
-@gluon.jit
 def _begin(
     words, n, limit, page16, extra_words, extra_limit, extra_page16, is_extra, raw, raw_scales,
     FP4: gl.constexpr, PAGE: gl.constexpr, EXTRA: gl.constexpr, EXTRA_FP4: gl.constexpr, EXTRA_PAGE: gl.constexpr,
@@ -213,7 +170,7 @@ def copy_records(
     raw_ring, scale_ring, q_tile, q_full, q_empty, k_ring, bias_ring, full, empty, units, splits, tiles_a_split, heads,
     HEADS: gl.constexpr, FP4: gl.constexpr, PAGE: gl.constexpr, LENGTHS: gl.constexpr,
     EXTRA: gl.constexpr, EXTRA_FP4: gl.constexpr, EXTRA_PAGE: gl.constexpr, EXTRA_LENGTHS: gl.constexpr,
-    WARPS: gl.constexpr, KEYS: gl.constexpr, PREFETCH: gl.constexpr, DEPTH: gl.constexpr,
+    WARPS: gl.constexpr, KEYS: gl.constexpr, DEPTH: gl.constexpr,
 ):  # fmt: skip
     """Decodes the records of each unit into the ring of tiles and copies its queries."""
     STEPS: gl.constexpr = 64 // KEYS
@@ -273,15 +230,6 @@ def copy_records(
                 raw_scales = scale_ring.index(step % 2)
                 to = view_memory(k_ring.index(slot), gl.int32, [64, 256], tile_layout)
                 to = to.slice(step * KEYS, KEYS)
-                if PREFETCH and step == 1:
-                    for part in gl.static_range(STEPS):
-                        if EXTRA:
-                            if after:
-                                _prefetch(extra_words, then[part], extra_limit, extra_page16, WARPS, KEYS, EXTRA_FP4, EXTRA_PAGE)  # fmt: skip
-                            else:
-                                _prefetch(words, then[part], limit, page16, WARPS, KEYS, FP4, PAGE)
-                        else:
-                            _prefetch(words, then[part], limit, page16, WARPS, KEYS, FP4, PAGE)
                 n = now[step]
                 n_then = then[(step + 2) % STEPS]
                 is_extra_then = after

@@ -30,13 +30,11 @@ def _lead(
     p_ring, f_ring, p_full, p_empty, units, splits, tiles_a_split, heads, width, extra_width, scale,
     stride_ot, stride_os, stride_oh, stride_lt, stride_ls, stride_lh,
     LENGTHS: gl.constexpr, EXTRA_LENGTHS: gl.constexpr, SINK: gl.constexpr, PARTIAL: gl.constexpr,
-    WARPS: gl.constexpr, DEPTH: gl.constexpr,
+    DEPTH: gl.constexpr,
 ):  # fmt: skip
     """Logits, shares, and the first 256 channels."""
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    o_layout: gl.constexpr = gl.NVMMADistributedLayout(
-        [3, 0], [4, 1], [16, 256 if WARPS == 4 else 128, 16]
-    )
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
     row_layout: gl.constexpr = gl.SliceLayout(1, o_layout)
     zero = gl.zeros((64, 64), gl.float32, s_layout)
     slot = 0
@@ -112,12 +110,10 @@ def _follow(
     p_ring, f_ring, p_full, p_empty, units, splits, tiles_a_split, heads, width, extra_width,
     stride_ot, stride_os, stride_oh,
     LENGTHS: gl.constexpr, EXTRA_LENGTHS: gl.constexpr, ROTATE: gl.constexpr, INDEXED: gl.constexpr,
-    WARPS: gl.constexpr, DEPTH: gl.constexpr,
+    DEPTH: gl.constexpr,
 ):  # fmt: skip
     """The last 256 channels."""
-    o_layout: gl.constexpr = gl.NVMMADistributedLayout(
-        [3, 0], [4, 1], [16, 256 if WARPS == 4 else 128, 16]
-    )
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
     row_layout: gl.constexpr = gl.SliceLayout(1, o_layout)
     slot = 0
     phase = 0
@@ -165,7 +161,7 @@ def mla_decode_kernel(
     FP4: gl.constexpr, PAGE: gl.constexpr, LENGTHS: gl.constexpr,
     EXTRA: gl.constexpr, EXTRA_FP4: gl.constexpr, EXTRA_PAGE: gl.constexpr, EXTRA_LENGTHS: gl.constexpr,
     SINK: gl.constexpr, ROTATE: gl.constexpr, INDEXED: gl.constexpr, PARTIAL: gl.constexpr,
-    DEPTH: gl.constexpr, WARPS: gl.constexpr, PREFETCH: gl.constexpr, FOLLOWERS: gl.constexpr, REGISTERS: gl.constexpr,
+    DEPTH: gl.constexpr, FOLLOWERS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Attention of rows of up to 64 heads to picked records; with `PARTIAL`, of parts of the lists."""
     tile_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
@@ -202,7 +198,7 @@ def mla_decode_kernel(
                     out, lse, sink, phases, phase_index, lengths, extra_lengths, q_tile, q_full, q_empty, k_ring,
                     bias_ring, full, empty, p_ring, f_ring, p_full, p_empty, units, splits, tiles_a_split, heads,
                     width, extra_width, scale, stride_ot, stride_os, stride_oh, stride_lt, stride_ls, stride_lh,
-                    LENGTHS, EXTRA_LENGTHS, SINK, PARTIAL, WARPS, DEPTH,
+                    LENGTHS, EXTRA_LENGTHS, SINK, PARTIAL, DEPTH,
                 ),
             ),
             (
@@ -210,7 +206,7 @@ def mla_decode_kernel(
                 (
                     out, phases, phase_index, lengths, extra_lengths, k_ring, full, empty, p_ring, f_ring, p_full,
                     p_empty, units, splits, tiles_a_split, heads, width, extra_width, stride_ot, stride_os, stride_oh,
-                    LENGTHS, EXTRA_LENGTHS, ROTATE, INDEXED, WARPS, DEPTH,
+                    LENGTHS, EXTRA_LENGTHS, ROTATE, INDEXED, DEPTH,
                 ),
             ),
             (
@@ -219,10 +215,10 @@ def mla_decode_kernel(
                     q_desc, words, scales, index, lengths, limit, page16, width, stride_i,
                     extra_words, extra_scales, extra_index, extra_lengths, extra_limit, extra_page16, extra_width,
                     stride_e, raw_ring, scale_ring, q_tile, q_full, q_empty, k_ring, bias_ring, full, empty, units, splits, tiles_a_split,
-                    heads, 64, FP4, PAGE, LENGTHS, EXTRA, EXTRA_FP4, EXTRA_PAGE, EXTRA_LENGTHS, WARPS, 16, PREFETCH, DEPTH,
+                    heads, 64, FP4, PAGE, LENGTHS, EXTRA, EXTRA_FP4, EXTRA_PAGE, EXTRA_LENGTHS, 4, 16, DEPTH,
                 ),
             ),
         ],
-        [4, WARPS],
+        [4, 4],
         [FOLLOWERS, REGISTERS],
     )  # fmt: skip

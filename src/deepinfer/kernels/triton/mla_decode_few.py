@@ -214,7 +214,7 @@ def mla_decode_few_kernel(
     FP4: gl.constexpr, PAGE: gl.constexpr, LENGTHS: gl.constexpr,
     EXTRA: gl.constexpr, EXTRA_FP4: gl.constexpr, EXTRA_PAGE: gl.constexpr, EXTRA_LENGTHS: gl.constexpr,
     SINK: gl.constexpr, ROTATE: gl.constexpr, INDEXED: gl.constexpr, PARTIAL: gl.constexpr,
-    HEADS: gl.constexpr, DEPTH: gl.constexpr, WARPS: gl.constexpr, KEYS: gl.constexpr, PREFETCH: gl.constexpr, FOLLOWERS: gl.constexpr, REGISTERS: gl.constexpr,
+    HEADS: gl.constexpr, DEPTH: gl.constexpr, WARPS: gl.constexpr, KEYS: gl.constexpr, FOLLOWERS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Attention of rows of few heads to picked records; with `PARTIAL`, of parts of the lists."""
     tile_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
@@ -272,7 +272,7 @@ def mla_decode_few_kernel(
                     extra_words, extra_scales, extra_index, extra_lengths, extra_limit, extra_page16, extra_width,
                     stride_e, raw_ring, scale_ring, q_tile, q_full, q_empty, k_ring, bias_ring, full, empty, units,
                     splits, tiles_a_split, heads,
-                    HEADS, FP4, PAGE, LENGTHS, EXTRA, EXTRA_FP4, EXTRA_PAGE, EXTRA_LENGTHS, WARPS, KEYS, PREFETCH, DEPTH,
+                    HEADS, FP4, PAGE, LENGTHS, EXTRA, EXTRA_FP4, EXTRA_PAGE, EXTRA_LENGTHS, WARPS, KEYS, DEPTH,
                 ),
             ),
         ],

@@ -69,16 +69,12 @@ class WideTuning:
     """How rows of many heads run.
 
     Attributes:
-        warps: Warps that decode, 4 or 8.
         lead: Registers a thread of the warpgroup that makes logits.
-        follow: Registers of the other one that multiplies; those that decode have the rest of 504, or of 512 for both.
-        prefetch: Whether records are asked of the L2 cache before they are copied.
+        follow: Registers of the other one that multiplies; those that decode have the rest of 504.
     """
 
-    warps: int
     lead: int
     follow: int
-    prefetch: bool
 
 
 @dataclass(frozen=True)
@@ -90,14 +86,12 @@ class FewTuning:
         keys: Keys that are decoded at once, 16 or 32.
         lead: Registers a thread of the warpgroup that makes logits.
         follow: Registers of the one that makes the output; those that decode have the rest.
-        prefetch: Whether records are asked of the L2 cache before they are copied.
     """
 
     warps: int
     keys: int
     lead: int
     follow: int
-    prefetch: bool
 
 
 def decode(
@@ -166,16 +160,13 @@ def _launch(
     if block == 64:
         kernel = mla_decode_kernel
         wide = tuning if isinstance(tuning, WideTuning) else WideTuning(*configs.WIDE)
-        rest = (504 if wide.warps == 4 else 512) - wide.lead - wide.follow
-        sizes = {
-            "WARPS": wide.warps, "PREFETCH": wide.prefetch, "FOLLOWERS": wide.follow, "REGISTERS": rest * 4 // wide.warps
-        }  # fmt: skip
+        sizes = {"FOLLOWERS": wide.follow, "REGISTERS": 504 - wide.lead - wide.follow}
     else:
         kernel = mla_decode_few_kernel
         few = tuning if isinstance(tuning, FewTuning) else FewTuning(*configs.FEW[block])
         rest = (504 if few.warps == 4 else 512) - few.lead - few.follow
         sizes = {
-            "HEADS": block, "WARPS": few.warps, "KEYS": few.keys, "PREFETCH": few.prefetch, "FOLLOWERS": few.follow,
+            "HEADS": block, "WARPS": few.warps, "KEYS": few.keys, "FOLLOWERS": few.follow,
             "REGISTERS": rest * 4 // few.warps,
         }  # fmt: skip
     kernel[(min(units, num_sms(q.device.index)),)](
