@@ -3,8 +3,8 @@
 Grammars are the schemas of a folder of JSON files with `schema` and `tests` (as JSONSchemaBench has them), or the few
 that are built in. Each is compiled from its text; then its instances are fed token by token: a mask is *cold* when no
 request of the grammar has been in its state before; grammars measured earlier have left behind the walks of expressions
-that all share. Processor time of one thread, with the old generation of the
-garbage collector looked through rarely, as in a server. One JSON line a case.
+that all share. Processor time of one thread; the garbage collector runs between grammars only, as it does in a server that
+collects between its steps. One JSON line a case.
 Run: python benchmarks/grammar.py [--schemas FOLDER] [--every 1]
 """
 
@@ -108,6 +108,7 @@ def measure(vocab: TokenVocab, folder: str | None, every: int) -> Iterator[dict[
     assert encode is not None
     row = np.zeros((64, vocab.num_words), dtype=np.int32)
     for _, make, texts in grammars(folder, every):
+        gc.collect()
         try:
             compiled, spent = timed(compile_and_bind, make, vocab)
             matcher, more = timed(compiled.matcher)
@@ -163,7 +164,7 @@ def main() -> None:
         print(json.dumps({**line, **machine}))
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 1000)
+    gc.disable()
     for line in measure(vocab, args.schemas, args.every):
         print(json.dumps({**line, **machine}))
 
