@@ -19,15 +19,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from deepinfer.kernels.triton.gluon_names import block_barrier
+from deepinfer.kernels.triton.mla_prefill_ends import (
+    finish_row,
+    origin,
+    turn_back,
+    write_nothing,
+    write_row,
+)
 from deepinfer.kernels.triton.mla_prefill_lists import copy_rows, release, scope_lengths
 
 __all__ = ["mla_prefill_paired_kernel"]
-
-
-@gluon.jit
-def _origin(base):
-    """What is taken off the logits: 0 while there is no key."""
-    return gl.where(base == float("-inf"), 0.0, base)
 
 
 @gluon.jit
@@ -39,7 +40,7 @@ def _sum_columns(p):
 @gluon.jit
 def _follow(acc, sums, base, new):
     """Outputs and sums of a base, for a new one."""
-    fade = gl.exp2(base - _origin(new))
+    fade = gl.exp2(base - origin(new))
     sums = sums * gl.convert_layout(fade, gl.SliceLayout(1, sums.type.layout))[:, None]
     acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, acc.type.layout))[:, None]
     return acc, sums, new
@@ -54,7 +55,7 @@ def _send(s, mask, scale, highest, base, bases, shares, message, PART: gl.conste
     # The base follows the highest logit only when the shares would get large.
     new = gl.where(top > base + 8.0, top, base)
     bases.index(PART).store(new)
-    p = gl.exp2(s - _origin(new)[:, None])
+    p = gl.exp2(s - origin(new)[:, None])
     shares.store(p.to(gl.bfloat16))
     fence_async_shared()
     block_barrier()
@@ -128,83 +129,6 @@ def _logits(q_tile, ring, masks, full, pair, zero, mask_layout: gl.constexpr, PA
     s = warpgroup_mma(q_tile.index(same), keys, zero, use_acc=False, is_async=True)
     mask = masks.index(PART).load(mask_layout)
     return warpgroup_mma_wait(0, [s]), mask
-
-
-@gluon.jit
-def _finish(
-    highest, base, sums, sink, max_logits, lse, row, head, heads, totals, tops, met, turn, SINK: gl.constexpr,
-    PART: gl.constexpr,
-):  # fmt: skip
-    """Joins maximum and sum of both warpgroups, writes them, and returns the factor of the outputs."""
-    layout: gl.constexpr = highest.type.layout
-    share = gl.convert_layout(gl.sum(sums, 1), layout)
-    totals.index(PART).store(share)
-    tops.index(PART).store(highest)
-    block_barrier()
-    mbarrier.arrive(met, count=1)
-    mbarrier.wait(met, turn & 1)
-    # In the same order in both.
-    share = totals.index(0).load(layout) + totals.index(1).load(layout)
-    highest = gl.maximum(tops.index(0).load(layout), tops.index(1).load(layout))
-    origin = _origin(base)
-    h = head + gl.arange(0, 64, layout=layout)
-    nothing = share == 0.0
-    whole = gl.where(nothing, 1.0, share)
-    factor = 1.0 / whole
-    if SINK:
-        # Far above all logits it leaves nothing; neither it nor its share may overflow.
-        more = gl.load(sink + h, mask=h < heads, other=0.0)
-        more = gl.minimum(gl.maximum(more, -1e37), 1e37) * 1.4426950408889634 - origin
-        factor = 1.0 / (whole + gl.exp2(gl.minimum(more, 126.0)))
-        factor = gl.where(more > 126.0, 0.0, factor)
-    if PART == 0:
-        at = row.to(gl.int64) * heads + h
-        gl.store(max_logits + at, highest * 0.6931471805599453, mask=h < heads)
-        ln_sum = (origin + gl.log2(whole)) * 0.6931471805599453
-        gl.store(lse + at, gl.where(nothing, float("inf"), ln_sum), mask=h < heads)
-    return gl.where(nothing, 0.0, factor)
-
-
-@gluon.jit
-def _turn_back(acc, phases):
-    """Rotates the last 64 of 256 channels back."""
-    layout: gl.constexpr = acc.type.layout
-    even, odd = gl.split(acc.reshape([64, 128, 2]))
-    pair = gl.arange(0, 128, layout=gl.SliceLayout(0, even.type.layout)) - 96
-    cos = gl.load(phases + 2 * pair, mask=pair >= 0, other=1.0)[None, :]
-    sin = gl.load(phases + 2 * pair + 1, mask=pair >= 0, other=0.0)[None, :]
-    turned = gl.join(even * cos + odd * sin, odd * cos - even * sin)
-    return gl.convert_layout(turned.reshape([64, 256]), layout)
-
-
-@gluon.jit
-def _write(acc, to, stage, head, heads, stride_oh):
-    """A warpgroup's outputs as bf16, through its half of the last tile's space."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
-    d = gl.arange(0, 256, layout=gl.SliceLayout(0, layout))
-    r = gl.arange(0, 16, layout=gl.SliceLayout(1, layout))
-    stage.store(acc.to(gl.bfloat16))
-    for step in gl.static_range(4):
-        h = head + step * 16 + r
-        y = stage.slice(step * 16, 16, dim=0).load(layout)
-        place = to + (h * stride_oh)[:, None] + d[None, :]
-        gl.store(place, y, mask=(h < heads)[:, None] & (d < 256)[None, :])
-
-
-@gluon.jit
-def _nothing(out, max_logits, lse, row, head, heads, stride_oh, PART: gl.constexpr):
-    """Results of a row without keys."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
-    d = gl.arange(0, 256, layout=gl.SliceLayout(0, layout))
-    h = head + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
-    place = out + (h * stride_oh)[:, None] + d[None, :]
-    zero = gl.zeros([64, 256], gl.bfloat16, layout)
-    gl.store(place, zero, mask=(h < heads)[:, None] & (d < 256)[None, :])
-    if PART == 0:
-        at = row.to(gl.int64) * heads + h
-        empty = gl.full([64], float("inf"), gl.float32, gl.SliceLayout(1, layout))
-        gl.store(max_logits + at, -empty, mask=h < heads)
-        gl.store(lse + at, empty, mask=h < heads)
 
 
 @gluon.jit
@@ -285,19 +209,19 @@ def _products(
                 last_sent, full, empty, pair, PART,
             )  # fmt: skip
             acc = warpgroup_mma_wait(0, [acc])
-            factor = _finish(
+            factor = finish_row(
                 highest, base, sums, sink, max_logits, lse, row, head, heads, totals, tops, met, turn, SINK, PART
             )  # fmt: skip
             acc = acc * gl.convert_layout(factor, gl.SliceLayout(1, o_layout))[:, None]
             if ROPE and PART == 1:
-                acc = _turn_back(acc, phases + row.to(gl.int64) * 64)
+                acc = turn_back(acc, phases + row.to(gl.int64) * 64)
             stage = ring.index(1).slice(256 * PART, 256, dim=1)
-            _write(acc, to, stage, head, heads, stride_oh)
+            write_row(acc, to, stage, head, heads, stride_oh)
             release(empty, 1)
             pair += 1
             turn += 1
         else:
-            _nothing(to, max_logits, lse, row, head, heads, stride_oh, PART)
+            write_nothing(to, max_logits, lse, row, head, heads, stride_oh, PART)
 
 
 @gluon.jit(do_not_specialize=["s_q", "s_kv", "s_extra", "width", "extra_width"])
