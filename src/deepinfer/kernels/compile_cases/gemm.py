@@ -19,7 +19,7 @@ def cases() -> list[CompileCase]:
     found = [_few(s, 128) for s in _sizes(configs.MASKED_FP8, configs.DENSE_FP8, configs.SPLIT_FP8)]  # fmt: skip
     found += [_few(s, 32) for s in _sizes(configs.MASKED_FP8_32)]
     for table, group in ((configs.FOLDED_MXFP4, 128), (configs.FOLDED_MXFP4_32, 32)):
-        found += [(_folded if s[0] >= 16 else _decoded)(s, group) for s in _sizes(table)]
+        found += [(_folded if s[0] >= 8 else _decoded)(s, group) for s in _sizes(table)]
     found += [_many(s, True, True) for s in _sizes(configs.CONTIGUOUS_FP8)]
     found += [_many(configs.TALL_SPLIT, True, False), _many(configs.TALL_FP8_32, True, True, 32)]
     found += [_decoded(s, 128) for s in _sizes(configs.CONTIGUOUS_MXFP4)]
@@ -105,7 +105,7 @@ def _folded(sizes: tuple[int, ...], x_group: int) -> CompileCase:
         **_integers("num_groups", "N", "max_m", "steps", "stride_og", "stride_om", "stride_fg", "stride_tg", "stride_tk",
                     "stride_xg", "stride_xm", "stride_xk"),
     }  # fmt: skip
-    constants = {"MODE": 1 if many else 2, "X_GROUP": x_group, "AHEAD": t.ahead, "SPAN": t.span, "PARTS": t.parts, "BLOCK_M": t.block_m, "DEPTH": t.depth,
+    constants = {"MODE": 1 if many else 2, "X_GROUP": x_group, "SPAN": t.span, "PARTS": t.parts, "BLOCK_M": t.block_m, "DEPTH": t.depth,
                  "REGISTERS": registers}  # fmt: skip
     name = "m_grouped_gemm_nt_contiguous" if many else "m_grouped_gemm_nt_masked"
     entry = f"prepared MXFP4, tokens 1x{x_group}, {'x'.join(map(str, sizes))}"

@@ -44,9 +44,10 @@ FOLDED_MXFP4: tuple[Row, ...] = (
     ("", 0, 0, 64, (64, 1, 4, 2, 2)),
     ("", 0, 0, 0, (128, 2, 8, 1, 1)),
 )
-CONTIGUOUS_MXFP4: tuple[Row, ...] = (("", 0, 0, 0, (2, 1, 6)),)
+CONTIGUOUS_MXFP4: tuple[Row, ...] = (("", 0, 0, 0, (2, 1, 6, 2)),)
 # The same with a scale for 32 channels of a token
 FOLDED_MXFP4_32: tuple[Row, ...] = (
+    ("", 0, 0, 8, (8, 2, 11, 1, 2)),
     ("", 0, 0, 16, (16, 2, 10, 1, 2)),
     ("", 0, 0, 32, (32, 1, 3, 2, 3)),
     ("", 0, 0, 64, (1, 2, 5)),
@@ -66,7 +67,7 @@ SPLIT_FP8: tuple[Row, ...] = (
 # (device, N or 0, K or 0, most rows, sizes): TallTuning
 TALL_FP8: tuple[Row, ...] = (("", 0, 0, 6144, (2, 256, 4, 8)), ("", 0, 0, 0, (2, 256, 4, 12)))
 # (device, N or 0, K or 0, most rows of a group on average, sizes): two warpgroups, whose 128 rows lie in one group
-CONTIGUOUS_FP8: tuple[Row, ...] = (("", 0, 0, 512, (2, 256, 4, 2)), ("", 0, 0, 0, (2, 256, 4, 16)))
+CONTIGUOUS_FP8: tuple[Row, ...] = (("", 0, 0, 512, (2, 256, 4, 2)), ("", 0, 0, 0, (2, 256, 4, 8)))
 TALL_SPLIT = (2, 128, 6, 8, 2)
 TALL_FP8_32 = (2, 128, 6, 8)
 TALL_BF16: tuple[Row, ...] = (("", 0, 0, 0, (2, 256, 4, 8)),)

@@ -334,17 +334,6 @@ def folded_decoded_kernel(
             [4, 4, 4, 1],
             [152, 72, 72, 24],
         )
-    elif TM == 1:
-        gl.warp_specialize(
-            [
-                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, False, 0, 0)),
-                (_decode, (decode, MODE, TM, TN, DEPTH, DECODERS, 0, 0)),
-                (_decode, (decode, MODE, TM, TN, DEPTH, DECODERS, 0, 1)),
-                (_copies, (copy, MODE, TM, TN, DEPTH)),
-            ],
-            [4, 4, 1],
-            [144, 144, 24],
-        )
     elif DECODERS == 2:
         gl.warp_specialize(
             [

@@ -20,10 +20,9 @@ class DecodedTuning:
 
     Attributes:
         parts_m: How many along the tokens: 1 or 2.
-        parts_n: How many along the weights: 2 or 1 for one along the tokens, 1 for two.
+        parts_n: How many along the weights: 2 or 1, the other one.
         depth: Steps in the ring of shared memory.
-        decoders: Warpgroups that decode each 128 rows of weights, in turn: 1 or 2 for two along the tokens, 1 for two
-            along the weights, 2 for one of both.
+        decoders: Warpgroups that decode each 128 rows of weights, in turn: 1, or 2 with two parts along the tokens.
     """
 
     parts_m: int

@@ -35,13 +35,13 @@ WIDE = gl.constexpr(
 
 
 @gluon.jit
-def unfold(words, steps, a_layout: gl.constexpr, PURE: gl.constexpr = True):
+def unfold(words, steps, a_layout: gl.constexpr):
     """Words of eight codes [64, 4] and the byte of 0.5 of each row to an operand [64, 32] of e4m3."""
     words = gl.convert_layout(words, gl.SliceLayout(2, WIDE), assert_trivial=True)
     words = words.expand_dims(2).broadcast_to([64, 4, 4])
     steps = steps.expand_dims(1).expand_dims(2).broadcast_to([64, 4, 4])
     low, high = gl.inline_asm_elementwise(
-        _UNFOLD, "=r,=r,r,r,r,r,r,r,r,r", [words, steps], dtype=(gl.uint8, gl.uint8), is_pure=PURE, pack=4
+        _UNFOLD, "=r,=r,r,r,r,r,r,r,r,r", [words, steps], dtype=(gl.uint8, gl.uint8), is_pure=True, pack=4
     )  # fmt: skip
     a = gl.join(low, high).permute((0, 3, 1, 2)).reshape([64, 32])
     return gl.convert_layout(a.to(gl.float8e4nv, bitcast=True), a_layout, assert_trivial=True)
@@ -65,16 +65,16 @@ def load_words(w, HALF: gl.constexpr):
 
 
 @gluon.jit
-def decode_half(w, t, HALF: gl.constexpr, PURE: gl.constexpr = True):
+def decode_half(w, t, HALF: gl.constexpr):
     """128 channels of a tile as e4m3, [64, 128], in registers."""
     a_layout: gl.constexpr = gl.DotOperandLayout(
         0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 32]), 4
     )
     words = load_words(w, HALF)
-    a0 = unfold(words[0], t & 255, a_layout, PURE)
-    a1 = unfold(words[1], (t >> 8) & 255, a_layout, PURE)
-    a2 = unfold(words[2], (t >> 16) & 255, a_layout, PURE)
-    a3 = unfold(words[3], (t >> 24) & 255, a_layout, PURE)
+    a0 = unfold(words[0], t & 255, a_layout)
+    a1 = unfold(words[1], (t >> 8) & 255, a_layout)
+    a2 = unfold(words[2], (t >> 16) & 255, a_layout)
+    a3 = unfold(words[3], (t >> 24) & 255, a_layout)
     low = gl.join(a0, a1).permute((0, 2, 1)).reshape([64, 64])
     high = gl.join(a2, a3).permute((0, 2, 1)).reshape([64, 64])
     return gl.join(low, high).permute((0, 2, 1)).reshape([64, 128])

@@ -31,14 +31,13 @@ class SwappedTuning:
     """How few tokens are multiplied: weights are the tall operand.
 
     Attributes:
-        block_m: Tokens a tile: 16, 32 or 64.
+        block_m: Tokens a tile: 16, 32 or 64; for prepared MXFP4 weights also 8 or 128.
         parts: Warpgroups, each with 64 rows of weights: 1 or 2.
         depth: Steps in the ring of shared memory.
         span: Steps of 128 channels copied at once, for prepared MXFP4 weights: 1 or 2.
         per_sm: Programs a multiprocessor; with more than one the registers are shared out.
         split: 2 to let two warpgroups add up the even and the odd steps of the same 64 rows of weights, for FP8; that is
             another order of the sum.
-        ahead: True to decode prepared MXFP4 weights ahead of the tensor cores; for a span of 2.
     """
 
     block_m: int
@@ -47,7 +46,6 @@ class SwappedTuning:
     span: int = 1
     per_sm: int = 1
     split: int = 1
-    ahead: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from deepinfer.kernels.triton.folded_tiles import folded_tile
-from deepinfer.kernels.triton.folded_tiles_ahead import (
-    folded_tile_ahead,
-    small_folded_tile_ahead,
-)
 from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
 
 __all__ = ["grouped_folded_kernel", "rows_of_group"]
@@ -31,7 +27,7 @@ def rows_of_group(counts, group, num_groups, max_m, MODE: gl.constexpr):
 
 
 @gluon.jit
-def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, AHEAD: gl.constexpr, SPAN: gl.constexpr,
+def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, SPAN: gl.constexpr,
               PARTS: gl.constexpr, BLOCK_M: gl.constexpr, DEPTH: gl.constexpr, PART: gl.constexpr):  # fmt: skip
     """Multiplies, scales and writes 64 rows of weights of every tile."""
     out, factors, rows_of, rings, bars, sizes, strides = given
@@ -61,19 +57,9 @@ def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, AHEAD: gl.conste
             if g >= 0:
                 at_n = gl.minimum(n0 + row, N - 1)
                 factor = gl.load(factors + g.to(gl.int64) * stride_fg + at_n)  # type: ignore[attr-defined]
-                if AHEAD and X_GROUP == 32:
-                    acc, slot, phase = small_folded_tile_ahead(
-                        rings, bars, steps, slot, phase, PART, PARTS, BLOCK_M, DEPTH, acc_layout
-                    )
-                elif AHEAD:
-                    acc, slot, phase = folded_tile_ahead(
-                        rings, bars, steps, slot, phase, N < 0, PART, PARTS, BLOCK_M, DEPTH, acc_layout
-                    )  # fmt: skip
-                else:
-                    acc, slot, phase = folded_tile(
-                        rings, bars, steps, slot, phase, N < 0, X_GROUP, SPAN, PART, PARTS, BLOCK_M, DEPTH,
-                        acc_layout,
-                    )  # fmt: skip
+                acc, slot, phase = folded_tile(
+                    rings, bars, steps, slot, phase, N < 0, X_GROUP, SPAN, PART, PARTS, BLOCK_M, DEPTH, acc_layout
+                )  # fmt: skip
                 acc *= factor[:, None]
                 y = gl.convert_layout(acc.to(out.dtype.element_ty), out_layout)
                 mo = m0 + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, out_layout))
@@ -185,17 +171,13 @@ def grouped_folded_kernel(
     stride_xk,
     MODE: gl.constexpr,
     X_GROUP: gl.constexpr,
-    AHEAD: gl.constexpr,
     SPAN: gl.constexpr,
     PARTS: gl.constexpr,
     BLOCK_M: gl.constexpr,
     DEPTH: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
-    """`out[g, m, n] = sum over k of x[g, m, k] * weight[g, n, k]`; MODE 0 dense, 1 a group for each row, 2 counts.
-
-    AHEAD: decoding runs ahead of the tensor cores, in steps of 256 channels (SPAN 2).
-    """
+    """`out[g, m, n] = sum over k of x[g, m, k] * weight[g, n, k]`; MODE 0 dense, 1 a group for each row, 2 counts."""
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [DEPTH * PARTS, 64, 16 * SPAN], w_desc.layout)
     x_ring = gl.allocate_shared_memory(gl.float8e4nv, [DEPTH * SPAN, BLOCK_M, 128], x_desc.layout)
     t_ring = gl.allocate_shared_memory(gl.int32, [DEPTH * PARTS * SPAN, 64], t_desc.layout)
@@ -221,42 +203,19 @@ def grouped_folded_kernel(
     if PARTS == 1:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, X_GROUP, AHEAD, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
+                (_products, (multiply, MODE, X_GROUP, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
                 (_copies, (copy, MODE, SPAN, PARTS, BLOCK_M, DEPTH)),
             ],
             [1],
             [24],
         )
-    elif PARTS == 2:
+    else:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, X_GROUP, AHEAD, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
-                (_products, (multiply, MODE, X_GROUP, AHEAD, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
+                (_products, (multiply, MODE, X_GROUP, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
+                (_products, (multiply, MODE, X_GROUP, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
                 (_copies, (copy, MODE, SPAN, PARTS, BLOCK_M, DEPTH)),
             ],
             [4, 1],
             [REGISTERS, 24],
-        )
-    elif PARTS == 3:
-        gl.warp_specialize(
-            [
-                (_products, (multiply, MODE, X_GROUP, AHEAD, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
-                (_products, (multiply, MODE, X_GROUP, AHEAD, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
-                (_products, (multiply, MODE, X_GROUP, AHEAD, SPAN, PARTS, BLOCK_M, DEPTH, 2)),
-                (_copies, (copy, MODE, SPAN, PARTS, BLOCK_M, DEPTH)),
-            ],
-            [4, 4, 1],
-            [REGISTERS, REGISTERS, 24],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (_products, (multiply, MODE, X_GROUP, AHEAD, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
-                (_products, (multiply, MODE, X_GROUP, AHEAD, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
-                (_products, (multiply, MODE, X_GROUP, AHEAD, SPAN, PARTS, BLOCK_M, DEPTH, 2)),
-                (_products, (multiply, MODE, X_GROUP, AHEAD, SPAN, PARTS, BLOCK_M, DEPTH, 3)),
-                (_copies, (copy, MODE, SPAN, PARTS, BLOCK_M, DEPTH)),
-            ],
-            [4, 4, 4, 1],
-            [REGISTERS, REGISTERS, REGISTERS, 24],
         )

@@ -77,7 +77,6 @@ def grouped_folded(
         x_scale.stride(-1),
         MODE=mode,
         X_GROUP=x_group,
-        AHEAD=tuning.ahead,
         SPAN=span,
         PARTS=tuning.parts,
         BLOCK_M=tuning.block_m,
