@@ -21,8 +21,8 @@ from deepinfer.speculative import (
 from deepinfer.testing import ToyModel, ToyTokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
-DEAR = StepCostModel([1, 2, 40], [1e-3, 2e-3, 40e-3])
-FREE = StepCostModel([1, 40], [1e-3, 1.0001e-3])
+DEAR = StepCostModel([1, 2, 40], [1.0, 2.0, 40.0])  # so long that planning takes no time
+FREE = StepCostModel([1, 40], [1.0, 1.0001])
 
 
 class Always:

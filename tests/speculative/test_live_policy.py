@@ -18,7 +18,7 @@ from deepinfer.speculative import (
     VerificationScheduler,
 )
 
-DEAR = StepCostModel.additive(1e-3, 1e-3)
+DEAR = StepCostModel.additive(1.0, 1.0)
 CHEAP = StepCostModel.additive(1.0, 1e-6)
 
 
@@ -57,7 +57,7 @@ def test_other_rows_cost_time() -> None:
 
 
 def test_whole_blocks_or_none_for_schedulers_that_ask_row_by_row() -> None:
-    made = live(StepCostModel([1, 100], [2e-3, 101e-3], draft={1: 1e-3}))
+    made = live(StepCostModel([1, 100], [2.0, 101.0], draft={1: 1.0}))
     assert made.choose([[0.9, 0.9], []], 2) == [2, 0]
     made.trim([[0.01, 0.01]] * 48, [2] * 48)
     for _ in range(32):
@@ -100,7 +100,7 @@ def test_fitted_temperatures_change_lengths() -> None:
     logits, accepted = [[3.0, 3.0]] * 100, [0] * 60 + [2] * 40
     scaling = SequentialTemperatureScaling().fit(logits, accepted)
     sure = [[0.95, 0.95]] * 2
-    cost = StepCostModel.additive(1e-3, 1.5e-3)
+    cost = StepCostModel.additive(1.0, 1.5)
     assert live(cost).trim(sure, [2, 2]) == [2, 2]
     assert live(cost, calibration=scaling).trim(sure, [2, 2]) == [0, 0]
     assert live(cost, calibration=scaling).calibration is scaling
@@ -125,7 +125,7 @@ def test_temperatures_are_learnt_from_what_was_verified_only(tmp_path) -> None:
 
 def test_margins_say_what_confidences_do_not() -> None:
     """Confidences are all alike, and margins tell: learnt from outcomes, lengths follow the margins."""
-    made = live(StepCostModel.additive(50e-3, 1e-3), calibration=AcceptanceEstimator(1))
+    made = live(StepCostModel.additive(50.0, 1.0), calibration=AcceptanceEstimator(1))
     confidences, margins = [[0.6]] * 40, [[8.0], [0.1]] * 20
     seen = []
     for _ in range(60):
