@@ -20,7 +20,7 @@ _MMA = {
 _WGMMA = {90: ("HGMMA",)}
 # Spilled at the begin and end of a row, and nowhere in the loops over tiles.
 _HOPPER_STACK = 144
-_PORTABLE_STACK = {"*bf16": 96, "*fp32": 2048}
+_PORTABLE_STACK = {"*bf16": 128, "*fp32": 2048}
 
 
 def cases() -> list[CompileCase]:
