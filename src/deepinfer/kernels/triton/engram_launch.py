@@ -40,10 +40,10 @@ def engram_lookup(
     """Dequantised rows.
 
     Args:
-        rows: Contiguous, int64.
+        rows: Any shape, contiguous, int64.
         table: Shape [rows of the table, channels], uint8, last stride 1.
         scale: Shape [rows of the table, groups], uint8, last stride 1.
-        out: One row of channels for each of `rows`, contiguous.
+        out: Shape [*rows.shape, channels], contiguous.
         tuning: Rows a program, and warps; None for those of the table of sizes.
     """
     channels, groups = table.shape[1], scale.shape[1]

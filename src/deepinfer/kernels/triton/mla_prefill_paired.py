@@ -21,46 +21,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from deepinfer.kernels.triton.gluon_names import block_barrier
 from deepinfer.kernels.triton.mla_prefill_ends import (
     finish_row,
-    origin,
     turn_back,
     write_nothing,
     write_row,
 )
 from deepinfer.kernels.triton.mla_prefill_lists import copy_rows, release, scope_lengths
+from deepinfer.kernels.triton.mla_prefill_shares import follow, send, sum_columns
 
 __all__ = ["mla_prefill_paired_kernel"]
-
-
-@gluon.jit
-def _sum_columns(p):
-    """Sums over the columns that a thread holds: [64, 64] to [64, 4]."""
-    return gl.sum(gl.sum(p.reshape([64, 8, 4, 2]), 3), 1)
-
-
-@gluon.jit
-def _follow(acc, sums, base, new):
-    """Outputs and sums of a base, for a new one."""
-    fade = gl.exp2(base - origin(new))
-    sums = sums * gl.convert_layout(fade, gl.SliceLayout(1, sums.type.layout))[:, None]
-    acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, acc.type.layout))[:, None]
-    return acc, sums, new
-
-
-@gluon.jit
-def _send(s, mask, scale, highest, base, bases, shares, message, PART: gl.constexpr):
-    """Shares of this warpgroup's keys to shared memory; new maximum and base, and the shares."""
-    s = s * scale + mask[None, :]
-    top = gl.max(s, axis=1)
-    highest = gl.maximum(highest, top)
-    # The base follows the highest logit only when the shares would get large.
-    new = gl.where(top > base + 8.0, top, base)
-    bases.index(PART).store(new)
-    p = gl.exp2(s - origin(new)[:, None])
-    shares.store(p.to(gl.bfloat16))
-    fence_async_shared()
-    block_barrier()
-    mbarrier.arrive(message, count=1)
-    return highest, new, p
 
 
 @gluon.jit
@@ -91,29 +59,29 @@ def _pair(
     last_values = ring.index(1 + same).slice(256 * PART, 256, dim=1)
     head_layout: gl.constexpr = highest.type.layout
     if PART == 0:
-        highest, new, p = _send(s, mask, scale, highest, base, bases, firsts, first_sent, 0)
-        acc, sums, base = _follow(acc, sums, base, new)
+        highest, new, p = send(s, mask, scale, highest, base, bases, firsts, first_sent, 0)
+        acc, sums, base = follow(acc, sums, base, new)
         acc = warpgroup_mma(firsts, first_values, acc, is_async=True)
-        sums += _sum_columns(p)
+        sums += sum_columns(p)
         mbarrier.wait(full.index(1), phase)
         mbarrier.wait(last_sent, phase)
         fence_async_shared()
         new = bases.index(1).load(head_layout)
         acc = warpgroup_mma_wait(0, [acc])
         release(empty, 0)
-        acc, sums, base = _follow(acc, sums, base, new)
+        acc, sums, base = follow(acc, sums, base, new)
     else:
         mbarrier.wait(full.index(0), phase)
         mbarrier.wait(first_sent, phase)
         fence_async_shared()
         new = bases.index(0).load(head_layout)
-        acc, sums, base = _follow(acc, sums, base, new)
+        acc, sums, base = follow(acc, sums, base, new)
         acc = warpgroup_mma(firsts, first_values, acc, is_async=True)
-        highest, new, p = _send(s, mask, scale, highest, base, bases, last_shares, last_sent, 1)
+        highest, new, p = send(s, mask, scale, highest, base, bases, last_shares, last_sent, 1)
         acc = warpgroup_mma_wait(0, [acc])
         release(empty, 0)
-        acc, sums, base = _follow(acc, sums, base, new)
-        sums += _sum_columns(p)
+        acc, sums, base = follow(acc, sums, base, new)
+        sums += sum_columns(p)
     acc = warpgroup_mma(last_shares, last_values, acc, is_async=True)
     return acc, sums, highest, base
 
@@ -189,7 +157,7 @@ def _products(
         if total > 0:
             highest = gl.full([64], float("-inf"), gl.float32, head_layout)
             base = highest
-            sums = _sum_columns(zero)
+            sums = sum_columns(zero)
             acc = gl.zeros([64, 256], gl.float32, o_layout)
             mbarrier.wait(q_full, turn & 1)
             s, mask = _logits(q_tile, ring, masks, full, pair, zero, mask_layout, PART)

@@ -22,10 +22,10 @@ def rms_norm(
 
     Args:
         x: Shape [rows, channels], last stride 1.
-        residual: As `x`; becomes the sum.
+        residual: Shape as `x`; becomes the sum.
         weight: Gains, shape [channels], contiguous.
         eps: Added to the mean square.
-        out: As `x`, and may be it.
+        out: Shape as `x`, and may be it.
         tuning: Rows a program, and warps; None for those of the table.
         evict: What the caches are told of the values that are read.
     """
@@ -53,8 +53,8 @@ def norm_rope_cast(
         eps: Added to the mean square.
         phases: Cosine and sine, shape [places, rope_dim / 2, 2], fp32, contiguous, or None for no rotation.
         positions: Place of each token, shape [tokens], contiguous, or None for its number.
-        q: Codes of all heads, uint8, contiguous.
-        scale: Scales of all heads, uint8, contiguous.
+        q: Codes of all heads, shape as `x` or half as wide, uint8, contiguous.
+        scale: Scales of all heads, shape [rows, heads, groups], uint8, contiguous.
         format: As in `small_floats`.
         group: Channels of a group.
         tuning: Rows a program, and warps; None for those of the table.
@@ -84,7 +84,7 @@ def rope(
         phases: Cosine and sine, shape [places, rope_dim / 2, 2], fp32, contiguous.
         positions: Place of each token, shape [tokens], contiguous, or None for its number.
         inverse: Rotate back.
-        out: As `x`, and may be it.
+        out: Shape as `x`, and may be it.
         tuning: Rows a program, and warps; None for those of the table.
     """
     tokens, heads, channels = x.shape

@@ -121,7 +121,7 @@ def cast_back(
 
     Args:
         q: Shape [rows, K] or half of it, uint8, last stride 1.
-        scale: One a block of `rows` rows and `columns` columns, uint8 or fp32, contiguous.
+        scale: Shape [blocks], one a block of `rows` rows and `columns` columns, uint8 or fp32, contiguous.
         out: Shape [rows, K], contiguous.
         packed: Whether codes are pairs of e2m1; else e4m3.
         kind: 0 for fp32 scales, 1 for e8m0, 2 for e4m3.
