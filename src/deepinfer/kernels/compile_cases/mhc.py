@@ -33,7 +33,7 @@ def cases() -> list[CompileCase]:
         kind = "*bf16" if narrow else "*fp32"
         types = {**_TYPES, **dict.fromkeys(("streams", "collapsed", "fn"), kind)}
         found.append(
-            row_case("mhc_pre", name, mixes.mhc_project_kernel, types, sizes, warps, chips, num_stages=stages)
+            row_case("mhc_pre", name, mixes.mhc_project_kernel, types, sizes, warps, chips, stack_bytes=16 if narrow else 0, num_stages=stages)
         )  # fmt: skip
     constants: dict[str, Any] = {"SPLIT": 3, "COLUMNS": 128, "BLOCK": 64}
     types = {"fn": "*fp32", "parts": "*bf16"}

@@ -28,6 +28,7 @@ def row_case(
     constants: Mapping[str, Any],
     warps: int,
     chips: tuple[int, ...] = CHIPS,
+    stack_bytes: int = 0,
     **options: Any,
 ) -> CompileCase:
     """A case whose other arguments are int32, and whose pointers and row strides are multiples of 16.
@@ -40,22 +41,17 @@ def row_case(
         constants: Values of the constants.
         warps: Warps a program.
         chips: Compute capabilities, times 10.
+        stack_bytes: Stack a thread that is accepted.
         options: Further options of the launch.
 
     Returns:
-        The case; no stack is accepted.
+        The case.
     """
     names = [n for n in kernel.arg_names if n not in constants]
     signature = {n: types.get(n, "i32") for n in names}
     strides = ("_row", "_token", "_head", "_stream", "_batch")
     aligned = tuple(n for n in names if signature[n].startswith("*") or n.endswith(strides))
     return CompileCase(
-        operation,
-        entry,
-        kernel,
-        signature,
-        constants,
-        aligned,
-        {"num_warps": warps, **options},
-        chips,
-    )
+        operation, entry, kernel, signature, constants, aligned, {"num_warps": warps, **options}, chips,
+        stack_bytes=stack_bytes,
+    )  # fmt: skip
