@@ -159,7 +159,7 @@ def test_candidates_are_those_of_the_model() -> None:
 @pytest.mark.parametrize("n", [32768, 50000, 129280, 131072, 262144, 1048576])
 def test_the_table_holds_what_selection_by_groups_asks_for(n, k) -> None:
     for rows_, item_bytes in ((1, 2), (64, 4), (2000, 4)):
-        sizes = configs.lookup_by_groups(rows_, n, k, item_bytes, False)
+        sizes = configs.lookup_by_groups(rows_, n, k, item_bytes)
         if sizes is None:
             continue
         group, block, _, capacity, tiles, warps, *_ = sizes
@@ -172,8 +172,8 @@ def test_the_table_holds_what_selection_by_groups_asks_for(n, k) -> None:
         assert block % group == 0
         assert tiles <= 4
         assert 32 * warps * max(group, 8) < 1 << 16  # four counts share an integer
-    assert configs.lookup_by_groups(64, n, 4096, 2, False) is None
-    assert configs.lookup_by_groups(64, (1 << 20) + 1, k, 2, False) is None
+    assert configs.lookup_by_groups(64, n, 4096, 2) is None
+    assert configs.lookup_by_groups(64, (1 << 20) + 1, k, 2) is None
 
 
 def test_sorted_by_value() -> None:

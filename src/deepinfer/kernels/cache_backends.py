@@ -128,7 +128,7 @@ def _insert_triton(k, cache, slots, format, page_size):
     from deepinfer.kernels.triton import cache_launch as launch
 
     form = KVCacheFormat[format]
-    tuning = launch.CacheTuning(*configs.lookup(len(slots), form.channels))
+    tuning = launch.CacheTuning(*configs.lookup_insert(len(slots), form.channels, True))
     with _device(k):
         launch.insert_rows(k, cache, slots.contiguous(), form, page_size, tuning, kind=k.dtype)
 
@@ -138,7 +138,7 @@ def _gather_triton(cache, slots, out, format, page_size):
     from deepinfer.kernels.triton import cache_launch as launch
 
     form = KVCacheFormat[format]
-    tuning = launch.CacheTuning(*configs.lookup(len(slots), form.channels))
+    tuning = launch.CacheTuning(*configs.lookup_gather(len(slots), form.channels))
     with _device(out):
         launch.gather_rows(cache, slots.contiguous(), out, form, page_size, tuning)
 
@@ -150,7 +150,7 @@ def _rope_triton(
     from deepinfer.kernels.triton import cache_launch as launch
 
     form = KVCacheFormat[format]
-    tuning = launch.CacheTuning(*configs.lookup(len(slots), form.channels))
+    tuning = launch.CacheTuning(*configs.lookup_insert(len(slots), form.channels, False))
     with _device(k):
         launch.insert_rows(
             k, cache, slots.contiguous(), form, page_size, tuning, kind=k.dtype, weight=_flat(weight), eps=eps,

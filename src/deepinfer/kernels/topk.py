@@ -297,7 +297,7 @@ def _grouped(x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: int) 
 def _by_groups_refusal(
     x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: int
 ) -> str | None:
-    if configs.lookup_by_groups(x.shape[0], x.shape[1], k, x.itemsize, False) is None:
+    if configs.lookup_by_groups(x.shape[0], x.shape[1], k, x.itemsize) is None:
         return "a program a row does better at this shape"
     return _wide_refusal(x, k, lengths, out, fill)
 
@@ -306,8 +306,7 @@ def _by_groups_refusal(
 def _by_groups(x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: int) -> None:
     from deepinfer.kernels.triton import topk_launch as launch
 
-    early = torch.cuda.get_device_capability(x.device) >= (9, 0)
-    sizes = configs.lookup_by_groups(x.shape[0], x.shape[1], k, x.itemsize, early)
+    sizes = configs.lookup_by_groups(x.shape[0], x.shape[1], k, x.itemsize)
     if sizes is not None:
         with torch.cuda.device(x.device):
             launch.topk_by_groups(

@@ -42,7 +42,7 @@ def _constants(form: KVCacheFormat, rows: int) -> dict[str, int | bool]:
 def _insert(
     form: KVCacheFormat, rows: int, chips: tuple[int, ...] = (80, 89, 90, 100, 120)
 ) -> CompileCase:
-    return _rows("rope_quant_insert", form, configs.lookup(rows, form.channels), chips, "*bf16", {
+    return _rows("rope_quant_insert", form, configs.lookup_insert(rows, form.channels, False), chips, "*bf16", {
         "PAIR": False, "HAS_LAST": False, "HAS_NORM": True, "HAS_FLOOR": True, "HAS_LATENTS": False,
         "HAS_PHASE_INDEX": False, "ROPE": 64, "KIND": "bf16",
     }, f"{form.name} {rows} rows")  # fmt: skip
@@ -87,7 +87,7 @@ def _rows(
 def _gather(form: KVCacheFormat, chips: tuple[int, ...]) -> CompileCase:
     from deepinfer.kernels.triton.cache_gather import cache_gather_kernel
 
-    rows, warps = configs.lookup(8192, form.channels)
+    rows, warps = configs.lookup_gather(8192, form.channels)
     constants = _constants(form, rows) | ({"NATIVE": False} if 80 in chips else {})
     return CompileCase(
         "gather_and_dequantize_k_cache", form.name, cache_gather_kernel,

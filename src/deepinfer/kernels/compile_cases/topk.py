@@ -52,7 +52,7 @@ def _signature(bits: int, *integers: str) -> dict[str, str]:
 def _maxima(bits: int, n: int, k: int, chips: tuple[int, ...], entry: str) -> CompileCase:
     from deepinfer.kernels.triton.topk_select import group_maxima_kernel
 
-    sizes = configs.lookup_by_groups(64, n, k, bits // 8, False) or (
+    sizes = configs.lookup_by_groups(64, n, k, bits // 8) or (
         16,
         4096,
         4,
@@ -90,7 +90,7 @@ def _by_groups(bits: int, n: int, k: int, chips: tuple[int, ...], entry: str) ->
     from deepinfer.kernels.triton import topk_launch as launch
     from deepinfer.kernels.triton.topk_grouped import topk_by_groups_kernel
 
-    sizes = configs.lookup_by_groups(64, n, k, bits // 8, min(chips) >= 90)
+    sizes = configs.lookup_by_groups(64, n, k, bits // 8)
     tuning = launch.ByGroupsTuning(*(sizes or (16, 4096, 4, 1024, 3, 8, 0, 4, False)))
     integers = ("n", "k", "fill", "least_length", "stride_x", "stride_out", "stride_maxima")
     pointer = "*i16" if bits == 16 else "*i32"

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-__all__ = ["lookup", "lookup_compress"]
+__all__ = ["lookup_compress", "lookup_gather", "lookup_insert"]
 
 
-def lookup(rows: int, channels: int) -> tuple[int, int]:
-    """For inserts and gathers.
+def lookup_insert(rows: int, channels: int, plain: bool) -> tuple[int, int]:
+    """For inserts.
+
+    Args:
+        rows: Rows of the call.
+        channels: Channels of a row.
+        plain: Whether rows are quantised only; a norm sums a row, which one warp does alone.
+
+    Returns:
+        In the order of the tuning's fields.
+    """
+    if channels <= 128:
+        return (4, 1) if rows <= 512 or not plain else (16, 4)
+    return (1, 1) if rows <= 512 or not plain else (4, 4)
+
+
+def lookup_gather(rows: int, channels: int) -> tuple[int, int]:
+    """For gathers.
 
     Args:
         rows: Rows of the call.
@@ -15,9 +31,9 @@ def lookup(rows: int, channels: int) -> tuple[int, int]:
     Returns:
         In the order of the tuning's fields.
     """
-    if rows <= 512:
-        return (1, 1) if channels > 128 else (4, 1)
-    return (4, 4) if channels > 128 else (16, 4)
+    if channels <= 128:
+        return (4, 1) if rows <= 512 else (16, 4)
+    return (1, 1) if rows <= 512 else (8, 4)
 
 
 def lookup_compress(rows: int) -> tuple[int, int]:

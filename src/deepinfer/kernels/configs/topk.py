@@ -66,7 +66,7 @@ def lookup_grouped(n: int, k: int) -> tuple[int, int, int, int, int, int, int] |
 
 
 def lookup_by_groups(
-    rows: int, n: int, k: int, item_bytes: int, early: bool
+    rows: int, n: int, k: int, item_bytes: int
 ) -> tuple[int, int, int, int, int, int, int, int, bool] | None:
     """Sizes where the maxima of small groups are made first and registers are set by hand.
 
@@ -75,7 +75,6 @@ def lookup_by_groups(
         n: Elements of a row.
         k: How many are selected.
         item_bytes: Bytes of an element.
-        early: Whether the chip can begin a program before the one in front of it has ended.
 
     Returns:
         In the order of the tuning's fields; None where a program a row does better.
@@ -83,13 +82,16 @@ def lookup_by_groups(
     if k > 2048 or not 32768 <= n <= 1 << 20 or (rows > 256 and n * item_bytes < 65536):
         return None
     if k > 512:
-        return (16 if n <= 262144 else 64), 4096, 4, 2 * _power(k), 2, 16, 0, 6, early
+        return (16 if n <= 262144 else 64), 4096, 4, 2 * _power(k), 2, 16, 0, 8, False
     if n <= 32768:
-        return 16, 4096, 4, 1024, 2, 4, 96, 4, False
-    group = 16
-    while n // group > 16384:
-        group *= 2
-    return group, 4096, 4, 1024, 3 if group == 16 else 1, 8, 0, 4, early
+        return 16, 4096, 4, 1024, 2, 4, 96, 8, False
+    if n <= 262144:
+        return 16, 4096, 4, 1024, 4, 8, 0, 8, False
+    return (
+        (32, 16384, 8, 1024, 1, 16, 0, 8, False)
+        if item_bytes == 2
+        else (64, 16384, 8, 1024, 1, 8, 0, 8, False)
+    )
 
 
 def _power(k: int) -> int:
