@@ -47,7 +47,7 @@ def folded_decoded(
         x_scale: Shape [..., K / 128], fp32, any strides; or [..., K / 32], e8m0 as uint8, four of a row in a word.
         words: Shape [groups, N, K / 8], int32, contiguous.
         steps: Shape [groups, K / 128 + 1, N rounded up to 4], int32, contiguous.
-        rows_of: Shape as there; groups of rows begin at multiples of 64 `parts_m`.
+        rows_of: Of the shape there; groups of rows begin at multiples of 64 `parts_m`.
         out: Shape [..., N], bf16 or fp32, last stride 1.
         tuning: Sizes of the tiles.
     """

@@ -82,7 +82,7 @@ def attend_paired(
         kv: Shape [keys, 512], bf16, likewise.
         indices: Shape [rows, width], int32, last stride 1; with a window, the first key of each row, shape [rows].
         lengths: Shape [rows], int32, contiguous, or None; needed with a window.
-        extra_kv: Shape as `kv`, or None.
+        extra_kv: Of the shape of `kv`, or None.
         extra_indices: Shape [rows, extra width], int32, last stride 1, or None.
         extra_lengths: Shape [rows], int32, contiguous, or None.
         sink: Shape [heads], fp32, contiguous, or None.

@@ -22,10 +22,10 @@ def rms_norm(
 
     Args:
         x: Shape [rows, channels], last stride 1.
-        residual: Shape as `x`; becomes the sum.
+        residual: Of the shape of `x`; becomes the sum.
         weight: Gains, shape [channels], contiguous.
         eps: Added to the mean square.
-        out: Shape as `x`, and may be it.
+        out: Of the shape of `x`, and may be it.
         tuning: Rows a program, and warps; None for those of the table.
         evict: What the caches are told of the values that are read.
     """
@@ -84,7 +84,7 @@ def rope(
         phases: Cosine and sine, shape [places, rope_dim / 2, 2], fp32, contiguous.
         positions: Place of each token, shape [tokens], contiguous, or None for its number.
         inverse: Rotate back.
-        out: Shape as `x`, and may be it.
+        out: Of the shape of `x`, and may be it.
         tuning: Rows a program, and warps; None for those of the table.
     """
     tokens, heads, channels = x.shape
