@@ -170,6 +170,21 @@ def test_lengths_of_each_query_and_what_is_behind_them(backend) -> None:
         assert bool((out[row, sees:most] == -torch.inf).all())
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"] if INTERPRETED else ["torch"])
+def test_lengths_beyond_the_columns_and_pages_touch_neither(backend) -> None:
+    form = KVCacheFormat.INDEXER_FP8
+    data, table, _ = pages(form, [40, 20], 16, 3)
+    q, weights = torch.randn(2, 1, 8, 128).to(torch.float8_e4m3fn), torch.ones(2, 8)
+    wide = torch.full((2, 80), 777.0)
+    lens = torch.tensor([40, 5000], dtype=torch.int32)
+    table[1] = table[0]
+    found = PAGED[form](
+        q, data, weights, lens, table, None, 30, page_size=16, out=wide[:, 20:50], backend=backend
+    )
+    assert bool(found.isfinite().all())
+    assert bool((wide[:, :20] == 777).all() and (wide[:, 50:] == 777).all())
+
+
 @pytest.mark.parametrize("lengths", [[1000, 0, 300, 1], [0, 0], [256], [[5, 700], [2, 3]]])
 def test_work_is_shared_equally_and_without_gaps(lengths) -> None:
     lens = torch.tensor(lengths, dtype=torch.int32)

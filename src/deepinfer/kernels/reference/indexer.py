@@ -59,7 +59,7 @@ def paged_mqa_logits(
     """
     requests, next_n = q.shape[:2]
     for b in range(requests):
-        count = int(lengths[b].max())
+        count = min(int(lengths[b].max()), out.shape[1], table.shape[1] * page_size)
         if count <= 0:
             continue
         at = torch.arange(count, device=q.device)

@@ -57,9 +57,9 @@ def _queries(q, D: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr, COLUM
     return code.to(tl.float8e4nv, bitcast=True) if NATIVE else _wide_e4m3(code)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most"])
 def paged_scores_kernel(
-    q, cache, weights, lengths, table, meta, out, next_n, stride_page, stride_w, stride_table, stride_out,
+    q, cache, weights, lengths, table, meta, out, next_n, most, stride_page, stride_w, stride_table, stride_out,
     HEADS: tl.constexpr, D: tl.constexpr, NEXT: tl.constexpr, PAGE: tl.constexpr, FP4: tl.constexpr,
     NATIVE: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -76,6 +76,8 @@ def paged_scores_kernel(
     while (b < last_b) | ((b == last_b) & (split < last_split)):
         request = b.to(tl.int64)
         ends = tl.load(lengths + request * next_n + j, mask=j < next_n, other=0)
+        # Neither columns nor pages behind the last ones are touched, whatever the lengths say.
+        ends = tl.minimum(ends, most)
         length = tl.max(ends, 0)
         stop = length
         if b == last_b:

@@ -68,6 +68,7 @@ def paged_scores(
         meta,
         out,
         next_n,
+        min(out.shape[1], table.shape[1] * page_size),
         cache.stride(0),
         weights.stride(0),
         table.stride(0),
