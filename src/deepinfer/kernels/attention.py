@@ -137,6 +137,7 @@ def flash_mla_with_kvcache(
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
     contract.check_shape("q", q, (None, None, None, None), "batch, s_q, heads, channels")
+    contract.check_floats("q", q)
     contract.check_last_stride("q", q)
     batch, s_q, heads, channels = q.shape
     rows = batch * s_q
@@ -219,6 +220,7 @@ def merge_attn_states(
     _check_ends(heads, channels, rows, attn_sink, phases, phase_index)
     if out is None:
         out = v.new_empty((rows, heads, channels))
+    contract.check_floats("out", out)
     contract.check_shape("out", out, (rows, heads, channels), "rows, heads, channels")
     contract.check_last_stride("out", out)
     lse = torch.empty((rows, heads), dtype=torch.float32, device=v.device)
@@ -306,6 +308,7 @@ def _check_ends(
 def _output(out: Tensor | None, q: Tensor) -> Tensor:
     if out is None:
         return torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    contract.check_floats("out", out)
     contract.check_shape("out", out, tuple(q.shape), "batch, s_q, heads, channels")
     contract.check_last_stride("out", out)
     if out.shape[1] > 1 and out.shape[0] > 1 and out.stride(0) != out.shape[1] * out.stride(1):

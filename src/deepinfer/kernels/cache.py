@@ -222,9 +222,9 @@ def compress_norm(
     contract.check_dtype("values", values, torch.float32)
     contract.check_shape("values", values, (None, format.channels), "tokens, channels")
     contract.check_last_stride("values", values)
-    tokens, rows = len(values), len(slot_mapping)
     _check_cache(cache, slot_mapping, format, page_size)
     contract.check_shape("slot_mapping", slot_mapping, (None,), "rows")
+    tokens, rows = len(values), len(slot_mapping)
     if last is not None:
         _check_integers("last", last, rows)
     elif rows != tokens:

@@ -13,8 +13,10 @@ from deepinfer.core.errors import ShapeError
 
 __all__ = [
     "check_dtype",
+    "check_floats",
     "check_last_stride",
     "check_shape",
+    "check_sizes",
     "gluon_refusal",
     "has_gluon",
     "triton_refusal",
@@ -58,6 +60,20 @@ def check_dtype(name: str, x: Tensor, *dtypes: torch.dtype) -> None:
         )  # fmt: skip
 
 
+def check_floats(name: str, x: Tensor) -> None:
+    """Refuses integers, and a number without axes.
+
+    Raises:
+        ShapeError: The dtype is no float, or there is no axis.
+    """
+    if not x.is_floating_point() or x.dim() == 0:
+        raise ShapeError(
+            f"{name} is {str(x.dtype).removeprefix('torch.')} of shape {tuple(x.shape)}; it must be floats with at least "
+            "one axis. Cast or reshape it first.",
+            argument=name, expected="floats, [..., channels]", found=(x.dtype, tuple(x.shape)),
+        )  # fmt: skip
+
+
 def check_last_stride(name: str, x: Tensor) -> None:
     """Refuses rows whose elements do not lie side by side; rows may lie apart.
 
@@ -68,6 +84,19 @@ def check_last_stride(name: str, x: Tensor) -> None:
         raise ShapeError(
             f"{name} has stride {x.stride(-1)} along its last axis; it must be 1. Call .contiguous() on it.",
             argument=name, expected=1, found=x.stride(-1),
+        )  # fmt: skip
+
+
+def check_sizes(name: str, *sizes: int) -> None:
+    """Refuses groups or blocks without a value.
+
+    Raises:
+        ShapeError: A size is below 1.
+    """
+    if min(sizes) < 1:
+        raise ShapeError(
+            f"{name} is {', '.join(map(str, sizes))}; scales stand for at least one value.",
+            argument=name, expected="at least 1", found=sizes,
         )  # fmt: skip
 
 

@@ -159,6 +159,7 @@ def engram_gate(
         ShapeError: A shape or dtype is not as above.
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
+    contract.check_floats("streams", streams)
     contract.check_shape("streams", streams, (None, None, None), "tokens, streams, channels")
     tokens, n, channels = streams.shape
     contract.check_shape("projected", projected, (tokens, (n + 1) * channels), "tokens, (streams + 1) * channels")  # fmt: skip

@@ -70,10 +70,12 @@ def fused_experts(
         ShapeError: A shape, dtype or stride is not as above.
         UnsupportedHardware: The backend asked for cannot serve a part.
     """
-    tokens = x.shape[0]
     contract.check_dtype("x", x, torch.bfloat16, torch.float32)
     contract.check_shape("x", x, (None, None), "tokens, hidden")
+    tokens = x.shape[0]
     contract.check_shape("topk_ids", topk_ids, (tokens, None), "tokens, topk")
+    contract.check_dtype("topk_weights", topk_weights, torch.float32)
+    contract.check_shape("topk_weights", topk_weights, tuple(topk_ids.shape), "tokens, topk")
     if layout not in _LAYOUTS:
         raise ShapeError(
             f"layout is {layout!r}; it must be one of {', '.join(_LAYOUTS)}.",
@@ -84,6 +86,7 @@ def fused_experts(
             f"scale_group is {scale_group}; it must be 32 or 128.",
             argument="scale_group", expected=(32, 128), found=scale_group,
         )  # fmt: skip
+    contract.check_shape("w13", _values(w13), (None, None, None), "experts, 2 * inter, hidden")
     num_experts, width = _values(w13).shape[:2]
     inter = width // 2
     cast = isinstance(w13, tuple)
@@ -92,6 +95,16 @@ def fused_experts(
             f"w13 has {inter} gates; weights with scales need a multiple of {scale_group}.",
             argument="w13", expected=f"multiple of {scale_group}", found=inter,
         )  # fmt: skip
+    contract.check_shape(
+        "w2", _values(w2), (num_experts, x.shape[1], None), "experts, hidden, inter"
+    )
+    if width % 2:
+        raise ShapeError(
+            f"w13 has {width} rows; it must hold gates and as many values.",
+            argument="w13", expected="[experts, 2 * inter, hidden]", found=width,
+        )  # fmt: skip
+    if out is not None:
+        contract.check_shape("out", out, (tokens, x.shape[1]), "tokens, hidden")
     # The most that is held at once: tokens and both halves, or hidden values and outputs.
     hidden_bytes = x.shape[1] * (1 if cast else 2)
     room = num_experts * tokens * max(hidden_bytes + 2 * width, inter + 2 * x.shape[1])

@@ -279,6 +279,20 @@ def _operand(name: str, x: Tensor, dtypes: tuple[torch.dtype, ...], dims: int) -
     return gemm_backends.channels(x)
 
 
+def _scales(name: str, values: Tensor, scale: Tensor | None) -> None:
+    """Refuses values whose scales are missing or of a dtype that is no scale's."""
+    if values.dtype == torch.bfloat16:
+        return
+    if scale is None:
+        raise ShapeError(
+            f"{name} has values of {values.dtype} without scales; give (values, scales).",
+            argument=name, expected="(values, scales)", found=None,
+        )  # fmt: skip
+    folded = values.dtype == torch.int32
+    kinds = (torch.int32,) if folded else (torch.float32, torch.float8_e8m0fnu, torch.uint8)
+    contract.check_dtype(f"scales of {name}", scale, *kinds)
+
+
 def _same_k(a: int, b: int) -> None:
     if a != b:
         raise ShapeError(
@@ -299,6 +313,8 @@ def _out(d: Tensor | None, shape: tuple[int, ...], like: Tensor, axes: str) -> T
 def _dense(a, b, d, a_dtype, b_dtype, backend):  # type: ignore[no-untyped-def]
     (x, xs), (w, ws) = a, b
     _same_k(_operand("a", x, a_dtype, 2), _operand("b", w, b_dtype, 2))
+    _scales("a", x, xs)
+    _scales("b", w, ws)
     d = _out(d, (x.shape[0], w.shape[0]), x, "M, N")
     if d.numel():
         DENSE(backend, x, xs, w, ws, d)
@@ -308,6 +324,8 @@ def _dense(a, b, d, a_dtype, b_dtype, backend):  # type: ignore[no-untyped-def]
 def _contiguous(a, b, d, layout, a_dtype, b_dtype, backend):  # type: ignore[no-untyped-def]
     (x, xs), (w, ws) = a, b
     _same_k(_operand("a", x, a_dtype, 2), _operand("b", w, b_dtype, 3))
+    _scales("a", x, xs)
+    _scales("b", w, ws)
     contract.check_dtype("grouped_layout", layout, torch.int32)
     contract.check_shape("grouped_layout", layout, (x.shape[0],), "M")
     d = _out(d, (x.shape[0], w.shape[1]), x, "M, N")
@@ -319,6 +337,8 @@ def _contiguous(a, b, d, layout, a_dtype, b_dtype, backend):  # type: ignore[no-
 def _masked(a, b, d, counts, expected_m, a_dtype, b_dtype, backend):  # type: ignore[no-untyped-def]
     (x, xs), (w, ws) = a, b
     _same_k(_operand("a", x, a_dtype, 3), _operand("b", w, b_dtype, 3))
+    _scales("a", x, xs)
+    _scales("b", w, ws)
     contract.check_shape("b", w, (x.shape[0], None, None), "groups, N, K")
     contract.check_dtype("masked_m", counts, torch.int32)
     contract.check_shape("masked_m", counts, (x.shape[0],), "groups")

@@ -52,6 +52,7 @@ def fp8_mqa_logits(
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
     keys, scale = kv
+    contract.check_shape("q", q, (None, None, None), "T, heads, dim")
     contract.check_dtype("keys", keys, _FP8)
     contract.check_dtype("key scales", scale, torch.float32)
     contract.check_shape("keys", keys, (None, q.shape[-1]), "S, dim")
@@ -92,6 +93,7 @@ def fp8_fp4_mqa_logits(
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
     keys, scale = kv
+    contract.check_shape("q", q, (None, None, None), "T, heads, dim")
     contract.check_dtype("keys", keys, torch.uint8)
     contract.check_dtype("key scales", scale, torch.uint8, torch.float8_e8m0fnu)
     contract.check_shape("keys", keys, (None, q.shape[-1] // 2), "S, dim / 2")

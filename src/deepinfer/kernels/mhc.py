@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from deepinfer.core.errors import ShapeError
 from deepinfer.kernels import contract
 from deepinfer.kernels.host import is_plain
 from deepinfer.kernels.norm import rms_norm
@@ -58,6 +59,8 @@ def sinkhorn(
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
     contract.check_dtype("scores", scores, torch.float32)
+    contract.check_floats("scores", scores)
+    _check_iterations(iterations)
     contract.check_shape(
         "scores", scores, (None, scores.shape[-1], scores.shape[-1]), "tokens, n, n"
     )
@@ -105,6 +108,7 @@ def mhc_pre(
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
     tokens, n, channels = _check_streams(streams)
+    _check_iterations(iterations)
     contract.check_shape("pre", pre, (tokens, n), "tokens, streams")
     contract.check_shape("fn", fn, (n * (n + 2), n * channels), "coefficients, streams * channels")
     contract.check_shape("base", base, (n * (n + 2),), "coefficients")
@@ -196,7 +200,16 @@ def mhc_head(
     return out if norm_weight is None else rms_norm(out, norm_weight, norm_eps, backend=backend)
 
 
+def _check_iterations(iterations: int) -> None:
+    if iterations < 1:
+        raise ShapeError(
+            f"iterations is {iterations}; there must be at least 1.",
+            argument="iterations", expected="at least 1", found=iterations,
+        )  # fmt: skip
+
+
 def _check_streams(streams: Tensor) -> tuple[int, int, int]:
+    contract.check_floats("streams", streams)
     contract.check_shape("streams", streams, (None, None, None), "tokens, streams, channels")
     return streams.shape[0], streams.shape[1], streams.shape[2]
 

@@ -57,6 +57,7 @@ def rms_norm(
         ShapeError: A shape or dtype is not as above.
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
+    contract.check_floats("x", x)
     contract.check_shape("weight", weight, (x.shape[-1],), "channels")
     if out is not None and (
         out.shape != x.shape or out.dtype != x.dtype or not out.is_contiguous()
@@ -96,6 +97,7 @@ def fused_add_rms_norm(
         ShapeError: A shape, dtype or stride is not as above.
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
+    contract.check_floats("x", x)
     contract.check_shape("weight", weight, (x.shape[-1],), "channels")
     contract.check_shape("residual", residual, tuple(x.shape), "as x")
     contract.check_dtype("residual", residual, x.dtype)
@@ -135,6 +137,7 @@ def rms_norm_rope_quant(
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
     casts.check_format(format)
+    contract.check_floats("x", x)
     if weight is not None:
         contract.check_shape("weight", weight, (x.shape[-1],), "channels")
     if phases is not None:

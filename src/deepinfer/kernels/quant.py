@@ -53,6 +53,7 @@ OPERATIONS = (
 )
 
 _E8M0 = torch.float8_e8m0fnu
+_SCALES = (_E8M0, torch.uint8, torch.float8_e4m3fn, torch.float32, torch.bfloat16, torch.float16)
 
 
 def per_token_cast_to_fp8(
@@ -74,6 +75,8 @@ def per_token_cast_to_fp8(
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
     check_scale_dtype(scale_dtype)
+    contract.check_floats("x", x)
+    contract.check_sizes("group", group)
     if is_plain(x, backend):
         return swiglu_reference.cast_rows(x, "fp8", group, scale_dtype)
     rows = _rows(x)
@@ -106,6 +109,8 @@ def per_block_cast_to_fp8(
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
     check_scale_dtype(scale_dtype)
+    contract.check_floats("w", w)
+    contract.check_sizes("block", *((block,) if isinstance(block, int) else block))
     if w.dim() < 2 or is_plain(w, backend):
         q, scale = reference.per_block_cast_to_fp8(w, block)
         return q, scale if scale_dtype == _E8M0 else decode_ue8m0(scale)
@@ -142,6 +147,7 @@ def per_token_cast_to_fp4(
         ShapeError: `channels` is not a multiple of `group`, or `group` is neither 16 nor 32.
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
+    contract.check_floats("x", x)
     if group not in (16, 32) or x.shape[-1] % group or is_plain(x, backend):
         return reference.per_token_cast_to_fp4(x, group)  # or its error
     rows, format = _rows(x), backends.NAMES[2 if group == 32 else 3]
@@ -177,6 +183,8 @@ def cast_back(
         ShapeError: The shapes of codes and scales do not fit together, or `q` has another dtype.
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
+    contract.check_sizes("block", *block)
+    contract.check_dtype("scale", scale, *_SCALES)
     packed = q.dtype in (torch.uint8, torch.int8)
     known = packed or q.dtype == torch.float8_e4m3fn
     if not known or dtype not in backends.FLOATS or is_plain(q, backend):
@@ -296,6 +304,7 @@ def silu_and_mul_quant(
     _check_swiglu(x, weights)
     check_scale_dtype(scale_dtype)
     check_format(format)
+    contract.check_sizes("group", group)
     if is_plain(x, backend):
         return swiglu_reference.silu_and_mul_quant(x, weights, limit, format, group, scale_dtype)
     group = group if format == "fp8" else 32 if format == "mxfp4" else 16
@@ -376,6 +385,7 @@ def _column(weights: Tensor | None) -> Tensor | None:
 
 
 def _check_swiglu(x: Tensor, weights: Tensor | None) -> None:
+    contract.check_floats("x", x)
     if x.shape[-1] % 2:
         raise ShapeError(
             f"x has {x.shape[-1]} channels; it must hold gates and as many values.",

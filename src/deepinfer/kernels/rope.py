@@ -53,6 +53,7 @@ def apply_rope(
         ShapeError: A shape, dtype or stride is not as above.
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
+    contract.check_floats("x", x)
     check_phases(phases, positions, x)
     if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
         raise ShapeError(

@@ -341,6 +341,11 @@ def _check_logits(logits: Tensor) -> int:
 
 def _check_option(name: str, value: Tensor | None, rows: int, *dtypes: torch.dtype) -> None:
     if value is not None:
+        if not isinstance(value, Tensor):
+            raise ShapeError(
+                f"{name} is {value!r}; it must be a tensor with one entry a row.",
+                argument=name, expected=(rows,), found=value,
+            )  # fmt: skip
         contract.check_dtype(name, value, *dtypes)
         contract.check_shape(name, value, (rows,), "rows")
         contract.check_last_stride(name, value)
@@ -364,9 +369,9 @@ def _options(
     columns = []
     for name, value, off in (("top_p", top_p, 1.0), ("min_p", min_p, 0.0)):
         if isinstance(value, (int, float)):
-            if math.isnan(value) or value < 0:
+            if math.isnan(value) or value < 0 or (name == "min_p" and value > 1):
                 raise ShapeError(
-                    f"{name} is {value}; it must be a share of at least 0.",
+                    f"{name} is {value}; it must be a share of at least 0{', at most 1' if name == 'min_p' else ''}.",
                     argument=name, expected="[0, 1]", found=value,
                 )  # fmt: skip
             is_off = value >= off if name == "top_p" else value <= off

@@ -1,0 +1,149 @@
+"""Calls by mistake: each is refused by a typed error that says what was found, or gives what its docstring says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from deepinfer import kernels
+from deepinfer.core.errors import DeepInferError, ShapeError
+
+ONES = torch.ones(2, 128)
+WHOLE = torch.ones(2, 128, dtype=torch.int32)
+SCALAR = torch.tensor(1.0)
+GAIN = torch.ones(128)
+CODES, SCALES = kernels.per_token_cast_to_fp8(ONES, 128, scale_dtype=torch.float32)
+PACKED, _ = kernels.per_token_cast_to_fp4(ONES)
+PHASES = torch.zeros(2, 4, 2)
+INDEX_Q = torch.zeros(1, 1, 8, 128).to(torch.float8_e4m3fn)
+FORMAT = kernels.KVCacheFormat.V41_MXFP8
+CACHE = torch.zeros(1, FORMAT.page_bytes(4), dtype=torch.uint8)
+
+
+def _int32(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def _experts(**other: torch.Tensor) -> torch.Tensor:
+    x = torch.zeros(2, 128, dtype=torch.bfloat16)
+    given = {
+        "x": x,
+        "w13": x.new_zeros(2, 256, 128),
+        "w2": x.new_zeros(2, 128, 128),
+        "topk_weights": torch.ones(2, 1),
+        "topk_ids": torch.zeros(2, 1, dtype=torch.int64),
+    }
+    return kernels.fused_experts(**(given | other))
+
+
+def _decode(**other: object) -> object:
+    given: dict[str, object] = {
+        "q": torch.zeros(1, 1, 8, FORMAT.channels),
+        "k_cache": CACHE,
+        "indices": _int32(0).view(1, 1, 1),
+        "page_size": 4,
+    }
+    return kernels.flash_mla_with_kvcache(**(given | other))  # type: ignore[arg-type]
+
+
+def _compress(slots: torch.Tensor) -> torch.Tensor:
+    x, gain = torch.zeros(1, FORMAT.channels), torch.ones(FORMAT.channels)
+    return kernels.compress_norm(
+        x, None, gain, 0.0, torch.ones(1, 32, 2), CACHE.clone(), slots, FORMAT, 4
+    )
+
+
+# Each with the argument that the error speaks of.
+REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
+    "norm of integers": ("x", lambda: kernels.rms_norm(WHOLE, GAIN)),
+    "norm of a number": ("x", lambda: kernels.rms_norm(SCALAR, GAIN)),
+    "sum and norm of integers": ("x", lambda: kernels.fused_add_rms_norm(WHOLE, WHOLE, GAIN)),
+    "norm and cast of integers": ("x", lambda: kernels.rms_norm_rope_quant(WHOLE, None)),
+    "rotation of integers": ("x", lambda: kernels.apply_rope(WHOLE, PHASES)),
+    "cast of integers": ("x", lambda: kernels.per_token_cast_to_fp8(WHOLE)),
+    "cast of a number": ("x", lambda: kernels.per_token_cast_to_fp4(SCALAR)),
+    "groups of none": ("group", lambda: kernels.per_token_cast_to_fp8(ONES, 0)),
+    "groups below none": ("group", lambda: kernels.silu_and_mul_quant(ONES, group=-3)),
+    "blocks of none": ("block", lambda: kernels.per_block_cast_to_fp8(ONES, (0, 32))),
+    "back from blocks of none": ("block", lambda: kernels.cast_back(CODES, SCALES, block=(1, 0))),
+    "scales of integers": (
+        "scale",
+        lambda: kernels.cast_back(CODES, SCALES.long(), block=(1, 128)),
+    ),
+    "gates of integers": ("x", lambda: kernels.silu_and_mul(WHOLE)),
+    "product, no scales of a": ("a", lambda: kernels.fp8_gemm_nt((CODES, None), (CODES, SCALES))),
+    "product, no scales of b": (
+        "b",
+        lambda: kernels.fp8_fp4_gemm_nt((CODES, SCALES), (PACKED, None)),
+    ),
+    "product, scales of integers": (
+        "scales of a",
+        lambda: kernels.fp8_gemm_nt((CODES, SCALES.long()), (CODES, SCALES)),
+    ),
+    "product, prepared values with other scales": (
+        "scales of b",
+        lambda: kernels.fp8_fp4_gemm_nt((CODES, SCALES), (WHOLE[:, :16], SCALES)),
+    ),
+    "experts, a number": ("x", lambda: _experts(x=SCALAR)),
+    "experts, odd rows": ("w13", lambda: _experts(w13=torch.zeros(2, 255, 128).bfloat16())),
+    "experts, other width": ("w2", lambda: _experts(w2=torch.zeros(2, 64, 128).bfloat16())),
+    "experts, other weights": ("topk_weights", lambda: _experts(topk_weights=torch.ones(2, 3))),
+    "experts, no tokens into another shape": (
+        "out",
+        lambda: _experts(
+            x=torch.zeros(0, 128).bfloat16(),
+            topk_weights=torch.ones(0, 1),
+            topk_ids=torch.zeros(0, 1, dtype=torch.int64),
+            out=torch.zeros(5, 5),
+        ),
+    ),
+    "streams of integers": (
+        "streams",
+        lambda: kernels.mhc_head(WHOLE.view(2, 4, 32), torch.ones(2, 4)),
+    ),
+    "no iterations": ("iterations", lambda: kernels.sinkhorn(torch.ones(1, 4, 4), 0)),
+    "matrix of a number": ("scores", lambda: kernels.sinkhorn(SCALAR)),
+    "attention of integers": ("q", lambda: _decode(q=torch.zeros(1, 1, 8, FORMAT.channels).int())),
+    "attention into integers": (
+        "out",
+        lambda: _decode(out=torch.zeros(1, 1, 8, FORMAT.channels).int()),
+    ),
+    "merge into integers": (
+        "out",
+        lambda: kernels.merge_attn_states(
+            torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1), out=torch.zeros(1, 1, 2).int()
+        ),
+    ),
+    "scores of a number": (
+        "q",
+        lambda: kernels.fp8_mqa_logits(SCALAR, (CODES, SCALES[:, 0]), ONES, _int32(0), _int32(1)),
+    ),
+    "latents at a number": ("slot_mapping", lambda: _compress(torch.tensor(0))),
+    "top-k as a float": ("top_k", lambda: kernels.top_k_top_p_mask(ONES, 2.0)),
+    "min-p above 1": ("min_p", lambda: kernels.top_k_top_p_mask(ONES, min_p=2.0)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_mistakes_are_refused_by_name(name: str) -> None:
+    argument, call = REFUSED[name]
+    with pytest.raises(ShapeError) as caught:
+        call()
+    assert isinstance(caught.value, DeepInferError)
+    assert caught.value.argument == argument
+    assert argument.rsplit(" ", 1)[-1] in str(caught.value)
+
+
+def test_scores_end_at_the_columns_and_the_table() -> None:
+    """A length far behind both reads nothing there, and takes no time."""
+    form = kernels.KVCacheFormat.INDEXER_FP8
+    cache = torch.zeros(2, form.page_bytes(4), dtype=torch.uint8)
+    for table, columns in ((_int32(0, 1), 6), (_int32(0), 6)):
+        seen = min(columns, 4 * len(table))
+        out = kernels.fp8_paged_mqa_logits(
+            INDEX_Q, cache, torch.ones(1, 8), _int32(2**31 - 1), table[None], None, columns, page_size=4
+        )  # fmt: skip
+        assert torch.equal(out[0, :seen], torch.zeros(seen))
+        assert torch.isneginf(out[0, seen:]).all()
