@@ -103,6 +103,15 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
         "streams",
         lambda: kernels.mhc_head(WHOLE.view(2, 4, 32), torch.ones(2, 4)),
     ),
+    "hash of a folded table": (
+        "token_map",
+        lambda: kernels.engram_hash(
+            torch.zeros(1, 2).long(),
+            torch.zeros(4, 1).long(),
+            *(torch.ones(n).long() for n in (2, 1, 1)),
+            0,
+        ),
+    ),
     "no iterations": ("iterations", lambda: kernels.sinkhorn(torch.ones(1, 4, 4), 0)),
     "matrix of a number": ("scores", lambda: kernels.sinkhorn(SCALAR)),
     "attention of integers": ("q", lambda: _decode(q=torch.zeros(1, 1, 8, FORMAT.channels).int())),
@@ -147,3 +156,10 @@ def test_scores_end_at_the_columns_and_the_table() -> None:
         )  # fmt: skip
         assert torch.equal(out[0, :seen], torch.zeros(seen))
         assert torch.isneginf(out[0, seen:]).all()
+
+
+def test_a_table_without_rows_gives_zeros() -> None:
+    """None of the rows is in it."""
+    table, scale = torch.zeros(0, 32).to(torch.float8_e4m3fn), torch.zeros(0, 1, dtype=torch.uint8)
+    out = kernels.engram_lookup(torch.tensor([[0, -1]]), table, scale)
+    assert torch.equal(out, torch.zeros(1, 64, dtype=torch.bfloat16))

@@ -70,6 +70,7 @@ def engram_hash(
     given = {"history": history, "token_map": token_map, "multipliers": multipliers, "primes": primes, "offsets": offsets}  # fmt: skip
     for name, x in given.items():
         contract.check_dtype(name, x, torch.int64)
+    contract.check_shape("token_map", token_map, (None,), "vocab")
     contract.check_shape("multipliers", multipliers, (n,), "n")
     contract.check_shape("offsets", offsets, tuple(primes.shape), "columns")
     if n < 2 or primes.dim() != 1 or len(primes) % (n - 1):
@@ -122,6 +123,9 @@ def engram_lookup(
             f"the table has {channels} channels and {groups} scales a row; groups must be of one size.",
             argument="scale", expected="a divisor of the channels", found=groups,
         )  # fmt: skip
+    if not table.shape[0]:
+        shape = (rows.shape[0], rows.shape[1] * channels)
+        return torch.zeros(shape, dtype=dtype, device=table.device)
     if is_plain(table, backend):
         return reference.engram_lookup(rows, table, scale, dtype)
     tokens, columns = rows.shape
