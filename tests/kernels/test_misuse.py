@@ -108,7 +108,9 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
         lambda: kernels.engram_hash(
             torch.zeros(1, 2).long(),
             torch.zeros(4, 1).long(),
-            *(torch.ones(n).long() for n in (2, 1, 1)),
+            torch.ones(2).long(),
+            torch.ones(1).long(),
+            torch.zeros(1).long(),
             0,
         ),
     ),
