@@ -28,7 +28,12 @@ def cases() -> list[CompileCase]:
     found += [_compress(8192, True), _compress(64, True, (90,)), _compress(8192, False, (90,))]
     found += [
         _gather(f, chips)
-        for f, chips in ((_F.V41_MXFP8, (80, 90)), (_F.V41_NVFP4, (90,)), (_F.V4_FP8, (90,)))
+        for f, chips in (
+            (_F.V41_MXFP8, (80,)),
+            (_F.V41_MXFP8, (89, 90, 100, 120)),
+            (_F.V41_NVFP4, (90,)),
+            (_F.V4_FP8, (90,)),
+        )
     ]
     return [*found, _state()]
 

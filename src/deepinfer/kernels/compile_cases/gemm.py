@@ -28,11 +28,11 @@ def cases() -> list[CompileCase]:
     found += [
         _portable(small, 0, "bf16", CHIPS),
         _portable(small, 2, "fp8", (80,)),
-        _portable(small, 2, "fp8", (90, 120)),
+        _portable(small, 2, "fp8", (90, 100, 120)),
         _portable(small, 2, "fp4", (89, 90)),
         _portable(large, 1, "fp4", (80,)),
         _portable(large, 1, "fp8_32", (89, 100)),
-        _portable(large, 1, "fp4", (120,)),
+        _portable(large, 1, "fp4", (100, 120)),
     ]
     return found
 

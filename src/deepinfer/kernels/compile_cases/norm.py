@@ -13,7 +13,7 @@ __all__ = ["cases"]
 
 def cases() -> list[CompileCase]:
     """The cases; needs Triton."""
-    found = [_norm(5120, False), _norm(5120, True, (80, 90)), _norm(1280, False, (90,))]
+    found = [_norm(5120, False), _norm(5120, True), _norm(1280, False, (90,))]
     found += [_norm(512, False, (90,)), _norm(7168, True, (90,))]
     found += [_cast("fp8", chip) for chip in CHIPS] + [_cast("mxfp4", 90), _cast("nvfp4", 90)]
     return found

@@ -20,10 +20,14 @@ def cases() -> list[CompileCase]:
     found = [_cast(1, 32, chip) for chip in CHIPS]
     found += [_cast(1, 128, 90), _cast(2, 32, 80), _cast(2, 32, 89), _cast(3, 16, 80)]
     found += [_cast(3, 16, 89), _pairs(True, 32), _pairs(False, 16)]
-    found += [_back(False, 1, 32, chip) for chip in (80, 90)]
+    found += [_back(False, 1, 32, chip) for chip in CHIPS]
     found += [_back(True, 2, 16, 90), _back(False, 1, 128, 90)]
     found += [_swiglu(1, 32, chip) for chip in CHIPS] + [_swiglu(0, 32, 90), _swiglu(2, 32, 90)]
-    for rows, columns, chip in ((32, 32, 80), (32, 32, 90), (128, 128, 80), (128, 128, 90)):
+    for rows, columns, chip in (
+        *((32, 32, chip) for chip in CHIPS),
+        (128, 128, 80),
+        (128, 128, 90),
+    ):
         side, warps = configs.blocks(rows, columns)
         constants: dict[str, Any] = {
             "N": 5120, "K": 5120, "SCALE_FP32": False, "HARDWARE": level(chip), "ROWS": rows,
