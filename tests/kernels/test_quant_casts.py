@@ -254,7 +254,8 @@ def test_wrong_arguments() -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter serves tensors of the CPU")
-def test_what_triton_cannot_serve() -> None:
+def test_what_triton_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DEEPINFER_ACCELERATOR", raising=False)
     x = torch.randn(3, 64)
     with pytest.raises(UnsupportedHardware):
         quant.per_token_cast_to_fp8(x, backend="triton")
