@@ -19,7 +19,7 @@ from deepinfer.models.deepseek_v41.attention import Attention
 from deepinfer.models.deepseek_v41.engram import Engram
 from deepinfer.models.deepseek_v41.layer import Layer
 from deepinfer.models.deepseek_v41.moe import MoE
-from deepinfer.models.deepseek_v41.packed_products import linear
+from deepinfer.models.deepseek_v41.packed_products import linear, linears
 from deepinfer.models.packed import PackedWeight
 
 __all__ = ["run_layers", "why_not_fused"]
@@ -129,7 +129,8 @@ def _attention(attention: Attention, y: Tensor, x: Tensor, run: Any) -> Tensor:
     phases = run.phases(attention.ratio > 0)
     norm = attention.q_norm
     rounded = level == "full"
-    bottleneck = linear(attention.wq_a, x, rounded=rounded).unsqueeze(1)
+    narrow_q, kv = linears((attention.wq_a, attention.wkv), x, rounded=rounded)
+    bottleneck = narrow_q.unsqueeze(1)
     bottleneck = kernels.norm_rope_round(
         bottleneck, norm.weight, norm.eps, rounding=inputs, out=bottleneck
     ).squeeze(1)
@@ -138,7 +139,7 @@ def _attention(attention: Attention, y: Tensor, x: Tensor, run: Any) -> Tensor:
     kernels.norm_rope_round(queries, phases=phases, out=queries)
     norm = attention.kv_norm
     run.write_windows(
-        attention, linear(attention.wkv, x, rounded=rounded).unsqueeze(1), norm.weight, norm.eps, phases,
+        attention, kv.unsqueeze(1), norm.weight, norm.eps, phases,
         "fp8" if level != "none" else "none",
     )  # fmt: skip
     if attention.indexer is not None:
@@ -170,7 +171,7 @@ def _experts(moe: MoE, y: Tensor, x: Tensor, run: Any) -> tuple[Tensor, Tensor |
         weights = torch.where(is_image, others[0], weights)
         experts = torch.where(is_image, others[1], experts)
     rounded = inputs == "fp8"
-    left, right = linear(shared.w1, x, rounded=rounded), linear(shared.w3, x, rounded=rounded)
+    left, right = linears((shared.w1, shared.w3), x, rounded=rounded)
     hidden = kernels.swiglu_round(left, right, None, moe.limit, rounding=inputs)
     common = linear(shared.w2, hidden, rounded=rounded)
     if packed_products.takes_codes(moe):

@@ -97,7 +97,10 @@ class RoutedExperts(nn.Module):
     Attributes:
         w13: Gate and up projections of each expert, one above the other, shape [experts, 2 * inter, hidden].
         w2: Down projections, shape [experts, hidden, inter].
+        prepared: Both in the form of `packed_products.prepare_experts`, or None.
     """
+
+    prepared: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
     def __init__(
         self,

@@ -114,6 +114,10 @@ def attend_packed(
 class PackedSelection(DecodeSelection):
     """`DecodeSelection` over packed index keys."""
 
+    def _set(self, index: Tensor) -> None:
+        """Keeps the rows in the dtype that attention of every layer takes."""
+        super()._set(index.to(torch.int32))
+
     def _keys(self, source: int, count: int) -> Tensor:
         """Index keys of each row's slot, unpacked, shape [rows, count, index_head_dim]."""
         data = super()._keys(source, count)
@@ -125,6 +129,11 @@ class PackedDecodePass(DecodePass):
     """`DecodePass` over packed rows; a row of a cache is a page of its own."""
 
     _SELECTION = PackedSelection
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """See `DecodePass`; lists of rows take the dtype that attention takes once, for all layers."""
+        super().__init__(*args, **kwargs)
+        self._windows = [rows.to(torch.int32) for rows in self._windows]
 
     def _adopt(self, cache: SlotCache) -> None:
         """Takes the rows of the cache."""

@@ -6,6 +6,8 @@ nothing: the product is that of the dequantised weight, up to the order of its s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +21,7 @@ from deepinfer.kernels import (
 from deepinfer.models.deepseek_v41.moe import MoE, RoutedExperts
 from deepinfer.models.packed import PackedWeight
 
-__all__ = ["experts", "linear", "prepare_experts", "takes_codes"]
+__all__ = ["experts", "linear", "linears", "prepare_experts", "takes_codes"]
 
 Pair = tuple[Tensor, Tensor]
 
@@ -63,8 +65,7 @@ def experts(moe: MoE, x: Tensor, weights: Tensor, ids: Tensor, shared: Tensor) -
         Shape [tokens, hidden], in the dtype of `x`.
     """
     routed = moe.experts
-    prepared: tuple[Pair, Pair] | None = getattr(routed, "prepared", None)
-    w13, w2 = prepared or (_codes(routed.w13), _codes(routed.w2))
+    w13, w2 = routed.prepared or (_codes(routed.w13), _codes(routed.w2))
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     return fused_experts(
         x,
@@ -85,32 +86,33 @@ def _codes(weight: Tensor) -> Pair:
     return weight.codes, weight.scale
 
 
-def linear(module: nn.Module, x: Tensor, *, rounded: bool) -> Tensor:
-    """A linear layer without bias, from codes where its weight is held as such.
+def linears(modules: Sequence[nn.Module], x: Tensor, *, rounded: bool) -> list[Tensor]:
+    """Linear layers without bias of one input, from codes where a weight is held as such; the input is cast once.
 
     Args:
-        module: Has `weight`, shape [out_channels, in_channels].
+        modules: Each has `weight`, shape [out_channels, in_channels].
         x: Shape [tokens, in_channels].
         rounded: Whether `x` was rounded to FP8 per 32 channels.
 
     Returns:
-        Shape [tokens, out_channels], in the dtype of `x`.
+        One tensor a module, shape [tokens, out_channels], in the dtype of `x`.
     """
-    weight = module.weight
-    if (
-        not rounded
-        or module.deterministic
-        or not isinstance(weight, PackedWeight)
-        or weight.kind != "fp8_block"
-    ):
-        out: Tensor = module(x)
-        return out
-    codes, scale = per_token_cast_to_fp8(x)
-    out = x.new_empty(len(x), weight.shape[0])
-    direct = out.dtype in (torch.bfloat16, torch.float32)
-    product = fp8_gemm_nt(
-        (codes, scale),
-        (weight.codes.view(torch.float8_e4m3fn), weight.scale),
-        out if direct else None,
-    )
-    return product if direct else product.to(x.dtype)
+    codes: Pair | None = None
+    found: list[Tensor] = []
+    for module in modules:
+        weight = module.weight
+        packed = isinstance(weight, PackedWeight) and weight.kind == "fp8_block"
+        if not (rounded and packed) or module.deterministic:
+            found.append(module(x))
+            continue
+        codes = codes or per_token_cast_to_fp8(x)
+        direct = x.dtype in (torch.bfloat16, torch.float32)
+        out = x.new_empty(len(x), weight.shape[0]) if direct else None
+        values = weight.codes.view(torch.float8_e4m3fn), weight.scale
+        found.append(fp8_gemm_nt(codes, values, out).to(x.dtype))
+    return found
+
+
+def linear(module: nn.Module, x: Tensor, *, rounded: bool) -> Tensor:
+    """One of `linears`."""
+    return linears((module,), x, rounded=rounded)[0]
