@@ -53,7 +53,9 @@ def values(cache: SlotCache) -> list[torch.Tensor]:
     rows, formats = cache.rows, cache.rows._formats
     unpacked = [formats.window.unpack(rows.window_data, torch.float32)]
     unpacked += [formats.pool.unpack(p, torch.float32) for p in rows.pools.values()]
-    unpacked += [formats.key.unpack(k, torch.float32) for k in rows.index_keys.values()]
+    for source in rows.index_keys:
+        keys = torch.cat(rows.key_parts(source), -1)
+        unpacked.append(formats.key.unpack(keys, torch.float32))
     return unpacked
 
 

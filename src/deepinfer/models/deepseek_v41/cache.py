@@ -100,6 +100,8 @@ class SlotCache(SavedRows):
             config, num_slots, max_tokens, max_step_tokens, max_rollback, num_blocks, block_size
         )
         check_storage(storage, rounding)
+        if storage == "packed" and num_blocks is None:
+            block_size += -block_size % 8  # the scales of a page of index keys begin at a multiple of 4 bytes
         self.config = config
         self.narrowing = narrowing_of(config)
         self.num_slots = num_slots
@@ -152,7 +154,7 @@ class SlotCache(SavedRows):
 
     @property
     def index_keys(self) -> dict[int, Tensor]:
-        """Index keys by KV source layer, shape [blocks, block_rows, index_head_dim]; bytes in the packed form."""
+        """Index keys by KV source layer, shape [blocks, block_rows, index_head_dim]; pages in the packed form."""
         return self.rows.index_keys
 
     @property

@@ -16,6 +16,7 @@ from deepinfer.kernels import (
     rope_quant_insert,
 )
 from deepinfer.models.deepseek_v41.attention import Attention
+from deepinfer.models.deepseek_v41.block_table import flat_index
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.compressor import Compressor
 from deepinfer.models.deepseek_v41.decode_pass import DecodePass
@@ -120,9 +121,10 @@ class PackedSelection(DecodeSelection):
 
     def _keys(self, source: int, count: int) -> Tensor:
         """Index keys of each row's slot, unpacked, shape [rows, count, index_head_dim]."""
-        data = super()._keys(source, count)
-        slots = torch.arange(data.shape[0] * count, device=data.device).view(-1, count)
-        return gather_and_dequantize_k_cache(data.reshape(-1, data.shape[-1]), slots, _KEY, 1)
+        cache, page = self._cache, self._cache.block_rows[source]
+        rows = torch.arange(count, device=self._slots.device)
+        slots = flat_index(cache.table.device, self._slots.unsqueeze(1), rows.unsqueeze(0), page)
+        return gather_and_dequantize_k_cache(cache.index_keys[source], slots, _KEY, page)
 
 
 class PackedDecodePass(DecodePass):
@@ -165,8 +167,8 @@ class PackedDecodePass(DecodePass):
             self._rows.pools[source].flatten(0, 1), index, _POOL, 1, dtype=y.dtype, **pairs,
         )  # fmt: skip
         rope_quant_insert(
-            indexer.wk(latents), phases, self._rows.index_keys[source].flatten(0, 1), index, _KEY, 1,
-            weight=indexer.k_norm.weight, eps=indexer.k_norm.eps,
+            indexer.wk(latents), phases, self._rows.index_keys[source], index, _KEY,
+            self._rows.block_rows[source], weight=indexer.k_norm.weight, eps=indexer.k_norm.eps,
         )  # fmt: skip
 
     def write_windows(

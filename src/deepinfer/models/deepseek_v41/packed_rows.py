@@ -24,8 +24,10 @@ class PackedRows:
         pool_data: Pool rows of all sources, then one row of zeros, shape [rows, row_bytes], uint8.
         pools: Views of it by KV source layer, shape [blocks, block_rows, row_bytes].
         pool_offsets: First row of each pool in `pool_data`.
-        index_keys: Index keys by KV source layer, shape [blocks, block_rows, row_bytes], uint8.
+        index_keys: Index keys by KV source layer, shape [blocks, block_rows * row_bytes], uint8: a block is a page, with
+            the codes of its rows first and their scales behind them.
         null_row: Row of zeros in `pool_data`.
+        block_rows: Rows of a block, by KV source layer.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class PackedRows:
             self.pool_offsets[source] = at
             self.pools[source] = self.pool_data[at:end].view(num_blocks, rows, -1)
             at = end
+        self.block_rows = dict(block_rows)
+        self._code_bytes = config.index_head_dim // 2
         self.index_keys = {
-            source: memory(num_blocks, rows, formats.key.row_bytes)
+            source: memory(num_blocks, rows * formats.key.row_bytes)
             for source, rows in block_rows.items()
         }
 
@@ -82,7 +86,7 @@ class PackedRows:
     def write_pool(self, source: int, index: Tensor, rows: Tensor, keys: Tensor) -> None:
         """See `PlainRows.write_pool`."""
         self.pools[source].flatten(0, 1).index_copy_(0, index, self._formats.pool.pack(rows))
-        self.index_keys[source].flatten(0, 1).index_copy_(0, index, self._formats.key.pack(keys))
+        self._put_keys(source, index, self._formats.key.pack(keys))
 
     def attend(
         self,
@@ -106,8 +110,20 @@ class PackedRows:
 
     def keys(self, source: int, blocks: np.ndarray) -> Tensor:
         """See `PlainRows.keys`."""
-        data = select_blocks(self.index_keys[source], blocks)
-        return self._formats.key.unpack(data, self._dtype)
+        parts = [select_blocks(part, blocks) for part in self.key_parts(source)]
+        return self._formats.key.unpack(torch.cat(parts, -1), self._dtype)
+
+    def key_parts(self, source: int) -> tuple[Tensor, Tensor]:
+        """Views of the codes and the scales of a source's index keys, shapes [blocks, block_rows, bytes], uint8."""
+        data, rows, half = self.index_keys[source], self.block_rows[source], self._code_bytes
+        codes, scales = data[:, : rows * half], data[:, rows * half :]
+        return codes.unflatten(1, (rows, half)), scales.unflatten(1, (rows, -1))
+
+    def _put_keys(self, source: int, index: Tensor, data: Tensor) -> None:
+        """Writes packed keys, shape [rows, row_bytes], at rows of a source's pool, shape [rows]."""
+        at = index // self.block_rows[source], index % self.block_rows[source]
+        codes, scales = self.key_parts(source)
+        codes[at], scales[at] = data[:, : self._code_bytes], data[:, self._code_bytes :]
 
     def window_bytes(self, num_layers: int, index: Tensor) -> Tensor:
         """See `PlainRows.window_bytes`."""
@@ -119,16 +135,25 @@ class PackedRows:
 
     def block_bytes(self, block: int) -> Tensor:
         """See `PlainRows.block_bytes`."""
-        parts = [(self.pools[s][block], self.index_keys[s][block]) for s in self.pools]
-        return torch.cat([part.flatten() for pair in parts for part in pair])
+        parts = []
+        for source, pool in self.pools.items():
+            keys = torch.cat([part[block] for part in self.key_parts(source)], -1)
+            parts += [pool[block].flatten(), keys.flatten()]
+        return torch.cat(parts)
 
     def set_block_bytes(self, block: int, data: Tensor) -> None:
         """See `PlainRows.set_block_bytes`."""
         at = 0
         for source in self.pools:
-            for part in (self.pools[source][block], self.index_keys[source][block]):
-                part.copy_(data[at : at + part.numel()].view(part.shape))
-                at += part.numel()
+            codes, scales = (part[block] for part in self.key_parts(source))
+            parts = (self.pools[source][block],), (codes, scales)
+            for pieces in parts:
+                widths = [piece.shape[-1] for piece in pieces]
+                end = at + len(codes) * sum(widths)
+                rows = data[at:end].view(len(codes), -1).split(widths, -1)
+                for piece, values in zip(pieces, rows, strict=True):
+                    piece.copy_(values)
+                at = end
 
     def clear_windows(self, slot: int, used: int) -> None:
         """See `PlainRows.clear_windows`."""
@@ -139,4 +164,5 @@ class PackedRows:
         """See `PlainRows.clear_block`."""
         for source, count in rows.items():
             self.pools[source][block, :count].zero_()
-            self.index_keys[source][block, :count].zero_()
+            for part in self.key_parts(source):
+                part[block, :count].zero_()

@@ -176,4 +176,4 @@ def select_blocks(data: Tensor, blocks: np.ndarray) -> Tensor:
         found = data[first:end]
     else:
         found = data[to_device(flat, data.device)]
-    return found.view(*blocks.shape[:-1], -1, data.shape[-1])
+    return found.reshape(*blocks.shape[:-1], -1, data.shape[-1])
