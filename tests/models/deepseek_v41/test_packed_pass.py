@@ -11,7 +11,13 @@ import torch
 
 from deepinfer.core.plan import BlockUpdate
 from deepinfer.kernels.fused import fused_kernels
-from deepinfer.models.deepseek_v41 import DeepseekV41, ForwardBatch, Segment, SlotCache
+from deepinfer.models.deepseek_v41 import (
+    DeepseekV41,
+    ForwardBatch,
+    Segment,
+    SlotCache,
+    prompt_keys,
+)
 from deepinfer.models.deepseek_v41.decode_inputs import DecodeInputs, row_values
 from deepinfer.models.deepseek_v41.decode_step import DecodeStep, why_no_fixed_shape
 from deepinfer.models.packed import PackedWeight
@@ -94,7 +100,9 @@ def test_equal_to_ragged_steps(model, seed) -> None:
                 cache.truncate(segment.slot, segment.end - back)
 
 
-def test_ragged_steps_through_the_kernels_too(model, monkeypatch) -> None:
+@pytest.mark.parametrize("least", [1, 1000])
+def test_ragged_steps_through_the_kernels_too(least, model, monkeypatch) -> None:
+    monkeypatch.setattr(prompt_keys, "_MIN_TOKENS", least)
     ids = np.random.default_rng(7).integers(5, 150, (SLOTS, MAX_TOKENS))
     one, other = shuffled_cache(model, 3), shuffled_cache(model, 3)
     lengths = {0: 45, 1: 7, 2: 64}

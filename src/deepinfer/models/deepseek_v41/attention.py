@@ -18,6 +18,7 @@ from deepinfer.models.deepseek_v41.indexer import Indexer
 from deepinfer.models.deepseek_v41.norm import Linear, RMSNorm
 from deepinfer.models.deepseek_v41.rope import Rotation, apply_rope_
 from deepinfer.models.deepseek_v41.rounding import Rounding
+from deepinfer.models.packed import PackedWeight
 
 __all__ = ["Attention", "AttentionPass", "attend_rows", "sink_attention", "sink_softmax"]
 
@@ -142,9 +143,11 @@ class Attention(nn.Module):
         compressor: Present when the layer owns a pool.
         indexer: Present when the layer selects pool rows.
         deterministic: Whether a token's bits must be free of the other tokens.
+        joined: The bytes of `wq_a` and `wkv` one above the other, see `packed_products.prepare_products`, or None.
     """
 
     deterministic = False
+    joined: PackedWeight | None = None
 
     def __init__(
         self,

@@ -101,7 +101,9 @@ class SlotCache(SavedRows):
         )
         check_storage(storage, rounding)
         if storage == "packed" and num_blocks is None:
-            block_size += -block_size % 8  # the scales of a page of index keys begin at a multiple of 4 bytes
+            block_size += (
+                -block_size % 8
+            )  # the scales of a page of index keys begin at a multiple of 4 bytes
         self.config = config
         self.narrowing = narrowing_of(config)
         self.num_slots = num_slots

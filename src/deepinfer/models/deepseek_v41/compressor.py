@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from deepinfer.kernels import batch_invariant
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.norm import Linear, RMSNorm
+from deepinfer.models.deepseek_v41.wide_products import wide_linear
 
 __all__ = ["Compressor"]
 
@@ -27,9 +28,11 @@ class Compressor(nn.Module):
         wgate: Gates, weight [head_dim, hidden], fp32; None for ratio 1.
         norm: Norm of the latent, weight [head_dim].
         deterministic: Whether a token's bits must be free of the other tokens.
+        wide_parts: Both weights as `wide_products.split_weight` gives them, or None.
     """
 
     deterministic = False
+    wide_parts: Tensor | None = None
 
     def __init__(
         self,
@@ -59,6 +62,11 @@ class Compressor(nn.Module):
         if self.wgate is None:
             return values
         return torch.stack((values, self.wgate(y)), 1)
+
+    def project_parts(self, y: Tensor) -> list[Tensor]:
+        """As `project`, values and gates apart, each of shape [tokens, head_dim], fp32."""
+        weights = [self.wkv.weight] if self.wgate is None else [self.wkv.weight, self.wgate.weight]
+        return wide_linear(self, weights, y)
 
     def latents(self, first: Tensor, second: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Normed latents from projected tokens.

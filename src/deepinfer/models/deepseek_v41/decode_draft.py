@@ -53,6 +53,7 @@ class _DraftPass:
     is_image = None
     features = None
     narrow_layer = None
+    packed = False
 
     def __init__(
         self,

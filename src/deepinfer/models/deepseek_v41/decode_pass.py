@@ -68,10 +68,12 @@ class DecodePass:
         features: Mean streams that entered the draft's target layers, or None without a draft.
         kernels: Where the row-wise steps come from, see `deepinfer.kernels.fused`.
         cache: The cache.
+        packed: Whether rows are bytes that kernels read and write, so that `packed_stack` may run the layers.
     """
 
     is_image = None
     narrow_layer = None
+    packed = False
     _SELECTION: type[DecodeSelection] = DecodeSelection
 
     def __init__(

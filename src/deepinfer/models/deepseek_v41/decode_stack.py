@@ -20,6 +20,7 @@ from deepinfer.models.deepseek_v41.engram import Engram
 from deepinfer.models.deepseek_v41.layer import Layer
 from deepinfer.models.deepseek_v41.moe import MoE
 from deepinfer.models.deepseek_v41.packed_products import linear, linears
+from deepinfer.models.deepseek_v41.packed_stack import enter, run_packed_layer, takes_packed
 from deepinfer.models.packed import PackedWeight
 
 __all__ = ["run_layers", "why_not_fused"]
@@ -75,10 +76,13 @@ def _run_layer(layer: Layer, streams: Tensor, pre: Tensor, run: Any) -> tuple[Te
         streams = _engram(layer.engram, streams, run.engram_rows[layer.layer_id], run)
     if layer.feeds_draft and run.features is not None:
         run.features.append(layer.mean_stream(streams))
+    packed = run.packed and takes_packed(layer)
     if run.narrow_layer == layer.layer_id:
         streams, pre = _narrow(layer, streams, pre, run)
         if not len(streams):
             return streams, pre
+    if packed:
+        return run_packed_layer(layer, streams, pre, run)
     pre, coefficients, y, x = kernels.enter_streams(
         streams, pre, layer.hc_attn_fn, layer.hc_attn_base, layer.hc_attn_scale,
         layer.attn_norm.weight, round_input=rounds, **options,
@@ -113,10 +117,7 @@ def _narrow(layer: Layer, streams: Tensor, pre: Tensor, run: Any) -> tuple[Tenso
     attention = layer.attn
     if attention.compressor is None or attention.indexer is None:
         raise InvariantBroken(f"Layer {layer.layer_id} owns no pool; rows cannot drop out here.")
-    *_, y, _ = run.kernels.enter_streams(
-        streams, pre, layer.hc_attn_fn, layer.hc_attn_base, layer.hc_attn_scale,
-        layer.attn_norm.weight, round_input=False, **layer.mix_options,
-    )  # fmt: skip
+    y, *_ = enter(layer, streams, pre, run, "attn")
     run.extend_pool(attention, attention.compressor, attention.indexer, y)
     kept = run.narrow()
     return (streams, pre) if kept is None else (streams[kept], pre[kept])

@@ -13,6 +13,7 @@ from deepinfer.models.deepseek_v41.config import DeepseekV41Config
 from deepinfer.models.deepseek_v41.norm import Linear
 from deepinfer.models.deepseek_v41.rounding import Rounding
 from deepinfer.models.deepseek_v41.topk import topk_lowest_index
+from deepinfer.models.packed import PackedWeight
 
 __all__ = ["Gate", "MoE", "RoutedExperts", "SharedExpert", "clamped_swiglu"]
 
@@ -46,9 +47,11 @@ class Gate(nn.Module):
         bias: Added to the scores for the choice of text tokens only, shape [experts], fp32.
         bias_vl: The same for image tokens.
         deterministic: Whether a token's bits must be free of the other tokens.
+        wide_parts: The weight as `wide_products.split_weight` gives it, or None.
     """
 
     deterministic = False
+    wide_parts: Tensor | None = None
 
     def __init__(
         self,
@@ -124,7 +127,10 @@ class SharedExpert(nn.Module):
         w1: Gate projection, weight [inter, hidden].
         w2: Down projection, weight [hidden, inter].
         w3: Up projection, weight [inter, hidden].
+        joined: The bytes of `w1` and `w3` one above the other, see `packed_products.prepare_products`, or None.
     """
+
+    joined: PackedWeight | None = None
 
     def __init__(
         self,

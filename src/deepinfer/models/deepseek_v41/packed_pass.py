@@ -29,6 +29,7 @@ __all__ = [
     "attend_packed",
     "takes_kernels",
     "why_no_packed_steps",
+    "write_packed_pool",
     "write_packed_windows",
 ]
 
@@ -82,8 +83,49 @@ def write_packed_windows(
     )  # fmt: skip
 
 
+def write_packed_pool(
+    rows: PackedRows,
+    source: int,
+    compressor: Compressor,
+    indexer: Indexer,
+    y: Tensor,
+    phases: Tensor,
+    index: Tensor,
+    **pairs: Any,
+) -> None:
+    """Writes pool rows and index keys of a KV source.
+
+    Args:
+        rows: The rows, written.
+        source: The source.
+        compressor: Its compressor.
+        indexer: Its indexer.
+        y: Normed attention input, shape [tokens, hidden].
+        phases: Rotations of the latents, shape [latents, rope_dim / 2, 2], fp32.
+        index: Pool row of each latent, -1 for none, shape [latents].
+        **pairs: Further arguments of `compress_norm`.
+    """
+    if indexer.wk is None or indexer.k_norm is None:
+        raise InvariantBroken(f"Layer {source} owns a pool and makes no index keys.")
+    values, *gates = compressor.project_parts(y)
+    latents = compress_norm(
+        values, gates[0] if gates else None, compressor.norm.weight, compressor.norm.eps, phases,
+        rows.pools[source].flatten(0, 1), index, _POOL, 1, dtype=y.dtype, **pairs,
+    )  # fmt: skip
+    if len(index):
+        rope_quant_insert(
+            indexer.wk(latents), phases, rows.index_keys[source], index, _KEY, rows.block_rows[source],
+            weight=indexer.k_norm.weight, eps=indexer.k_norm.eps,
+        )  # fmt: skip
+
+
 def attend_packed(
-    attention: Attention, rows: PackedRows, queries: Tensor, windows: Tensor, pool: Tensor | None
+    attention: Attention,
+    rows: PackedRows,
+    queries: Tensor,
+    windows: Tensor,
+    pool: Tensor | None,
+    phases: Tensor | None = None,
 ) -> Tensor:
     """Attention to packed window and pool rows.
 
@@ -93,6 +135,8 @@ def attend_packed(
         queries: Rotated queries, shape [tokens, heads, head_dim].
         windows: Window rows of the layer, -1 for none, shape [tokens, window].
         pool: Pool rows, -1 for none, shape [tokens, selected], or None.
+        phases: Rotations of the tokens, by which outputs are turned back, shape [tokens, rope_dim / 2, 2], fp32; None
+            to leave them.
 
     Returns:
         Shape [tokens, heads, head_dim].
@@ -107,7 +151,7 @@ def attend_packed(
     out, _ = flash_mla_with_kvcache(
         queries.unsqueeze(1), rows.window_data[attention.layer_id], windows.to(torch.int32).unsqueeze(1),
         page_size=1, format=_WINDOW, softmax_scale=attention.softmax_scale, attn_sink=attention.attn_sink,
-        **extra,
+        phases=phases, **extra,
     )  # fmt: skip
     return out.squeeze(1)
 
@@ -131,6 +175,7 @@ class PackedDecodePass(DecodePass):
     """`DecodePass` over packed rows; a row of a cache is a page of its own."""
 
     _SELECTION = PackedSelection
+    packed = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """See `DecodePass`; lists of rows take the dtype that attention takes once, for all layers."""
@@ -148,28 +193,15 @@ class PackedDecodePass(DecodePass):
     ) -> None:
         """Writes the pool rows and index keys that the tokens complete; `y` has shape [tokens, hidden]."""
         source, ratio = attention.layer_id, compressor.ratio
-        if indexer.wk is None or indexer.k_norm is None:
-            raise InvariantBroken(f"Layer {source} owns a pool and makes no index keys.")
         index, phases = self.pool_index(ratio), self.phases(True, ratio - 1)
-        projected = compressor.project(y)
         pairs: dict[str, Any] = {}
-        if ratio == 1:
-            values, gates = projected, None
-        else:
-            values, gates = projected[:, 0], projected[:, 1]
+        if ratio > 1:
             pairs = {
                 "state": self.cache.tails[source],
                 "requests": self._masked(self._flat_slots),
                 "positions": self.flat_positions,
             }
-        latents = compress_norm(
-            values, gates, compressor.norm.weight, compressor.norm.eps, phases,
-            self._rows.pools[source].flatten(0, 1), index, _POOL, 1, dtype=y.dtype, **pairs,
-        )  # fmt: skip
-        rope_quant_insert(
-            indexer.wk(latents), phases, self._rows.index_keys[source], index, _KEY,
-            self._rows.block_rows[source], weight=indexer.k_norm.weight, eps=indexer.k_norm.eps,
-        )  # fmt: skip
+        write_packed_pool(self._rows, source, compressor, indexer, y, phases, index, **pairs)
 
     def write_windows(
         self,
@@ -188,3 +220,25 @@ class PackedDecodePass(DecodePass):
         """Attends to rows that are all written; shape [tokens, heads, head_dim]."""
         layer, pool = attention.layer_id, self._selection.index if attention.ratio else None
         return attend_packed(attention, self._rows, queries, self.window_rows(layer), pool)
+
+    def attend_back(self, attention: Attention, queries: Tensor, phases: Tensor) -> Tensor:
+        """As `attend_cached`, and turns the outputs back by the tokens' rotations."""
+        layer, pool = attention.layer_id, self._selection.index if attention.ratio else None
+        windows = self.window_rows(layer)
+        return attend_packed(attention, self._rows, queries, windows, pool, phases)
+
+    def needs_scores(self, attention: Attention) -> bool:
+        """Whether an index source has to score rows; where it has not, it selects all of them."""
+        source = self._source(attention)
+        if self._selection.needs_scores(attention.layer_id, source):
+            return True
+        self._selection.take_all(source)
+        return False
+
+    def pick(self, attention: Attention, queries: Tensor, weights: Tensor) -> None:
+        """Selects rows by index queries, shape [tokens, heads, index_head_dim], and their weights, [tokens, heads]."""
+        self._selection.pick(attention.layer_id, self._source(attention), queries, weights)
+
+    def _source(self, attention: Attention) -> int:
+        sources = self.cache.config.kv_source_layer_ids
+        return max(s for s in sources if s <= attention.layer_id)

@@ -15,6 +15,8 @@ from deepinfer.models.deepseek_v41.block_table import flat_index
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.compressor import Compressor
 from deepinfer.models.deepseek_v41.indexer import Indexer
+from deepinfer.models.deepseek_v41.packed_pass import write_packed_pool
+from deepinfer.models.deepseek_v41.packed_rows import PackedRows
 from deepinfer.models.deepseek_v41.rope import apply_rope_, rope_phases
 from deepinfer.models.deepseek_v41.rounding import Rounding
 
@@ -62,6 +64,7 @@ class PoolWriter:
         self._kernels = kernels
         self._completed: dict[int, _Completed] = {}
         self._tail_index: tuple[Tensor, Tensor] | None = None
+        self._tokens: tuple[Tensor, Tensor] | None = None
 
     def write(
         self, source: int, compressor: Compressor, indexer: Indexer, rounding: Rounding, y: Tensor
@@ -97,6 +100,26 @@ class PoolWriter:
             latents = latents.unsqueeze(1)
             rows = self._kernels.norm_rope_round(latents, phases=phases, rounding=form).squeeze(1)
         cache.rows.write_pool(source, done.index, rows, keys)
+
+    def write_packed(
+        self, rows: PackedRows, source: int, compressor: Compressor, indexer: Indexer, y: Tensor
+    ) -> None:
+        """As `write`, through the kernels of packed rows."""
+        ratio = compressor.ratio
+        done = self._completed.get(ratio) or self._complete(ratio)
+        pairs: dict[str, Tensor] = {}
+        if ratio > 1:
+            if self._tokens is None:
+                self._tokens = self._tensor(self._slots), self._tensor(self._positions)
+            requests, positions = self._tokens
+            tail = self._cache.tails[source]
+            pairs = {"state": tail, "requests": requests, "positions": positions}
+        if done.last is not None:
+            pairs["last"] = done.last
+        phases = y.new_empty((0, len(self._frequencies), 2), dtype=torch.float32)
+        if done.phases is not None:
+            phases = torch.view_as_real(done.phases)
+        write_packed_pool(rows, source, compressor, indexer, y, phases, done.index, **pairs)
 
     def _complete(self, ratio: int) -> _Completed:
         positions, slots = self._positions, self._slots

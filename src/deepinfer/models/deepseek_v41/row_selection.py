@@ -72,26 +72,43 @@ class RowSelection:
             y: Normed attention input, shape [tokens, hidden].
             phases: Rotations, shape [tokens, 1, rope_dim / 2], complex64.
         """
-        config = self._config
-        source = max(s for s in config.kv_source_layer_ids if s <= layer)
-        ratio = config.compress_ratios[layer]
-        makes_candidates = layer == config.candidate_source_layer_id
-        for group in self._groups:
-            group.see(ratio)
-            if makes_candidates:
-                group.excluded = None
-        scored = [self._needs_scores(group, makes_candidates) for group in self._groups]
-        if not any(scored):
-            if self._taken_all_of != source:
-                self._set(source, [group.all_rows(self._cache.device) for group in self._groups])
-                self._taken_all_of = source
+        if not self.needs_scores(layer):
             return
-        self._taken_all_of = None
         if self._kernels is None:
             queries, weights = indexer.queries(bottleneck, y, phases)
         else:
             turned = torch.view_as_real(phases.squeeze(1))
             queries, weights = indexer.fused_queries(bottleneck, y, turned, self._kernels)
+        self.pick(layer, queries, weights)
+
+    def needs_scores(self, layer: int) -> bool:
+        """Whether an index source has to score rows; where it has not, all visible rows are selected."""
+        config = self._config
+        source = self._source(layer)
+        makes_candidates = layer == config.candidate_source_layer_id
+        for group in self._groups:
+            group.see(config.compress_ratios[layer])
+            if makes_candidates:
+                group.excluded = None
+        if any(self._needs_scores(group, makes_candidates) for group in self._groups):
+            return True
+        if self._taken_all_of != source:
+            self._set(source, [group.all_rows(self._cache.device) for group in self._groups])
+            self._taken_all_of = source
+        return False
+
+    def pick(self, layer: int, queries: Tensor, weights: Tensor) -> None:
+        """Selects the best rows; `needs_scores` was called for the layer.
+
+        Args:
+            layer: The index source.
+            queries: Rounded index queries, shape [tokens, heads, index_head_dim].
+            weights: Their weights, shape [tokens, heads], fp32.
+        """
+        source = self._source(layer)
+        makes_candidates = layer == self._config.candidate_source_layer_id
+        scored = [self._needs_scores(group, makes_candidates) for group in self._groups]
+        self._taken_all_of = None
         picks = []
         for group, needed in zip(self._groups, scored, strict=True):
             if needed:
@@ -100,6 +117,9 @@ class RowSelection:
             else:
                 picks.append(group.all_rows(self._cache.device))
         self._set(source, picks)
+
+    def _source(self, layer: int) -> int:
+        return max(s for s in self._config.kv_source_layer_ids if s <= layer)
 
     def _needs_scores(self, group: _Group, makes_candidates: bool) -> bool:
         config = self._config

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.core.errors import InvariantBroken
+from deepinfer.kernels import KVCacheFormat
 from deepinfer.models.deepseek_v41.attention import Attention
 from deepinfer.models.deepseek_v41.batch import (
     ForwardBatch,
@@ -35,6 +36,8 @@ from deepinfer.models.deepseek_v41.packed_pass import (
 )
 from deepinfer.models.deepseek_v41.packed_rows import PackedRows
 from deepinfer.models.deepseek_v41.pool_writer import PoolWriter
+from deepinfer.models.deepseek_v41.prompt_keys import PromptKeys, pays
+from deepinfer.models.deepseek_v41.prompt_selection import PromptSelection
 from deepinfer.models.deepseek_v41.rope import Rotation
 from deepinfer.models.deepseek_v41.row_selection import RowSelection, bias_of
 from deepinfer.models.deepseek_v41.row_storage import PlainRows
@@ -53,6 +56,7 @@ class StepPass:
         features: Mean streams that entered the draft's target layers, or None without a draft.
         narrow_layer: The layer in which rows drop out or windows begin later, or None when there is none.
         kept: Batch rows that are left behind that layer, ascending, or None for all.
+        packed: Whether rows are bytes that kernels read and write, so that `packed_stack` may run the layers.
     """
 
     def __init__(
@@ -84,6 +88,8 @@ class StepPass:
         self._segments = batch.segments
         self._frequencies = frequencies
         self._deterministic = deterministic
+        keys_fit = cache.config.index_head_dim == KVCacheFormat.INDEXER_MXFP4.channels
+        self.packed = kernels is not None and self._packed_kernels(cache.rows) and keys_fit
         self._set_rows(batch.segments, [s.window_start for s in batch.segments])
         self._writer = PoolWriter(
             batch.segments, self._rows.positions, cache, frequencies[True], kernels
@@ -119,7 +125,12 @@ class StepPass:
     ) -> None:
         """Writes the pool rows and index keys that the tokens complete; `y` has shape [tokens, hidden]."""
         # The layer that drops rows is the last one with a pool, and has extended it before.
-        if not self._has_narrowed:
+        table = self._cache.rows
+        if self._has_narrowed:
+            return
+        if self.packed and isinstance(table, PackedRows):
+            self._writer.write_packed(table, attention.layer_id, compressor, indexer, y)
+        else:
             self._writer.write(attention.layer_id, compressor, indexer, attention.rounding, y)
 
     def narrow(self) -> Tensor | None:
@@ -152,6 +163,13 @@ class StepPass:
 
     def select(self, attention: Attention, indexer: Indexer, bottleneck: Tensor, y: Tensor) -> None:
         """Chooses the pool rows that this layer and the layers that reuse it attend to."""
+        if self.packed:
+            if self.needs_scores(attention):
+                turned = self.phases(True)
+                self.pick(
+                    attention, *indexer.fused_queries(bottleneck, y, turned, self._needed_kernels())
+                )
+            return
         rows, device = self._rows, self._cache.device
         phases = rows.rotations[True].per_head
         self._selection.select(attention.layer_id, indexer, bottleneck, y, phases)
@@ -209,6 +227,8 @@ class StepPass:
 
     def attend_cached(self, attention: Attention, queries: Tensor) -> Tensor:
         """Attends to rows that are all written; shape [tokens, heads, head_dim]."""
+        if self.packed:
+            return self.attend_back(attention, queries, None)
         rows, table = self._rows, self._cache.rows
         has_pool = attention.ratio and self._selection.index is not None
         packed = self._packed_kernels(table)
@@ -217,11 +237,7 @@ class StepPass:
             if has_pool:
                 pool, bias = self._selection.index, self._joint_bias
             return self._attend(attention, queries, rows.window_index, pool, bias)
-        windows = rows.windows
-        if windows is None:
-            windows = rows.window_index
-            if rows.window_bias is not None:
-                windows = windows.masked_fill(rows.window_bias.squeeze(1) < 0, -1)
+        windows = self._real_windows()
         pool = self._selection.real_index if has_pool else None
         if isinstance(table, PackedRows):
             return attend_packed(attention, table, queries, windows, pool)
@@ -229,6 +245,37 @@ class StepPass:
             queries, table.kv, windows, pool, attention.attn_sink, attention.softmax_scale,
             offset=attention.layer_id * len(table.rings[attention.layer_id]),
         )  # fmt: skip
+
+    def attend_back(self, attention: Attention, queries: Tensor, phases: Tensor | None) -> Tensor:
+        """As `attend_cached` over packed rows, and turns the outputs back by the tokens' rotations if given."""
+        rows = self._cache.rows
+        if self._prompt is not None:
+            keys, selection = self._prompt
+            lists = selection.lists if attention.ratio else None
+            return keys.attend(attention, queries, phases, selection.source, lists)
+        if not isinstance(rows, PackedRows):
+            raise InvariantBroken("The cache holds no packed rows; use attend_cached.")
+        pool = self._selection.real_index if attention.ratio else None
+        return attend_packed(attention, rows, queries, self._real_windows(), pool, phases)
+
+    def needs_scores(self, attention: Attention) -> bool:
+        """Whether an index source has to score rows; where it has not, it selects all of them."""
+        selection = self._selection if self._prompt is None else self._prompt[1]
+        return selection.needs_scores(attention.layer_id)
+
+    def pick(self, attention: Attention, queries: Tensor, weights: Tensor) -> None:
+        """Selects rows by index queries, shape [tokens, heads, index_head_dim], and their weights, [tokens, heads]."""
+        selection = self._selection if self._prompt is None else self._prompt[1]
+        selection.pick(attention.layer_id, queries, weights)
+
+    def _real_windows(self) -> Tensor:
+        """Window rows of each token within a layer's rings, -1 for none, shape [tokens, window]."""
+        rows = self._rows
+        if rows.windows is not None:
+            return rows.windows
+        if rows.window_bias is None:
+            return rows.window_index
+        return rows.window_index.masked_fill(rows.window_bias.squeeze(1) < 0, -1)
 
     def _packed_kernels(self, table: PlainRows | PackedRows) -> TypeGuard[PackedRows]:
         """Whether kernels read and write the rows as bytes; they are not batch-invariant."""
@@ -258,6 +305,10 @@ class StepPass:
         self._selection = RowSelection(
             segments, self._rows.positions, cache, deterministic=fixed, kernels=self.kernels
         )
+        self._prompt: tuple[PromptKeys, PromptSelection] | None = None
+        if self.packed and isinstance(cache.rows, PackedRows) and pays(segments):
+            keys = PromptKeys(segments, floors, cache, cache.rows)
+            self._prompt = keys, PromptSelection(segments, cache, cache.rows, keys)
 
     def _is_narrow(self) -> bool:
         """Whether a row drops out, or sees a shorter window in the layers above."""

@@ -1,0 +1,174 @@
+"""A layer whose weights and caches stay bytes: products of codes, and between them steps that make codes.
+
+Twin of `Layer.forward` and of `decode_stack`, for packed weights over packed rows. What enters a product is cast once, from
+the values before rounding: the codes are those of the rounded values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deepinfer.kernels import (
+    apply_rope,
+    fp8_gemm_nt,
+    mhc_post,
+    mhc_pre,
+    per_token_cast_to_fp8,
+    rms_norm_rope_quant,
+    silu_and_mul_quant,
+)
+from deepinfer.models.deepseek_v41 import packed_products
+from deepinfer.models.deepseek_v41.attention import Attention
+from deepinfer.models.deepseek_v41.layer import Layer
+from deepinfer.models.deepseek_v41.moe import MoE
+from deepinfer.models.deepseek_v41.wide_products import wide_linear
+from deepinfer.models.packed import PackedWeight
+
+__all__ = ["enter", "leave", "run_packed_layer", "takes_packed"]
+
+# From here on the two launches over all channels of `mhc_pre` win over one program for each piece of a token.
+_MANY_TOKENS = 1024
+_FP8 = torch.float8_e4m3fn
+
+Pair = tuple[Tensor, Tensor]
+
+
+def takes_packed(layer: Layer) -> bool:
+    """Whether all weights of a layer that stay bytes in the published checkpoint do so here.
+
+    Args:
+        layer: The layer.
+    """
+    attention, moe = layer.attn, layer.ffn
+    shared = moe.shared_experts
+    modules: list[nn.Module] = [
+        attention.wq_a, attention.wq_b, attention.wkv, attention.wo_b, shared.w1, shared.w2, shared.w3,
+    ]  # fmt: skip
+    if attention.indexer is not None:
+        modules.append(attention.indexer.wq_b)
+    return packed_products.takes_codes(moe) and all(_is_block(m.weight) for m in modules)
+
+
+def _is_block(weight: object) -> bool:
+    return isinstance(weight, PackedWeight) and weight.kind == "fp8_block"
+
+
+def enter(
+    layer: Layer, streams: Tensor, pre: Tensor, run: Any, half: str
+) -> tuple[Tensor, Any, Tensor]:
+    """What a sublayer reads.
+
+    Args:
+        layer: The layer.
+        streams: Residual streams, shape [tokens, streams, hidden].
+        pre: Weights of the input sum, shape [tokens, streams], fp32.
+        run: The pass.
+        half: "attn" or "ffn".
+
+    Returns:
+        The normed input, shape [tokens, hidden]; what `leave` needs; weights of the next sublayer's sum, shape
+        [tokens, streams].
+    """
+    fn, base, scale = (getattr(layer, f"hc_{half}_{name}") for name in ("fn", "base", "scale"))
+    gains = (layer.attn_norm if half == "attn" else layer.ffn_norm).weight
+    if len(streams) >= _MANY_TOKENS:
+        y, post, mix, following = mhc_pre(
+            streams, pre, fn, base, scale, norm_weight=gains, **layer.mix_options
+        )
+        return y, (post, mix), following
+    following, coefficients, y, _ = run.kernels.enter_streams(
+        streams, pre, fn, base, scale, gains, round_input=False, **layer.mix_options
+    )
+    return y, coefficients, following
+
+
+def leave(streams: Tensor, output: Tensor, back: Any, run: Any) -> Tensor:
+    """Streams behind a sublayer, same shape and dtype as `streams`; `back` is what `enter` gave."""
+    if isinstance(back, tuple):
+        return mhc_post(streams, output, *back)
+    left: Tensor = run.kernels.leave_streams(streams, output, back)
+    return left
+
+
+def run_packed_layer(layer: Layer, streams: Tensor, pre: Tensor, run: Any) -> tuple[Tensor, Tensor]:
+    """Runs attention and experts of a layer for which `takes_packed`.
+
+    Args:
+        layer: The layer.
+        streams: Residual streams, shape [tokens, streams, hidden].
+        pre: Weights of the input sum, shape [tokens, streams], fp32.
+        run: A pass over packed rows.
+
+    Returns:
+        The streams behind the layer, and the weights for the next sublayer.
+    """
+    y, back, pre = enter(layer, streams, pre, run, "attn")
+    streams = leave(streams, _attention(layer.attn, y, run), back, run)
+    y, back, pre = enter(layer, streams, pre, run, "ffn")
+    return leave(streams, _experts(layer.ffn, y, run), back, run), pre
+
+
+def product(weight: PackedWeight, codes: Pair, like: Tensor) -> Tensor:
+    """A weight's codes times the codes of an input, shape [tokens, out_channels], in the dtype of `like`."""
+    out = like.new_empty(len(codes[0]), weight.shape[0])
+    return fp8_gemm_nt(codes, (weight.codes.view(_FP8), weight.scale), out)
+
+
+def _side_by_side(joined: PackedWeight | None, modules: tuple[nn.Module, ...], y: Tensor) -> Tensor:
+    """Products of weights with one input, side by side; one product where their bytes lie together."""
+    codes = per_token_cast_to_fp8(y)
+    if joined is not None:
+        return product(joined, codes, y)
+    return torch.cat([product(m.weight, codes, y) for m in modules], 1)
+
+
+def _attention(attention: Attention, y: Tensor, run: Any) -> Tensor:
+    """Attention of the normed input, shape [tokens, hidden]."""
+    phases = run.phases(attention.ratio > 0)
+    both = _side_by_side(attention.joined, (attention.wq_a, attention.wkv), y)
+    narrow, kv = both.split(
+        [both.shape[1] - attention.wkv.weight.shape[0], attention.wkv.weight.shape[0]], 1
+    )
+    bottleneck = rms_norm_rope_quant(narrow, attention.q_norm.weight, attention.q_norm.eps)
+    queries = product(attention.wq_b.weight, bottleneck, y).view(len(y), attention.num_heads, -1)
+    apply_rope(queries, phases, out=queries)
+    norm = attention.kv_norm
+    run.write_windows(attention, kv.unsqueeze(1), norm.weight, norm.eps, phases, "fp8")
+    indexer = attention.indexer
+    if indexer is not None:
+        if attention.compressor is not None:
+            run.extend_pool(attention, attention.compressor, indexer, y)
+        if run.needs_scores(attention):
+            index_queries = product(indexer.wq_b.weight, bottleneck, y)
+            index_queries = run.kernels.norm_rope_round(
+                index_queries.view(len(y), indexer.num_heads, -1), phases=phases, rounding="mxfp4"
+            )
+            weights = indexer.weights_proj(y).float() * indexer.scale
+            run.pick(attention, index_queries, weights)
+    attended = run.attend_back(attention, queries, phases)
+    groups = attended.view(len(y), attention.num_groups, -1)
+    hidden = y.new_empty(len(y), attention.wo_a.weight.shape[0])
+    weight = attention.wo_a.weight.view(attention.num_groups, -1, groups.shape[-1])
+    # Each group writes its columns, so that the cast finds whole rows.
+    to = hidden.view(len(y), attention.num_groups, -1).transpose(0, 1)
+    torch.bmm(groups.transpose(0, 1), weight.transpose(1, 2), out=to)
+    return product(attention.wo_b.weight, per_token_cast_to_fp8(hidden), y)
+
+
+def _experts(moe: MoE, y: Tensor, run: Any) -> Tensor:
+    """Shared and routed experts of the normed input, shape [tokens, hidden]."""
+    kernels, gate, shared = run.kernels, moe.gate, moe.shared_experts
+    scores = wide_linear(gate, (gate.weight,), y)[0]
+    weights, experts = kernels.topk_gate(scores, gate.bias, gate.topk, gate.scaling)
+    if run.is_image is not None:
+        others = kernels.topk_gate(scores, gate.bias_vl, gate.topk, gate.scaling)
+        is_image = run.is_image.unsqueeze(-1)
+        weights = torch.where(is_image, others[0], weights)
+        experts = torch.where(is_image, others[1], experts)
+    gate_up = _side_by_side(shared.joined, (shared.w1, shared.w3), y)
+    hidden = silu_and_mul_quant(gate_up, limit=moe.limit)
+    common = product(shared.w2.weight, hidden, y)
+    return packed_products.experts(moe, y, weights, experts, common)
