@@ -79,22 +79,18 @@ def test_products_with_coefficients_in_parts(split) -> None:
     tokens, channels = 19, 80
     streams, pre, fn, base, scale = given(tokens, channels)
     streams = streams.half().contiguous()
-    parts = torch.full((4 * channels, 24 * split), 7.0, dtype=torch.float16)
-    kernels.mhc_split_kernel[(5,)](
-        fn, parts, 4 * channels, SPLIT=split, COLUMNS=128 if split == 3 else 64, BLOCK=64
-    )
-    whole = parts.float().unflatten(1, (split, 24)).sum(1)
-    assert torch.allclose(whole, fn.T, atol=2e-7)
-    width = 24 * split + 8
-    sums, summed = torch.full((tokens, 3, width), 7.0), torch.full((tokens, channels), 7.0).half()
+    parts = torch.full((split, 24, 4 * channels), 7.0, dtype=torch.float16)
+    kernels.mhc_split_kernel[(8,)](fn, parts, fn.numel(), SPLIT=split, BLOCK=1024)
+    assert torch.allclose(parts.float().sum(0), fn, atol=2e-7)
+    sums, summed = torch.full((tokens, 3, 32), 7.0), torch.full((tokens, channels), 7.0).half()
     kernels.mhc_project_kernel[(3, 2)](
         streams, pre, parts, sums, summed, tokens, 3, 4 * channels, channels, CHANNELS=channels,
-        TOKENS=16, BLOCK=16, BLOCKS=2, COLUMNS=128 if split == 3 else 64, SUMS=width, NARROW=True,
+        TOKENS=16, BLOCK=16, BLOCKS=2, SPLIT=split,
     )  # fmt: skip
+    assert (sums[..., 25:] == 7).all()
     following, post, mix = torch.empty(tokens, 4), torch.empty(tokens, 4), torch.empty(tokens, 16)
     kernels.mhc_coefficients_kernel[(1,)](
-        sums, base, scale, following, post, mix, tokens, 3, 20, 1e-20, 1e-6, CHANNELS=channels,
-        TOKENS=32, SPLIT=split, SUMS=width,
+        sums, base, scale, following, post, mix, tokens, 20, 1e-20, 1e-6, CHANNELS=channels, TOKENS=32, PARTS=3
     )  # fmt: skip
     wanted = reference.mhc_pre(streams, pre, fn, base, scale)
     for a, b in zip((summed, post, mix.view(-1, 4, 4), following), wanted, strict=True):

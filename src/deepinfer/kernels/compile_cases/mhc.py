@@ -22,20 +22,19 @@ def cases() -> list[CompileCase]:
     from deepinfer.kernels.triton import mhc_mixes as mixes
     from deepinfer.kernels.triton import mhc_streams as streams
 
-    found = []
+    found = [_bulk()]
     for narrow, name, chips in ((True, "bf16 streams", CHIPS), (False, "fp32 streams", (80, 90))):
         tokens, block, times, warps, stages = configs.project(5120, narrow)
-        split = 3 if narrow else 1
         sizes: dict[str, Any] = {
             "CHANNELS": 5120, "TOKENS": tokens, "BLOCK": block, "BLOCKS": times,
-            "COLUMNS": 128 if narrow else 32, "SUMS": 24 * split + 8, "NARROW": narrow,
+            "SPLIT": 2 if narrow else 0,
         }  # fmt: skip
         kind = "*bf16" if narrow else "*fp32"
         types = {**_TYPES, **dict.fromkeys(("streams", "collapsed", "fn"), kind)}
         found.append(
-            row_case("mhc_pre", name, mixes.mhc_project_kernel, types, sizes, warps, chips, stack_bytes=16 if narrow else 0, num_stages=stages)
+            row_case("mhc_pre", name, mixes.mhc_project_kernel, types, sizes, warps, chips, num_stages=stages)
         )  # fmt: skip
-    constants: dict[str, Any] = {"SPLIT": 3, "COLUMNS": 128, "BLOCK": 64}
+    constants: dict[str, Any] = {"SPLIT": 2, "BLOCK": 1024}
     types = {"fn": "*fp32", "parts": "*bf16"}
     found.append(
         row_case("mhc_pre", "split", mixes.mhc_split_kernel, types, constants, 4, (80, 90))
@@ -44,9 +43,9 @@ def cases() -> list[CompileCase]:
     found.append(
         row_case("sinkhorn", "32 tokens", mixes.sinkhorn_kernel, scores, {"TOKENS": 32}, 1)
     )
-    constants = {"CHANNELS": 5120, "TOKENS": 32, "SPLIT": 3, "SUMS": 80}
+    constants = {"CHANNELS": 5120, "TOKENS": 32, "PARTS": 16}
     found.append(
-        row_case("mhc_pre", "coefficients", mixes.mhc_coefficients_kernel, _TYPES, constants, 1)
+        row_case("mhc_pre", "coefficients", mixes.mhc_coefficients_kernel, _TYPES, constants, 4)
     )
     block, warps = configs.stream_block(5120)
     constants = {"CHANNELS": 5120, "BLOCK": block, "EVICT": ""}
@@ -56,3 +55,24 @@ def cases() -> list[CompileCase]:
     ):
         found.append(row_case(name, "5120 channels", kernel, _TYPES, constants, warps))
     return found
+
+
+def _bulk() -> CompileCase:
+    """Bulk copies and warpgroup products of Hopper."""
+    from deepinfer.kernels.triton.gemm_launch import tile_layout
+    from deepinfer.kernels.triton.mhc_bulk import mhc_project_bulk_kernel
+
+    def tile(rows: int) -> str:
+        return f"tensordesc<bf16[{rows}, 64],{tile_layout(128, 16)!r}>"
+
+    times, depth = configs.project_bulk(5120)
+    signature = {
+        "x_desc": tile(64), "high_desc": tile(32),
+        "low_desc": tile(32), "pre": "*fp32", "sums": "*fp32",
+        "collapsed": "*bf16", "tokens": "i32", "parts": "i32", "x_stream": "i32",
+    }  # fmt: skip
+    return CompileCase(
+        "mhc_pre", "bf16 streams, bulk copies", mhc_project_bulk_kernel, signature,
+        {"CHANNELS": 5120, "BLOCKS": times, "DEPTH": depth}, ("pre", "sums", "collapsed", "x_stream"),
+        {"num_warps": 4}, (90,), {90: ("HGMMA",)},
+    )  # fmt: skip

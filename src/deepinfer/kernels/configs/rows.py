@@ -17,6 +17,7 @@ __all__ = [
     "pairs",
     "pieces",
     "project",
+    "project_bulk",
     "rope",
     "stream_block",
     "swiglu",
@@ -94,9 +95,16 @@ def stream_block(channels: int) -> tuple[int, int]:
 
 def project(channels: int, narrow: bool = True) -> tuple[int, int, int, int, int]:
     """Tokens, channels at once, how often, warps and stages of the projection of bf16 (narrow) or other streams."""
-    block = min(32, max(16, _power_above(channels)))
+    block = min(64 if narrow else 32, max(16, _power_above(channels)))
     times = -(-channels // (16 * block))
-    return (128, block, times, 8, 2) if narrow else (16, block, times, 4, 3)
+    return (64, block, times, 4, 2) if narrow else (16, block, times, 4, 3)
+
+
+def project_bulk(channels: int) -> tuple[int, int]:
+    """How often 64 channels are taken, a divisor of their number, and slots of the ring of bulk copies."""
+    blocks = channels // 64
+    times = max(1, blocks // 16)
+    return next(n for n in range(times, 0, -1) if blocks % n == 0), 8
 
 
 def engram_gate(channels: int, tokens: int) -> tuple[int, int]:
@@ -104,6 +112,6 @@ def engram_gate(channels: int, tokens: int) -> tuple[int, int]:
     return 4 if tokens >= _MANY else 1, max(4, pieces(channels)[0] // 1024)
 
 
-def engram_lookup(channels: int) -> tuple[int, int]:
-    """Rows and warps of the gather."""
-    return max(1, 4096 // channels), 4
+def engram_lookup(channels: int) -> tuple[int, int, int, bool]:
+    """Rows at once, warps, times of a program of the gather, and whether to tell the caches that nothing is used twice."""
+    return max(1, 4096 // channels), 4, 1, False

@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from deepinfer.kernels import contract
 from deepinfer.kernels.configs import rows as configs
 from deepinfer.kernels.triton.mhc_mixes import (
     mhc_coefficients_kernel,
@@ -18,7 +19,8 @@ from deepinfer.kernels.triton.mhc_streams import mhc_head_kernel, mhc_post_kerne
 __all__ = ["mhc_head", "mhc_post", "mhc_pre", "sinkhorn"]
 
 _WARP = 32
-_PRODUCTS = 3
+_PRODUCTS = 2
+_SPLIT_BLOCK = 1024
 
 
 def sinkhorn(
@@ -35,7 +37,7 @@ def sinkhorn(
 def mhc_pre(
     streams: Tensor, pre: Tensor, fn: Tensor, base: Tensor, scale: Tensor, iterations: int,
     norm_eps: float, eps: float, following: Tensor, post: Tensor, mix: Tensor, out: Tensor,
-    tuning: tuple[int, int, int, int, int] | None = None, products: int = _PRODUCTS,
+    tuning: tuple[int, ...] | None = None, products: int = _PRODUCTS,
 ) -> None:  # fmt: skip
     """Coefficients and the sum of the streams, in three launches: the projection split, the products, what follows.
 
@@ -52,35 +54,68 @@ def mhc_pre(
         post: Shape [tokens, 4], fp32, contiguous.
         mix: Shape [tokens, 4, 4], fp32, contiguous.
         out: Shape [tokens, channels], contiguous.
-        tuning: Tokens, channels at once, how often, warps, stages; None for those of the table.
-        products: bf16 numbers for a coefficient of `fn`, 2 or 3, when the streams are bf16.
+        tuning: Of bulk copies (Hopper): how often 64 channels, and the slots of the ring. Of the portable kernel: tokens,
+            channels at once, how often, warps, stages. None for those of the table.
+        products: bf16 numbers for a coefficient of `fn`, 2 or 3, when the streams are bf16; 2 with bulk copies.
     """
     count, _, channels = streams.shape
-    narrow = streams.dtype == torch.bfloat16
-    tokens, block, times, warps, stages = tuning or configs.project(channels, narrow)
-    parts = triton.cdiv(channels, block * times)
-    split = products if narrow else 1
-    columns = triton.next_power_of_2(24 * split)
-    width = 24 * split + 8  # a row of sums: the projections, then the squares
-    sums = torch.empty((count, parts, width), dtype=torch.float32, device=streams.device)
+    device = streams.device
+    split = products if streams.dtype == torch.bfloat16 else 0
+    bulk = split == 2 and len(tuning or (0, 0)) == 2 and _bulk_serves(streams)
     with torch.cuda.device_of(streams):
-        if narrow:
-            whole = torch.empty(
-                (4 * channels, columns), dtype=torch.bfloat16, device=streams.device
-            )
-            mhc_split_kernel[(triton.cdiv(4 * channels, 64),)](
-                fn, whole, 4 * channels, SPLIT=split, COLUMNS=columns, BLOCK=64, num_warps=4
+        if split:
+            whole = torch.empty((split, 24, 4 * channels), dtype=torch.bfloat16, device=device)
+            mhc_split_kernel[(triton.cdiv(fn.numel(), _SPLIT_BLOCK),)](
+                fn, whole, fn.numel(), SPLIT=split, BLOCK=_SPLIT_BLOCK, num_warps=4
             )
             fn = whole
-        mhc_project_kernel[(parts, triton.cdiv(count, tokens))](
-            streams, pre, fn, sums, out, count, parts, streams.stride(0), streams.stride(1),
-            CHANNELS=channels, TOKENS=tokens, BLOCK=block, BLOCKS=times, COLUMNS=columns, SUMS=width,
-            NARROW=narrow, num_warps=warps, num_stages=stages,
-        )  # fmt: skip
+        if bulk:
+            times, depth = tuning or configs.project_bulk(channels)
+            parts = channels // (64 * times)
+            sums = torch.empty((count, parts, 32), dtype=torch.float32, device=device)
+            _project_bulk(streams, pre, fn, sums, out, times, depth)
+        else:
+            tokens, block, times, warps, stages = tuning or configs.project(channels, bool(split))
+            parts = triton.cdiv(channels, block * times)
+            sums = torch.empty((count, parts, 32), dtype=torch.float32, device=device)
+            mhc_project_kernel[(parts, triton.cdiv(count, tokens))](
+                streams, pre, fn, sums, out, count, parts, streams.stride(0), streams.stride(1),
+                CHANNELS=channels, TOKENS=tokens, BLOCK=block, BLOCKS=times, SPLIT=split,
+                num_warps=warps, num_stages=stages,
+            )  # fmt: skip
         mhc_coefficients_kernel[(triton.cdiv(count, _WARP),)](
-            sums, base, scale, following, post, mix, count, parts, iterations, norm_eps, eps,
-            CHANNELS=channels, TOKENS=_WARP, SPLIT=split, SUMS=width, num_warps=1,
+            sums, base, scale, following, post, mix, count, iterations, norm_eps, eps,
+            CHANNELS=channels, TOKENS=_WARP, PARTS=parts, num_warps=4,
         )  # fmt: skip
+
+
+def _bulk_serves(streams: Tensor) -> bool:
+    """Whether bulk copies of the chip can read bf16 streams, 64 channels at a time."""
+    aligned = streams.data_ptr() % 16 == 0 and streams.stride(0) % 8 == 0
+    aligned = aligned and streams.stride(1) % 8 == 0 and streams.shape[2] % 64 == 0
+    wide = 3 * streams.stride(1) + streams.shape[2] >= 2**31 or streams.stride(0) == 0
+    return aligned and not wide and contract.gluon_refusal(streams) is None
+
+
+def _project_bulk(
+    streams: Tensor, pre: Tensor, fn: Tensor, sums: Tensor, out: Tensor, times: int, depth: int
+) -> None:
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from deepinfer.kernels.triton.gemm_launch import matrix, num_sms, tile_layout
+    from deepinfer.kernels.triton.mhc_bulk import mhc_project_bulk_kernel
+
+    count, _, channels = streams.shape
+    stream = streams.stride(1)
+    # A token's streams are one row to the descriptor, whatever lies between them.
+    shape, strides = [count, 3 * stream + channels], [streams.stride(0), 1]
+    x_desc = TensorDescriptor(streams, shape, strides, [64, 64], tile_layout(128, 16))
+    parts = sums.shape[1]
+    items = triton.cdiv(count, 128) * parts
+    mhc_project_bulk_kernel[(min(items, num_sms(streams.device.index)),)](
+        x_desc, matrix(fn[0], 32, 64), matrix(fn[1], 32, 64), pre, sums, out, count, parts, stream,
+        CHANNELS=channels, BLOCKS=times, DEPTH=depth, num_warps=4,
+    )  # fmt: skip
 
 
 def mhc_post(

@@ -97,87 +97,85 @@ def sinkhorn_kernel(scores, out, tokens, iterations, eps, TOKENS: tl.constexpr):
 
 
 @triton.jit
-def mhc_split_kernel(
-    fn, parts, width, SPLIT: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Writes the projection with its channels first, and each coefficient as the sum of SPLIT short numbers.
-
-    Part p of coefficient r of a channel is column 24 * p + r of 24 * SPLIT.
-    """
-    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
-    n = tl.arange(0, COLUMNS)[None, :]
-    there = (c < width) & (n < 24 * SPLIT)
-    w = tl.load(fn + (n % 24).to(tl.int64) * width + c, mask=there, other=0.0)
-    kind = parts.dtype.element_ty
-    value = w.to(kind)
-    for part in tl.static_range(1, SPLIT):
+def mhc_split_kernel(fn, parts, size, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
+    """Writes each coefficient of the projection as the sum of SPLIT short numbers; parts of a kind lie together."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = at < size
+    w = tl.load(fn + at, mask=there, other=0.0)
+    for part in tl.static_range(SPLIT):
+        value = w.to(parts.dtype.element_ty)
+        tl.store(parts + part * size + at, value, mask=there)
         w = w - value.to(tl.float32)
-        value = tl.where(n >= 24 * part, w.to(kind), value)
-    tl.store(parts + c.to(tl.int64) * (24 * SPLIT) + n, value, mask=there)
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def mhc_project_kernel(
     streams, pre, fn, sums, collapsed, tokens, parts, x_token, x_stream, CHANNELS: tl.constexpr,
-    TOKENS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr,
-    SUMS: tl.constexpr, NARROW: tl.constexpr,
+    TOKENS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """Reads a piece of the channels of all streams once: projections, squares, and the sum that enters a sublayer.
 
-    NARROW: bf16 streams times what `mhc_split_kernel` made; else fp32 products with the projection itself. A row of `sums`
-    has SUMS - 8 projections and then the squares.
+    SPLIT: how many numbers `mhc_split_kernel` made of a coefficient; 0 for fp32 products with the projection itself. A
+    row of `sums` has 24 projections, the squares, and room for seven numbers more.
     """
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     there = token < tokens
     token = token.to(tl.int64)
     part = tl.program_id(0)
-    n = tl.arange(0, COLUMNS)
-    m = tl.zeros([TOKENS, COLUMNS], tl.float32)
-    squares = tl.zeros([TOKENS, BLOCK], tl.float32)
+    n = tl.arange(0, 32)
+    m = tl.zeros([TOKENS, 32], tl.float32)
+    squares = tl.zeros([TOKENS], tl.float32)
     kind = streams.dtype.element_ty
     for block in range(BLOCKS):
         c = (part * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
         inside = there[:, None] & (c < CHANNELS)[None, :]
+        known = (c < CHANNELS)[:, None] & (n < 24)[None, :]
         entering = tl.zeros([TOKENS, BLOCK], tl.float32)
         for i in tl.static_range(4):
             at = streams + token[:, None] * x_token + i * x_stream + c[None, :]
             s = tl.load(at, mask=inside, other=0.0)
             wide = s.to(tl.float32)
-            squares += wide * wide
+            squares += tl.sum(wide * wide, axis=1)
             entering += tl.load(pre + token * 4 + i, mask=there, other=0.0)[:, None] * wide
-            if NARROW:
-                w = fn + (i * CHANNELS + c).to(tl.int64)[:, None] * (SUMS - 8) + n[None, :]
-                known = (c < CHANNELS)[:, None] & (n < SUMS - 8)[None, :]
-                m = tl.dot(s, tl.load(w, mask=known, other=0.0), m)
-            else:
-                w = fn + n[None, :] * (4 * CHANNELS) + i * CHANNELS + c[:, None]
-                w = tl.load(w, mask=(n < 24)[None, :] & (c < CHANNELS)[:, None], other=0.0)
+            w = fn + n[None, :] * (4 * CHANNELS) + i * CHANNELS + c[:, None]
+            if SPLIT == 0:
+                w = tl.load(w, mask=known, other=0.0)
                 m = tl.dot(wide, w, m, input_precision="tf32x3")
+            for p in tl.static_range(SPLIT):
+                m = tl.dot(s, tl.load(w + p * (96 * CHANNELS), mask=known, other=0.0), m)
         tl.store(collapsed + token[:, None] * CHANNELS + c[None, :], entering.to(kind), mask=inside)
-    to = sums + (token * parts + part) * SUMS
-    tl.store(to[:, None] + n[None, :], m, mask=there[:, None] & (n < SUMS - 8)[None, :])
-    tl.store(to + SUMS - 8, tl.sum(squares, axis=1), mask=there)
+    to = sums + (token * parts + part) * 32
+    tl.store(to[:, None] + n[None, :], m, mask=there[:, None] & (n < 24)[None, :])
+    tl.store(to + 24, squares, mask=there)
+
+
+@triton.jit
+def _of_part(sums, token, part, there, eight, sixteen, parts):
+    at = sums + (token * parts + part) * 32
+    gates = tl.load(at + eight, mask=there, other=0.0)
+    scores = tl.load(at + 8 + sixteen, mask=there, other=0.0)
+    return gates, scores, tl.load(at + 24, mask=there, other=0.0)
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def mhc_coefficients_kernel(
-    sums, base, scale, pre, post, mix, tokens, parts, iterations, norm_eps, eps,
-    CHANNELS: tl.constexpr, TOKENS: tl.constexpr, SPLIT: tl.constexpr, SUMS: tl.constexpr,
+    sums, base, scale, pre, post, mix, tokens, iterations, norm_eps, eps, CHANNELS: tl.constexpr,
+    TOKENS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Sums of the pieces in their order, then the three kinds of coefficients of tokens."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     there = (token < tokens)[:, None]
     token = token.to(tl.int64)[:, None]
     eight, sixteen = tl.arange(0, 8)[None, :], tl.arange(0, 16)[None, :]
-    gates = tl.zeros([TOKENS, 8], tl.float32)
-    scores = tl.zeros([TOKENS, 16], tl.float32)
-    square = tl.zeros([TOKENS, 1], tl.float32)
-    for part in range(parts):
-        at = sums + (token * parts + part) * SUMS
-        for i in tl.static_range(SPLIT):
-            gates += tl.load(at + 24 * i + eight, mask=there, other=0.0)
-            scores += tl.load(at + 24 * i + 8 + sixteen, mask=there, other=0.0)
-        square += tl.load(at + SUMS - 8, mask=there, other=0.0)
+    gates, scores, square = _of_part(sums, token, 0, there, eight, sixteen, PARTS)
+    if PARTS <= 32:
+        for part in tl.static_range(1, PARTS):
+            a, b, c = _of_part(sums, token, part, there, eight, sixteen, PARTS)
+            gates, scores, square = gates + a, scores + b, square + c
+    else:
+        for part in range(1, PARTS):
+            a, b, c = _of_part(sums, token, part, there, eight, sixteen, PARTS)
+            gates, scores, square = gates + a, scores + b, square + c
     factor = tl.rsqrt(square / (4 * CHANNELS) + norm_eps)
     gates = gates * factor * tl.load(scale + eight // 4) + tl.load(base + eight)
     gates = 1.0 / (1.0 + tl.exp(-gates))
