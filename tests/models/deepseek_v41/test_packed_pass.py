@@ -27,7 +27,9 @@ SLOTS, MAX_TOKENS, BLOCK = 4, 96, 16
 
 @pytest.fixture(scope="module", params=["cache", "full"])
 def model(request, small_config, random_model) -> DeepseekV41:
-    made = random_model(small_config(head_dim=512, index_head_dim=128), request.param)
+    heads = 8 if request.param == "full" else 2  # the scores of pages take 8 heads and more
+    config = small_config(head_dim=512, index_head_dim=128, index_n_heads=heads)
+    made = random_model(config, request.param)
     made.set_engram_token_map(range(160))
     return made
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from deepinfer.core.errors import InvariantBroken
-from deepinfer.kernels import batch_invariant
+from deepinfer.kernels import batch_invariant, per_token_cast_to_fp8
 from deepinfer.kernels.fused import has_triton
 from deepinfer.models.deepseek_v41 import small_cpu
 from deepinfer.models.deepseek_v41.config import DeepseekV41Config
@@ -17,7 +17,7 @@ from deepinfer.models.deepseek_v41.rope import apply_rope_
 from deepinfer.models.deepseek_v41.rounding import Rounding
 from deepinfer.models.deepseek_v41.topk import topk_lowest_index
 
-__all__ = ["Indexer", "candidate_mask", "index_scores", "select_rows"]
+__all__ = ["Indexer", "candidate_mask", "index_scores", "query_codes", "select_rows"]
 
 
 class Indexer(nn.Module):
@@ -136,6 +136,21 @@ def index_scores(
 def _has_kernel(queries: Tensor) -> bool:
     """Whether the dots of all heads, which memory is too small for, can stay out of it."""
     return queries.is_cuda and not torch.is_grad_enabled() and has_triton()
+
+
+def query_codes(queries: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Index queries as e4m3, exactly, with their scales in the weights of the heads.
+
+    Args:
+        queries: Rounded to MXFP4, shape [tokens, heads, index_head_dim]. Groups whose scale is more than 2^14 below that of
+            their head are rounded further.
+        weights: Shape [tokens, heads], fp32.
+
+    Returns:
+        Codes, shape [tokens, heads, index_head_dim], e4m3, and weights, shape [tokens, heads], fp32.
+    """
+    codes, scales = per_token_cast_to_fp8(queries, queries.shape[-1], scale_dtype=torch.float32)
+    return codes, weights * scales.squeeze(-1)
 
 
 def candidate_mask(scores: Tensor, num_visible: Tensor, num_blocks: int, block_size: int) -> Tensor:

@@ -12,8 +12,12 @@ from deepinfer.kernels import (
     KVCacheFormat,
     compress_norm,
     flash_mla_with_kvcache,
+    fp8_fp4_paged_mqa_logits,
     gather_and_dequantize_k_cache,
+    get_paged_mqa_logits_metadata,
     rope_quant_insert,
+    topk,
+    topk_to_physical_indices,
 )
 from deepinfer.models.deepseek_v41.attention import Attention
 from deepinfer.models.deepseek_v41.block_table import flat_index
@@ -21,7 +25,7 @@ from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.compressor import Compressor
 from deepinfer.models.deepseek_v41.decode_pass import DecodePass
 from deepinfer.models.deepseek_v41.decode_selection import DecodeSelection
-from deepinfer.models.deepseek_v41.indexer import Indexer
+from deepinfer.models.deepseek_v41.indexer import Indexer, candidate_mask, query_codes
 from deepinfer.models.deepseek_v41.packed_rows import PackedRows
 
 __all__ = [
@@ -38,6 +42,9 @@ _WINDOW, _POOL, _KEY = (
     KVCacheFormat.V41_NVFP4,
     KVCacheFormat.INDEXER_MXFP4,
 )
+
+
+_SCORED_HEADS = (8, 16, 32, 64, 128)
 
 
 def why_no_packed_steps(model: nn.Module, cache: SlotCache) -> str:
@@ -159,9 +166,53 @@ def attend_packed(
 class PackedSelection(DecodeSelection):
     """`DecodeSelection` over packed index keys."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """See `DecodeSelection`."""
+        super().__init__(*args, **kwargs)
+        self._shared: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+
     def _set(self, index: Tensor) -> None:
         """Keeps the rows in the dtype that attention of every layer takes."""
         super()._set(index.to(torch.int32))
+
+    def pick(self, layer: int, source: int, queries: Tensor, weights: Tensor) -> None:
+        """See `DecodeSelection.pick`; keys are scored where they lie when the kernel takes such pages."""
+        page, config = self._cache.block_rows[source], self._cache.config
+        if page % 4 or queries.shape[1] not in _SCORED_HEADS:
+            super().pick(layer, source, queries, weights)
+            return
+        self._taken_all_of = None
+        ratio, count = config.compress_ratios[source], self.num_rows(source)
+        if ratio not in self._shared:
+            lengths = self._visible(source).to(torch.int32)
+            programs = get_paged_mqa_logits_metadata(lengths, page, _num_sms(lengths.device))
+            table = self._cache.table.device[self._slots, : -(-count // page)].to(torch.int32)
+            self._shared[ratio] = lengths, programs, table
+        lengths, programs, table = self._shared[ratio]
+        codes, weights = query_codes(queries, weights)
+        makes_candidates = layer == config.candidate_source_layer_id
+        blocks, size = config.candidate_topk_blocks, config.candidate_block_size
+        makes_candidates = makes_candidates and count > blocks * size
+        scores = fp8_fp4_paged_mqa_logits(
+            codes.view(*lengths.shape, *codes.shape[1:]), self._cache.index_keys[source], weights, lengths, table,
+            programs, count, page_size=page, clean_logits=makes_candidates or self._candidates is not None,
+        )  # fmt: skip
+        ends = lengths.flatten()
+        cut = None
+        if makes_candidates:
+            self._candidates = candidate_mask(scores, ends.long(), blocks, size)
+        elif self._candidates is not None:
+            cut = scores.masked_fill_(~self._candidates, -torch.inf)
+        _, rows = topk(scores, min(config.index_topk, count), end=ends, return_value=False)
+        if cut is not None:
+            rows.masked_fill_(cut.gather(1, rows.clamp_min(0).long()) == -torch.inf, -1)
+        tokens = lengths.shape[1]
+        requests = None
+        if tokens > 1:
+            requests = torch.arange(len(ends), device=ends.device) // tokens
+        index = topk_to_physical_indices(rows, table, page, requests=requests)
+        offset = self._cache.rows.pool_offsets[source]
+        self._set(torch.where(index >= 0, index + offset, index) if offset else index)
 
     def _keys(self, source: int, count: int) -> Tensor:
         """Index keys of each row's slot, unpacked, shape [rows, count, index_head_dim]."""
@@ -169,6 +220,13 @@ class PackedSelection(DecodeSelection):
         rows = torch.arange(count, device=self._slots.device)
         slots = flat_index(cache.table.device, self._slots.unsqueeze(1), rows.unsqueeze(0), page)
         return gather_and_dequantize_k_cache(cache.index_keys[source], slots, _KEY, page)
+
+
+def _num_sms(device: torch.device) -> int:
+    """Processors that share the work of scores."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 class PackedDecodePass(DecodePass):

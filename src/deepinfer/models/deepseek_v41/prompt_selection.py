@@ -9,32 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.kernels import fp8_fp4_mqa_logits, per_token_cast_to_fp8, topk
+from deepinfer.kernels import fp8_fp4_mqa_logits, topk
 from deepinfer.models.deepseek_v41.batch import Segment, positions_of, to_device
 from deepinfer.models.deepseek_v41.cache import SlotCache
-from deepinfer.models.deepseek_v41.indexer import candidate_mask
+from deepinfer.models.deepseek_v41.indexer import candidate_mask, query_codes
 from deepinfer.models.deepseek_v41.packed_rows import PackedRows
 from deepinfer.models.deepseek_v41.prompt_keys import PromptKeys
 
-__all__ = ["PromptSelection", "query_codes"]
+__all__ = ["PromptSelection"]
 
 # Scores that are held at once, 1 GiB of fp32: longer segments are scored in parts.
 _MAX_SCORES = 1 << 28
-
-
-def query_codes(queries: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Index queries as e4m3, exactly, with their scales in the weights of the heads.
-
-    Args:
-        queries: Rounded to MXFP4, shape [tokens, heads, index_head_dim]. Groups whose scale is more than 2^14 below that of
-            their head are rounded further.
-        weights: Shape [tokens, heads], fp32.
-
-    Returns:
-        Codes, shape [tokens, heads, index_head_dim], e4m3, and weights, shape [tokens, heads], fp32.
-    """
-    codes, scales = per_token_cast_to_fp8(queries, queries.shape[-1], scale_dtype=torch.float32)
-    return codes, weights * scales.squeeze(-1)
 
 
 class PromptSelection:
