@@ -13,7 +13,6 @@ from deepinfer.kernels.reference import cache as reference
 F = KVCacheFormat
 PAGE = 64
 PEERS_AT = 32768  # rows at which torch.compile is a peer: each shape takes it many seconds
-TUNINGS = ((1, 1), (1, 2), (2, 1), (4, 4), (8, 4))
 
 
 def pages_for(rows: int, form: KVCacheFormat) -> torch.Tensor:
@@ -24,12 +23,13 @@ def pages_for(rows: int, form: KVCacheFormat) -> torch.Tensor:
 
 
 def slots_for(rows: int, small: bool) -> torch.Tensor:
-    """Distinct slots in runs, as prefill writes them; when small, some that are none."""
+    """Distinct slots in runs, as prefill writes them; when small, some before and behind the cache."""
     slots = torch.arange(rows, device="cuda")
     pages = torch.randperm(-(-2 * rows // PAGE), device="cuda")[: -(-rows // PAGE)]
     slots = pages[slots // PAGE] * PAGE + slots % PAGE
     if small:
-        slots[torch.rand(rows, device="cuda") < 0.2] = -1
+        slots[torch.rand(rows, device="cuda") < 0.1] = -1
+        slots[torch.rand(rows, device="cuda") < 0.1] = -(-2 * rows // PAGE) * PAGE + 5
     return slots
 
 
@@ -103,7 +103,7 @@ def insert(form: KVCacheFormat, rows: int, norm: bool, rope: bool, tuning: tuple
             differing = (data != wanted).float().mean().item()
             if not norm:
                 assert differing == 0, f"{differing} of the bytes differ from the casts"
-            known = slots[slots >= 0]
+            known = slots[(slots >= 0) & (slots < len(data) * PAGE)]
             a = torch.empty(len(known), form.channels, device="cuda")
             b = torch.empty_like(a)
             reference.gather_rows(data, known, a, form, PAGE)
@@ -145,7 +145,8 @@ def gather(form: KVCacheFormat, rows: int, tuning: tuple[int, int]):
         )
         slots = slots[torch.randperm(count, device="cuda")]
         if small:
-            slots[torch.rand(count, device="cuda") < 0.2] = -1
+            slots[torch.rand(count, device="cuda") < 0.1] = -1
+            slots[torch.rand(count, device="cuda") < 0.1] = len(data) * PAGE
         out = torch.full((count, form.channels), 777.0, device="cuda", dtype=torch.bfloat16)
         conf = launch.CacheTuning(*tuning)
         run = lambda: launch.gather_rows(data, slots, out, form, PAGE, conf)  # noqa: E731
@@ -263,53 +264,47 @@ def compress(tokens: int, pair: bool, tuning: tuple[int, int]):
 
 
 def cases() -> list[Case]:
-    """All cases; every tuning at the sizes of prefill, the two smallest at those of decode."""
+    """Prefill first, then decode; of each the entry of the tables and the tuning next to it."""
     found = []
-    shapes = (
-        ("quantize_and_insert_k_cache", F.V41_MXFP8, False, False),
-        ("quantize_and_insert_k_cache", F.V41_NVFP4, False, False),
-        ("rope_quant_insert", F.V41_MXFP8, True, True),
-        ("rope_quant_insert", F.V41_NVFP4, False, True),
-        ("rope_quant_insert", F.INDEXER_MXFP4, True, True),
-        ("rope_quant_insert", F.V4_FP8, False, True),
-    )
-    for op, form, norm, rope in shapes:
-        name = f"{form.name}{' norm' if norm else ''}"
-        tunings = (
-            TUNINGS if form is not F.INDEXER_MXFP4 else ((1, 1), (2, 1), (4, 1), (8, 1), (16, 4))
-        )
-        for rows in (64, 4096, 32768):
-            wanted = tunings[:2] if rows == 64 else tunings
-            if form in (F.V4_FP8, F.INDEXER_MXFP4) and rows != 32768:
-                continue
-            for tuning in wanted:
-                variant = f"{tuning[0]} rows {tuning[1]} warps"
-                found.append(
-                    Case(
-                        op,
-                        f"{name} {rows} rows",
-                        variant,
-                        insert(form, rows, norm, rope, tuning),
-                    )
-                )
+
+    def add(op: str, shape: str, build: Callable, *tunings: tuple[int, int]) -> None:
+        for tuning in tunings:
+            variant = f"{tuning[0]} rows {tuning[1]} warps"
+            found.append(Case(op, shape, variant, build(tuning)))
+
+    def inserts(form: F, rows: int, norm: bool, rope: bool, *tunings: tuple[int, int]) -> None:
+        op = "rope_quant_insert" if norm or rope else "quantize_and_insert_k_cache"
+        shape = f"{form.name}{' norm' if norm else ''} {rows} rows"
+        add(op, shape, lambda t: insert(form, rows, norm, rope, t), *tunings)
+
+    def latents(tokens: int, pair: bool, *tunings: tuple[int, int]) -> None:
+        shape = f"{tokens} tokens, {'pairs' if pair else 'single'}"
+        add("compress_norm", shape, lambda t: compress(tokens, pair, t), *tunings)
+
+    def gathers(form: F, rows: int, *tunings: tuple[int, int]) -> None:
+        op, shape = "gather_and_dequantize_k_cache", f"{form.name} {rows} rows"
+        add(op, shape, lambda t: gather(form, rows, t), *tunings)
+
+    inserts(F.V41_MXFP8, 32768, True, True, (1, 1), (2, 1))
+    latents(32768, True, (1, 2), (2, 2))
+    inserts(F.V41_NVFP4, 32768, False, True, (1, 1), (2, 1))
+    latents(8192, True, (1, 2), (1, 1))
+    inserts(F.INDEXER_MXFP4, 32768, True, True, (4, 1), (8, 1))
+    inserts(F.V41_MXFP8, 64, True, True, (1, 1))
+    latents(64, True, (1, 2), (1, 4))
+    latents(32768, False, (1, 2), (1, 1))
+    gathers(F.V41_MXFP8, 65536, (8, 4), (1, 1))
+    gathers(F.V41_NVFP4, 65536, (8, 4), (1, 1))
+    inserts(F.V41_MXFP8, 32768, False, False, (4, 4), (1, 1))
+    inserts(F.V41_NVFP4, 32768, False, False, (4, 4), (1, 1))
+    inserts(F.V4_FP8, 32768, False, True, (1, 1))
+    inserts(F.V41_MXFP8, 4096, True, True, (1, 1))
     for form in (F.V32_FP8, F.INDEXER_FP8):
         build = insert(form, 777, False, True, (4, 4))
         found.append(Case("rope_quant_insert", f"{form.name} 777 rows", "check", build, True))
-    for form in (F.V41_NVFP4, F.V41_MXFP8):
-        for tuning in ((1, 1), (2, 1), (4, 1), (8, 4)):
-            build = gather(form, 65536, tuning)
-            variant = f"{tuning[0]} rows {tuning[1]} warps"
-            found.append(
-                Case("gather_and_dequantize_k_cache", f"{form.name} 65536 rows", variant, build)
-            )
     for form in (F.V4_FP8, F.V32_FP8, F.INDEXER_FP8, F.INDEXER_MXFP4):
         build = gather(form, 777, (4, 4))
         found.append(
             Case("gather_and_dequantize_k_cache", f"{form.name} 777 rows", "check", build, True)
         )
-    for tokens, pair in ((8192, True), (32768, True), (8192, False), (32768, False), (64, True)):
-        for tuning in ((1, 1), (1, 2), (2, 1), (2, 2)):
-            name = f"{tokens} tokens, {'pairs' if pair else 'single'}"
-            variant = f"{tuning[0]} rows {tuning[1]} warps"
-            found.append(Case("compress_norm", name, variant, compress(tokens, pair, tuning)))
     return found

@@ -113,8 +113,13 @@ def steps_lookup(rows: torch.Tensor, table: torch.Tensor, scale: torch.Tensor) -
     return (codes * factors.unsqueeze(-1)).flatten(1).bfloat16()
 
 
-def lookup(tokens: int, tuning: tuple[int, int] | None, spread: int = 20_000_000):
-    """Builds the gather of 24 rows of 256 a token from a table of `spread` rows."""
+def lookup(
+    tokens: int,
+    tuning: tuple[int, int, int, bool] | None,
+    spread: int = 20_000_000,
+    ordered: bool = False,
+):
+    """Builds the gather of 24 rows of 256 a token from a table of `spread` rows, at random or from the first on."""
 
     def build(small: bool) -> Built:
         from deepinfer.kernels import engram_lookup
@@ -125,6 +130,8 @@ def lookup(tokens: int, tuning: tuple[int, int] | None, spread: int = 20_000_000
         table = torch.randint(0, 256, (size, 256), device="cuda", dtype=torch.uint8)
         scale = torch.randint(100, 140, (size, 8), device="cuda", dtype=torch.uint8)
         rows = torch.randint(0, size, (count, 24), device="cuda")
+        if ordered:
+            rows = torch.arange(count * 24, device="cuda").view(count, 24) % size
         if small:
             scale[:3], scale[3:6] = 0, 255
             rows[0, :8] = torch.arange(8, device="cuda")
@@ -239,13 +246,23 @@ def cases() -> list[Case]:
             check_only=True,
         ),
     ]
-    for tuning in ((16, 4), (8, 2)):
-        name = f"{tuning[0]} rows, {tuning[1]} warps"
-        found.append(
-            Case("engram_lookup", f"{MANY} x 24 x 256 of 20 M rows", name, lookup(MANY, tuning))
-        )
-    for tuning in ((4, 4), (2, 4), (1, 4)):
+    shape = f"{MANY} x 24 x 256 of"
+    # Streamed stores; codes of later rows on their way while others are written; both.
+    for tuning in ((16, 4, 1, False), (16, 4, 1, True), (16, 4, 4, False), (8, 4, 4, True)):
+        name = f"{tuning[0]} rows {tuning[2]} times, {tuning[1]} warps{' streamed' * tuning[3]}"
+        found.append(Case("engram_lookup", f"{shape} 20 M rows", name, lookup(MANY, tuning)))
+    # What bounds it: the same rows one behind the other, and at random in tables that a TLB holds.
+    table = (16, 4, 1, False)
+    for rows, ordered in ((20_000_000, True), (2_000_000, False), (400_000, False)):
+        name = f"{shape} {rows // 1000} thousand rows{' in order' * ordered}"
+        found.append(Case("engram_lookup", name, "table", lookup(MANY, table, rows, ordered)))
+    for tokens, tuning in (
+        (64, (1, 4)),
+        (64, (1, 8)),
+        (64, (1, 16)),
+        (MANY, (4, 4)),
+        (MANY, (2, 8)),
+    ):
         name = f"{tuning[0]} tokens one by one, {tuning[1]} warps"
-        found.append(Case("engram_gate", f"{MANY} x 4 x {HIDDEN}", name, gate(MANY, tuning)))
-    found.append(Case("engram_gate", f"64 x 4 x {HIDDEN}", "1 token, 4 warps", gate(64, (1, 4))))
+        found.append(Case("engram_gate", f"{tokens} x 4 x {HIDDEN}", name, gate(tokens, tuning)))
     return found

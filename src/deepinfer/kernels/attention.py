@@ -121,7 +121,8 @@ def flash_mla_with_kvcache(
         extra_format: Its format; None for `format`.
         phases: Cosine and sine of each rotated pair, shape [entries, rotated / 2, 2], fp32: the last channels of the
             output are rotated back by them; None for no rotation.
-        phase_index: Entry of each row, shape [batch, s_q], int32; None when entry i is that of row i.
+        phase_index: Entry of each row, shape [batch, s_q], int32; None when entry i is that of row i. A row of an
+            entry that `phases` does not have is not turned.
         sched_meta: From `get_mla_metadata`; None to choose by the number of rows, which is not batch-invariant.
         out: Shape [batch, s_q, heads, channels], bf16 (any float dtype for "torch"), written and returned; None for a new
             tensor of q's dtype.
@@ -200,7 +201,8 @@ def merge_attn_states(
         attn_sink: Shape [heads], fp32: a logit without a value, which the returned log-sum-exp has not.
         phases: Cosine and sine of each rotated pair, shape [entries, rotated / 2, 2], fp32: rotates the last channels
             back; None for no rotation.
-        phase_index: Entry of each row, shape [rows], int32; None when entry i is that of row i.
+        phase_index: Entry of each row, shape [rows], int32; None when entry i is that of row i. A row of an
+            entry that `phases` does not have is not turned.
         out: Shape [rows, heads, channels], written and returned; None for a new tensor of v's dtype.
         backend: "torch" or "triton"; None for the best that serves the call.
 

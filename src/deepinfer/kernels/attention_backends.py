@@ -10,6 +10,7 @@ from torch import Tensor
 from deepinfer.kernels import contract
 from deepinfer.kernels.formats import KVCacheFormat
 from deepinfer.kernels.reference import attention as reference
+from deepinfer.kernels.reference.rope import turns_at
 from deepinfer.kernels.registry import Operation
 
 __all__ = ["CHOOSE", "register"]
@@ -41,7 +42,7 @@ def _rows_of(phases: Tensor | None, phase_index: Tensor | None, rows: int) -> Te
     """Phases of each row."""
     if phases is None:
         return None
-    return phases[:rows] if phase_index is None else phases[phase_index.long()]
+    return phases[:rows] if phase_index is None else turns_at(phases, phase_index)
 
 
 def _decode_torch(

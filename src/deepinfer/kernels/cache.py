@@ -1,8 +1,11 @@
 """Rows into and out of paged caches of quantised keys, with what comes before: pool of two tokens, norm, rotation.
 
 A cache is bytes, shape [pages, at least `KVCacheFormat.page_bytes(page_size)`], uint8; pages may lie apart, so that a
-page may hold several caches. Slot s is row s % page_size of page s // page_size; a negative slot is no slot. Each slot
-may be written once a call. Addresses are 64 bits wide.
+page may hold several caches. Slot s is row s % page_size of page s // page_size. Each slot may be written once a call.
+Addresses are 64 bits wide.
+
+An index that is negative or behind what it points into (a slot, a token, a request, an entry of `phases`) is none, on every
+device: no memory is read or written for it.
 
 A group of channels that is not finite gets the scale NaN, and comes out as NaN; its codes mean nothing.
 """
@@ -42,7 +45,8 @@ def quantize_and_insert_k_cache(
     Args:
         k: Shape [rows, channels], bf16, fp16 or fp32; rows may lie apart.
         cache: Shape [pages, bytes], uint8, written.
-        slot_mapping: Slot of each row, shape [rows], int32 or int64; rows of negative slots are written nowhere.
+        slot_mapping: Slot of each row, shape [rows], int32 or int64; rows of slots that the cache does not have are
+            written nowhere.
         format: Format of the cache.
         page_size: Rows of a page.
         backend: "torch" or "triton"; None for the best that serves the call.
@@ -75,7 +79,7 @@ def gather_and_dequantize_k_cache(
 
     Args:
         cache: Shape [pages, bytes], uint8.
-        slots: Any shape, int32 or int64; a negative slot reads zeros.
+        slots: Any shape, int32 or int64; a slot that the cache does not have reads zeros.
         format: Format of the cache.
         page_size: Rows of a page.
         dtype: Of a new tensor: bf16, fp16 or fp32; values are made in fp32.
@@ -127,12 +131,14 @@ def rope_quant_insert(
         k: Shape [rows, channels], bf16, fp16 or fp32; rows may lie apart.
         phases: Cosine and sine of each rotated pair, shape [entries, rotated / 2, 2], fp32.
         cache: Shape [pages, bytes], uint8, written.
-        slot_mapping: Slot of each row, shape [rows], int32 or int64; rows of negative slots are written nowhere.
+        slot_mapping: Slot of each row, shape [rows], int32 or int64; rows of slots that the cache does not have are
+            written nowhere.
         format: Format of the cache.
         page_size: Rows of a page.
         weight: Gains of an RMS norm, shape [channels], or None for no norm.
         eps: Added to the mean square.
-        phase_index: Entry of each row, shape [rows], int32 or int64; None when entry i is that of row i.
+        phase_index: Entry of each row, shape [rows], int32 or int64; None when entry i is that of row i. A row of an entry
+            that `phases` does not have is not turned.
         positions: Position of each row, shape [rows], int32 or int64; needed with `write_floor`.
         write_floor: First position that may be written, of each row, shape [rows], int32 or int64; rows below are
             written nowhere. None to write all.
@@ -194,17 +200,21 @@ def compress_norm(
         eps: Added to the mean square.
         phases: Cosine and sine of each rotated pair of channels, shape [entries, rotated / 2, 2], fp32.
         cache: Shape [pages, bytes], uint8, written.
-        slot_mapping: Slot of each latent, shape [rows], int32 or int64; latents of negative slots are not cached.
+        slot_mapping: Slot of each latent, shape [rows], int32 or int64; latents of slots that the cache does not have are
+            not cached.
         format: Format of the cache.
         page_size: Rows of a page.
-        last: Last token of each latent, shape [rows], int32 or int64, negative for none (its latent is 0); None when
-            latent i is that of token i.
+        last: Last token of each latent, shape [rows], int32 or int64; one outside of the tokens is none, its latent is 0
+            and not cached. None when latent i is that of token i.
         state: Tokens of earlier steps, shape [requests, ring, 2, channels], fp32, the value then the gate, a token at
             its position modulo the ring; written. Needed with gates.
-        requests: Request of each token, shape [tokens], int32 or int64, negative for none; the tokens of a request
-            stand side by side, in order. Needed with gates.
-        positions: Position of each token, shape [tokens], int32 or int64. Needed with gates or `write_floor`.
-        phase_index: Entry of each latent, shape [rows], int32 or int64; None when entry i is that of latent i.
+        requests: Request of each token, shape [tokens], int32 or int64; the tokens of a request stand side by side, in
+            order. Needed with gates. A token of a request that `state` does not have is not kept there, and the latent whose
+            last token it is is 0 and not cached.
+        positions: Position of each token, shape [tokens], int32 or int64. Needed with gates or `write_floor`. With gates, a
+            token of a negative position counts as one of no request.
+        phase_index: Entry of each latent, shape [rows], int32 or int64; None when entry i is that of latent i. A latent of
+            an entry that `phases` does not have is cached without a rotation.
         write_floor: First position that may be written, of each token, shape [tokens], int32 or int64; a latent whose
             last token is below is not cached. None to cache all.
         dtype: Of new latents, and of the values that enter the norm.

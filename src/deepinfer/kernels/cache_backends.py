@@ -66,20 +66,22 @@ def _compress_torch(
     values, gates, weight, eps, phases, cache, slots, format, page_size, last, state, requests, positions,
     phase_index, floors, latents,
 ):  # fmt: skip
-    known = torch.ones_like(slots, dtype=torch.bool) if last is None else last >= 0
-    at = torch.arange(len(values), device=values.device) if last is None else last.clamp_min(0)
-    at = at.long()
+    row, at = reference.known_tokens(
+        values, last, requests, positions, None if gates is None else state
+    )
     if gates is None:
         rows = values[at]
     else:
         rows = reference.pool_pairs(values, gates, at, requests, positions, state)
         reference.keep_state(values, gates, requests, positions, state)
     rows = reference.rotated(rows.to(latents.dtype), None, None, weight, eps)
-    latents.copy_(rows * known[:, None])
-    slots = slots.masked_fill(~known, -1)
+    latents.zero_()
+    latents[row] = rows
+    slots = slots[row]
     if floors is not None:
         slots = slots.masked_fill(positions[at] < floors[at], -1)
-    rows = reference.rotated(rows, phases, phase_index, None, eps)
+    entries = row if phase_index is None else phase_index[row]
+    rows = reference.rotated(rows, phases, entries, None, eps)
     reference.insert_rows(rows, cache, slots, KVCacheFormat[format], page_size)
 
 

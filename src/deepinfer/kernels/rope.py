@@ -39,7 +39,8 @@ def apply_rope(
     Args:
         x: Shape [tokens, heads, channels] or [tokens, channels], any float dtype; rows may lie apart.
         phases: Cosine and sine of each pair, shape [places, rope_dim / 2, 2], fp32: a row a token, or a table.
-        positions: Row of the table for each token, shape [tokens], integers in [0, places); its number when None.
+        positions: Row of the table for each token, shape [tokens], int32 or int64; its number when None. A token of a row
+            that the table does not have stays as it is, on every device.
         inverse: Rotate back: by the conjugate.
         out: Where the result goes, shape and dtype of `x`. Give `x` itself to rotate in place: then the other channels are
             neither read nor written. A new tensor when None.

@@ -76,7 +76,15 @@ def _rows(
     constants = dict(constants) | sizes_of | {"FUSED": True, "KIND": tl.bfloat16}
     if 80 in chips:
         constants["NATIVE"] = False
-    integers = ("num_rows", "tail_size", *_STRIDES)
+    integers = (
+        "num_rows",
+        "num_tokens",
+        "num_pages",
+        "num_requests",
+        "num_phases",
+        "tail_size",
+        *_STRIDES,
+    )
     return CompileCase(
         operation, entry, cache_insert_kernel,
         {
@@ -96,7 +104,7 @@ def _gather(form: KVCacheFormat, chips: tuple[int, ...]) -> CompileCase:
     constants = _constants(form, rows) | ({"NATIVE": False} if 80 in chips else {})
     return CompileCase(
         "gather_and_dequantize_k_cache", form.name, cache_gather_kernel,
-        {"cache": "*u8", "slots": "*i64", "out": "*bf16", "num_rows": "i32", "stride_page": "i32", "stride_out": "i32"},
+        {"cache": "*u8", "slots": "*i64", "out": "*bf16", "num_rows": "i32", "num_pages": "i32", "stride_page": "i32", "stride_out": "i32"},
         constants, ("cache", "slots", "out", "stride_page", "stride_out"), {"num_warps": warps}, chips,
     )  # fmt: skip
 
@@ -104,10 +112,18 @@ def _gather(form: KVCacheFormat, chips: tuple[int, ...]) -> CompileCase:
 def _state() -> CompileCase:
     from deepinfer.kernels.triton.cache_gather import cache_state_kernel
 
-    integers = ("num_tokens", "stride_x", "stride_gates", "stride_slot", "stride_tail", "tail_size")
+    integers = (
+        "num_tokens",
+        "num_requests",
+        "stride_x",
+        "stride_gates",
+        "stride_slot",
+        "stride_tail",
+        "tail_size",
+    )
     return CompileCase(
         "compress_norm", "state", cache_state_kernel,
         {"x": "*fp32", "gates": "*fp32", "requests": "*i32", "positions": "*i64", "state": "*fp32",
          **dict.fromkeys(integers, "i32")},
-        {"CHANNELS": 512, "BLOCK": 128, "TOKENS": 16}, ("x", "gates", "state", *integers[1:5]), {"num_warps": 4}, (90,),
+        {"CHANNELS": 512, "BLOCK": 128, "TOKENS": 16}, ("x", "gates", "state", *integers[2:6]), {"num_warps": 4}, (90,),
     )  # fmt: skip

@@ -20,9 +20,9 @@ def cases() -> list[CompileCase]:
     hashes = dict.fromkeys(integers, "*i64")
     found = [row_case("engram_hash", "24 columns", kernels.engram_hash_kernel, hashes, sizes, 4)]
     for chip in CHIPS:
-        rows, warps = configs.engram_lookup(256)
+        rows, warps, steps, stream = configs.engram_lookup(256)
         constants: dict[str, Any] = {
-            "CHANNELS": 256, "GROUP": 32, "HARDWARE": level(chip), "ROWS": rows,
+            "CHANNELS": 256, "GROUP": 32, "HARDWARE": level(chip), "ROWS": rows, "STEPS": steps, "STREAM": stream,
         }  # fmt: skip
         types = {
             "rows": "*i64",

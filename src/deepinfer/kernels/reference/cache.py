@@ -12,6 +12,7 @@ from deepinfer.kernels.reference.cast import (
     per_token_cast_to_fp4,
     per_token_cast_to_fp8,
 )
+from deepinfer.kernels.reference.rope import turns_at
 from deepinfer.kernels.reference.rows import norm_rope_round
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "gather_rows",
     "insert_rows",
     "keep_state",
+    "known_tokens",
     "pool_pairs",
     "rotated",
 ]
@@ -78,11 +80,11 @@ def insert_rows(
     Args:
         rows: Shape [rows, channels], any float dtype.
         cache: Shape [pages, bytes], uint8.
-        slots: Shape [rows], integers; negative rows are written nowhere.
+        slots: Shape [rows], integers; rows of slots that the cache does not have are written nowhere.
         form: Format of the cache.
         page_size: Rows of a page.
     """
-    kept = slots >= 0
+    kept = _within(slots, len(cache) * page_size)
     rows, slots = rows[kept], slots[kept].long()
     for part, offset in zip(encode_rows(rows, form), _offsets(form, page_size), strict=True):
         page, at = _places(slots, offset, part.shape[1], page_size)
@@ -96,12 +98,12 @@ def gather_rows(
 
     Args:
         cache: Shape [pages, bytes], uint8.
-        slots: Shape [rows], integers; zeros are written for negative ones.
+        slots: Shape [rows], integers; zeros are written for those that the cache does not have.
         out: Shape [rows, channels].
         form: Format of the cache.
         page_size: Rows of a page.
     """
-    known = slots >= 0
+    known = _within(slots, len(cache) * page_size)
     places = slots[known].long()
     sizes = (form.code_bytes, form.scale_bytes, 2 * form.tail_channels)
     parts = [
@@ -112,6 +114,36 @@ def gather_rows(
     out[known] = decode_rows(parts[0], parts[1], parts[2], form).to(out.dtype)
 
 
+def known_tokens(
+    values: Tensor,
+    last: Tensor | None,
+    requests: Tensor | None,
+    positions: Tensor | None,
+    state: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Which latents have a token, and which token.
+
+    Args:
+        values: Shape [tokens, channels].
+        last: Last token of each latent, shape [rows], or None when latent i is that of token i. One outside of the tokens is
+            none.
+        requests: Request of each token, shape [tokens]; with `state`, one outside of it is none.
+        positions: Position of each token, shape [tokens]; with `state`, a negative one is none.
+        state: Shape [requests, ring, 2, channels], for pairs, or None.
+
+    Returns:
+        Numbers of the latents that have one, ascending, and their tokens; both shape [latents that have one], int64.
+    """
+    tokens = len(values)
+    rows = torch.arange(tokens if last is None else len(last), device=values.device)
+    at = rows if last is None else last.long()
+    known = _within(at, tokens)
+    if state is not None and requests is not None and positions is not None:
+        safe = at.clamp(0, tokens - 1)
+        known &= _within(requests[safe], len(state)) & (positions[safe] >= 0)
+    return rows[known], at[known]
+
+
 def pool_pairs(
     values: Tensor, gates: Tensor, last: Tensor, requests: Tensor, positions: Tensor, state: Tensor
 ) -> Tensor:
@@ -120,7 +152,7 @@ def pool_pairs(
     Args:
         values: Shape [tokens, channels], fp32.
         gates: Shape [tokens, channels], fp32.
-        last: Second token of each pair, shape [rows].
+        last: Second token of each pair, shape [rows], each of a request and at a position that are not negative.
         requests: Request of each token, shape [tokens].
         positions: Position of each token, shape [tokens].
         state: Tokens of earlier steps, shape [requests, ring, 2, channels], fp32; a token stands at its position
@@ -133,7 +165,7 @@ def pool_pairs(
     before = (last - 1).clamp_min(0)
     request, position = requests[last].long(), positions[last].long()
     near = (last > 0) & (requests[before] == request) & (positions[before] == position - 1)
-    kept = state[request.clamp_min(0), (position - 1) % state.shape[1]]
+    kept = state[request, (position - 1) % state.shape[1]]
     first = torch.where(near[:, None], values[before], kept[:, 0])
     gate = torch.where(near[:, None], gates[before], kept[:, 1]) - gates[last]
     share = torch.sigmoid(gate)
@@ -148,12 +180,13 @@ def keep_state(
     Args:
         values: Shape [tokens, channels], fp32.
         gates: Shape [tokens, channels], fp32.
-        requests: Request of each token, negative for none, shape [tokens]; its tokens stand side by side.
-        positions: Position of each token, shape [tokens].
+        requests: Request of each token, shape [tokens]; its tokens stand side by side. One that `state` does not have is
+            none, and its tokens are not kept.
+        positions: Position of each token, shape [tokens]; tokens of negative ones are not kept.
         state: Shape [requests, ring, 2, channels], fp32.
     """
     size = state.shape[1]
-    newest = requests >= 0
+    newest = _within(requests, len(state)) & (positions >= 0)
     newest[:-size] &= requests[:-size] != requests[size:]
     place = (requests[newest].long(), positions[newest].long() % size)
     state[place] = torch.stack((values[newest], gates[newest]), 1)
@@ -171,7 +204,8 @@ def rotated(
     Args:
         rows: Shape [rows, channels].
         phases: Cosines and sines, shape [entries, rotated / 2, 2], fp32, or None.
-        phase_index: Entry of each row, shape [rows], or None when it is the row.
+        phase_index: Entry of each row, shape [rows], or None when it is the row; a row of an entry that `phases` does
+            not have is not turned.
         weight: Gains of the norm, shape [channels], or None.
         eps: Added to the mean square.
 
@@ -179,10 +213,15 @@ def rotated(
         Same shape and dtype.
     """
     if phases is not None and phase_index is not None:
-        phases = phases[phase_index.long()]
+        phases = turns_at(phases, phase_index)
     if phases is not None:
         phases = phases[: len(rows)]
     return norm_rope_round(rows.unsqueeze(1), weight, eps, phases).squeeze(1)
+
+
+def _within(index: Tensor, size: int) -> Tensor:
+    """Which indices point into something of a size."""
+    return (index >= 0) & (index < size)
 
 
 def _offsets(form: KVCacheFormat, page_size: int) -> tuple[tuple[int, int], ...]:

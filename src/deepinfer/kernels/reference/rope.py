@@ -5,7 +5,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["apply_rope"]
+__all__ = ["apply_rope", "turns_at"]
+
+
+def turns_at(phases: Tensor, places: Tensor) -> Tensor:
+    """Rotations at places of a table; at a place that it does not have, the one that turns nothing.
+
+    Args:
+        phases: Cosine and sine of each pair, shape [places, rope_dim / 2, 2], fp32.
+        places: Any shape, integers.
+
+    Returns:
+        Shape [*places.shape, rope_dim / 2, 2].
+    """
+    known = (places >= 0) & (places < len(phases))
+    if not len(phases):
+        found = phases.new_zeros((*places.shape, *phases.shape[1:]))
+    else:
+        found = phases[places.long().clamp(0, len(phases) - 1)]
+    still = phases.new_tensor((1.0, 0.0))
+    return torch.where(known[..., None, None], found, still)
 
 
 def apply_rope(
@@ -20,14 +39,15 @@ def apply_rope(
     Args:
         x: Shape [tokens, heads, channels] or [tokens, channels], any float dtype.
         phases: Cosine and sine of each pair, shape [places, rope_dim / 2, 2], fp32.
-        positions: Place of each token, shape [tokens], integers; its number when None.
+        positions: Place of each token, shape [tokens], integers; its number when None. A token at a place that the table
+            does not have is not turned.
         inverse: Rotate back.
         out: Where the result goes, of the shape and dtype of `x`, which it may be; a new tensor when None.
 
     Returns:
         Same shape and dtype as `x`.
     """
-    turns = phases[: len(x)] if positions is None else phases[positions.long()]
+    turns = phases[: len(x)] if positions is None else turns_at(phases, positions)
     cos, sin = turns.unbind(-1)
     if x.dim() == 3:
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)

@@ -10,20 +10,22 @@ from deepinfer.kernels.triton.cache_codes import decode_e2m1, decode_e4m3, decod
 __all__ = ["cache_gather_kernel", "cache_state_kernel"]
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "num_pages"])
 def cache_gather_kernel(
-    cache, slots, out, num_rows, stride_page, stride_out,
+    cache, slots, out, num_rows, num_pages, stride_page, stride_out,
     CODED: tl.constexpr, WIDTH: tl.constexpr, TAIL: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     SCALE: tl.constexpr, ROW_STRIDE: tl.constexpr, TAIL_AT: tl.constexpr, SCALE_STRIDE: tl.constexpr,
     SCALES_AT: tl.constexpr, PAGE: tl.constexpr, NATIVE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Writes every row; zeros where the slot is negative."""
+    """Writes every row; zeros where the slot is none of the cache."""
     r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = r < num_rows
     slot = tl.load(slots + r, mask=inside, other=-1).to(tl.int64)
-    read = (slot >= 0)[:, None]
-    slot = tl.maximum(slot, 0)
-    page = cache + (slot // PAGE) * stride_page
+    page_of_slot = slot // PAGE
+    known = (slot >= 0) & (page_of_slot < num_pages)
+    slot = tl.where(known, slot, 0)
+    page = cache + tl.where(known, page_of_slot, 0) * stride_page
+    read = known[:, None]
     row = (slot % PAGE).to(tl.int32)
     at = (page + row * ROW_STRIDE)[:, None]
     GROUPS: tl.constexpr = WIDTH // GROUP
@@ -54,9 +56,9 @@ def cache_gather_kernel(
         tl.store(to + CODED + d, tail.to(kind), mask=inside[:, None])
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "num_requests"])
 def cache_state_kernel(
-    x, gates, requests, positions, state, num_tokens, stride_x, stride_gates, stride_slot, stride_tail, tail_size,
+    x, gates, requests, positions, state, num_tokens, num_requests, stride_x, stride_gates, stride_slot, stride_tail, tail_size,
     CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Keeps the last `tail_size` tokens of each request in its ring; most programs find nothing to keep."""
@@ -65,10 +67,11 @@ def cache_state_kernel(
     request = tl.load(requests + token, mask=inside, other=-1).to(tl.int64)
     later = token + tail_size
     after = tl.load(requests + later, mask=later < num_tokens, other=-1).to(tl.int64)
-    kept = (request >= 0) & (after != request)
+    kept = (request >= 0) & (request < num_requests) & (after != request)
     if tl.max(kept.to(tl.int32), 0) > 0:
         position = tl.load(positions + token, mask=kept, other=0).to(tl.int64)
-        to = tl.maximum(request, 0) * stride_slot + (position % tail_size) * stride_tail
+        kept = kept & (position >= 0)
+        to = tl.where(kept, request * stride_slot + (position % tail_size) * stride_tail, 0)
         for start in range(0, CHANNELS, BLOCK):
             c = start + tl.arange(0, BLOCK)[None, :]
             mask = kept[:, None] & (c < CHANNELS)

@@ -84,10 +84,10 @@ def _write(
         tl.store(to + (FIRST // 2 + c), code, mask=keep & (c < COUNT // 2))
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "num_pages", "num_requests", "num_phases"])
 def cache_insert_kernel(
     x, gates, state, requests, last, weight, phases, phase_index, positions, floors, slots, latents, cache,
-    num_rows, eps, stride_x, stride_gates, stride_slot, stride_tail, tail_size, stride_latents, stride_phases,
+    num_rows, num_tokens, num_pages, num_requests, num_phases, eps, stride_x, stride_gates, stride_slot, stride_tail, tail_size, stride_latents, stride_phases,
     stride_page,
     PAIR: tl.constexpr, HAS_LAST: tl.constexpr, HAS_NORM: tl.constexpr, HAS_FLOOR: tl.constexpr,
     HAS_LATENTS: tl.constexpr, HAS_PHASE_INDEX: tl.constexpr, ROPE: tl.constexpr, KIND: tl.constexpr,
@@ -95,30 +95,41 @@ def cache_insert_kernel(
     SCALE: tl.constexpr, ROW_STRIDE: tl.constexpr, TAIL_AT: tl.constexpr, SCALE_STRIDE: tl.constexpr,
     SCALES_AT: tl.constexpr, PAGE: tl.constexpr, NATIVE: tl.constexpr, FUSED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Writes the rows whose slot is not negative; see the launcher for the arguments."""
+    """Writes the rows that have a slot; see the launcher for the arguments.
+
+    An index outside of what it points into is none: no memory is touched there.
+    """
     r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = r < num_rows
     slot = tl.load(slots + r, mask=inside, other=-1).to(tl.int64)
     token = r
     if HAS_LAST:
         token = tl.load(last + r, mask=inside, other=-1).to(tl.int64)
-    read = inside & (token >= 0)
-    kept = read & (slot >= 0)
-    token = tl.maximum(token, 0)
+    read = inside & (token >= 0) & (token < num_tokens)
+    token = tl.where(read, token, 0)
+    request = tl.zeros((ROWS,), tl.int64)
+    place = request
+    if PAIR:
+        request = tl.load(requests + token, mask=read, other=-1).to(tl.int64)
+        place = tl.load(positions + token, mask=read, other=-1).to(tl.int64)
+        read = read & (request >= 0) & (request < num_requests) & (place >= 0)
+        request = tl.where(read, request, 0)
+        place = tl.where(read, place, 0)
+    page_of_slot = slot // PAGE
+    kept = read & (slot >= 0) & (page_of_slot < num_pages)
     if HAS_FLOOR:
         position = tl.load(positions + token, mask=read, other=0).to(tl.int64)
         kept = kept & (position >= tl.load(floors + token, mask=read, other=0).to(tl.int64))
     if not HAS_LATENTS:
         read = kept
-    slot = tl.maximum(slot, 0)
+    slot = tl.where(kept, slot, 0)
+    page_of_slot = tl.where(kept, page_of_slot, 0)
     at = (token * stride_x)[:, None]
     before = at
     other_x = x
     other_gates = gates
     if PAIR:
         # The first token of a pair came just before in the batch, or waits in the ring of its request.
-        request = tl.load(requests + token, mask=read, other=0).to(tl.int64)
-        place = tl.load(positions + token, mask=read, other=0).to(tl.int64)
         earlier = tl.maximum(token - 1, 0)
         near = (token > 0) & (
             tl.load(requests + earlier, mask=read, other=-1).to(tl.int64) == request
@@ -151,7 +162,8 @@ def cache_insert_kernel(
         if APART > 0:
             tail = tail.to(KIND).to(tl.float32)
             square += tl.sum(tail * tail, 1)
-        factor = tl.rsqrt(square / (CODED + TAIL) + eps)[:, None]
+        # A latent of no token is 0, also without eps.
+        factor = tl.where(read, tl.rsqrt(square / (CODED + TAIL) + eps), 0.0)[:, None]
         gain = tl.load(weight + c, mask=c < MAIN, other=0.0).to(tl.float32)
         v = (v * factor * gain).to(KIND).to(tl.float32)
         if APART > 0:
@@ -162,17 +174,16 @@ def cache_insert_kernel(
         if APART > 0:
             tl.store(to + d, tail.to(KIND), mask=inside[:, None])
     if ROPE > 0:
-        turn = token
-        if HAS_LAST:
-            turn = r
+        turn = r
         if HAS_PHASE_INDEX:
-            turn = tl.load(phase_index + turn, mask=read, other=0).to(tl.int64)
+            turn = tl.load(phase_index + r, mask=read, other=-1).to(tl.int64)
+        turns = read & (turn >= 0) & (turn < num_phases)
         turn = (turn * stride_phases)[:, None]
         if APART > 0:
-            tail = _rotate(tail, phases, turn, read[:, None], APART, ROPE, KIND)
+            tail = _rotate(tail, phases, turn, turns[:, None], APART, ROPE, KIND)
         else:
-            v = _rotate(v, phases, turn, read[:, None], WIDTH, ROPE, KIND)
-    page = cache + (slot // PAGE) * stride_page
+            v = _rotate(v, phases, turn, turns[:, None], WIDTH, ROPE, KIND)
+    page = cache + page_of_slot * stride_page
     row = (slot % PAGE).to(tl.int32)
     to = (page + row * ROW_STRIDE)[:, None]
     scales_to = (page + (SCALES_AT + row * SCALE_STRIDE))[:, None]

@@ -75,7 +75,7 @@ def insert_rows(
     Args:
         x: Rows, shape [tokens, channels], last stride 1.
         cache: Shape [pages, bytes], uint8.
-        slots: Shape [rows], integers; negative rows are written nowhere.
+        slots: Shape [rows], integers; rows of slots that the cache does not have are written nowhere.
         form: Format of the cache.
         page_size: Rows of a page.
         tuning: Sizes.
@@ -110,6 +110,10 @@ def insert_rows(
         x if latents is None else latents,
         cache,
         rows,
+        x.shape[0],
+        cache.shape[0],
+        0 if state is None else state.shape[0],
+        0 if phases is None else phases.shape[0],
         eps,
         x.stride(0),
         0 if gates is None else gates.stride(0),
@@ -150,7 +154,7 @@ def gather_rows(
 
     Args:
         cache: Shape [pages, bytes], uint8.
-        slots: Shape [rows], integers; zeros are written for negative ones.
+        slots: Shape [rows], integers; zeros are written for those that the cache does not have.
         out: Shape [rows, channels], last stride 1.
         form: Format of the cache.
         page_size: Rows of a page.
@@ -162,6 +166,7 @@ def gather_rows(
         slots,
         out,
         rows,
+        cache.shape[0],
         cache.stride(0),
         out.stride(0),
         **constants(form, page_size, _native(out)),
@@ -181,6 +186,7 @@ def keep_state(
         positions,
         state,
         x.shape[0],
+        state.shape[0],
         x.stride(0),
         gates.stride(0),
         state.stride(0),

@@ -35,8 +35,9 @@ def engram_hash(
 
 
 def engram_lookup(
-    rows: Tensor, table: Tensor, scale: Tensor, out: Tensor, tuning: tuple[int, int] | None = None
-) -> None:
+    rows: Tensor, table: Tensor, scale: Tensor, out: Tensor,
+    tuning: tuple[int, int, int, bool] | None = None,
+) -> None:  # fmt: skip
     """Dequantised rows.
 
     Args:
@@ -44,15 +45,15 @@ def engram_lookup(
         table: Shape [rows of the table, channels], uint8, last stride 1.
         scale: Shape [rows of the table, groups], uint8, last stride 1.
         out: Shape [*rows.shape, channels], contiguous.
-        tuning: Rows a program, and warps; None for those of the table of sizes.
+        tuning: As `configs.rows.engram_lookup` gives it; None for that.
     """
     channels, groups = table.shape[1], scale.shape[1]
-    at_once, warps = tuning or configs.engram_lookup(channels)
+    at_once, warps, steps, stream = tuning or configs.engram_lookup(channels)
     with torch.cuda.device_of(table):
-        engram_lookup_kernel[(triton.cdiv(rows.numel(), at_once),)](
+        engram_lookup_kernel[(triton.cdiv(rows.numel(), at_once * steps),)](
             rows, table, scale, out, rows.numel(), len(table), table.stride(0), scale.stride(0),
             CHANNELS=channels, GROUP=channels // groups, HARDWARE=hardware_level(table),
-            ROWS=at_once, num_warps=warps,
+            ROWS=at_once, STEPS=steps, STREAM=stream, num_warps=warps,
         )  # fmt: skip
 
 

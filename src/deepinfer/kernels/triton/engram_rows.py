@@ -40,28 +40,60 @@ def engram_hash_kernel(
     tl.store(to, row, mask=there[:, None] & inside[None, :])
 
 
+@triton.jit
+def _row_of(rows, at, count, table_rows):
+    """Rows of the table, and which of them it has."""
+    row = tl.load(rows + at, mask=at < count, other=-1)
+    found = (row >= 0) & (row < table_rows)
+    return tl.where(found, row, 0), found
+
+
+@triton.jit
+def _codes_of(
+    table, scale, row, found, t_row, s_row, group, GROUP: tl.constexpr, STREAM: tl.constexpr
+):
+    """Codes [groups, GROUP] and scales [groups] of groups of rows."""
+    modifier: tl.constexpr = ".cg" if STREAM else ""
+    start = table + row * t_row + group * GROUP
+    c = tl.arange(0, GROUP)[None, :]
+    codes = tl.load(start[:, None] + c, mask=found[:, None], other=0, cache_modifier=modifier)
+    return codes, tl.load(scale + row * s_row + group, mask=found, other=127)
+
+
 @triton.jit(do_not_specialize=["count", "table_rows"])
 def engram_lookup_kernel(
     rows, table, scale, out, count, table_rows, t_row, s_row, CHANNELS: tl.constexpr,
-    GROUP: tl.constexpr, HARDWARE: tl.constexpr, ROWS: tl.constexpr,
+    GROUP: tl.constexpr, HARDWARE: tl.constexpr, ROWS: tl.constexpr, STEPS: tl.constexpr,
+    STREAM: tl.constexpr,
 ):  # fmt: skip
-    """Gathers e4m3 rows and multiplies them by their e8m0 scales; zeros for a row that the table does not have."""
+    """Gathers e4m3 rows and multiplies them by their e8m0 scales; zeros for a row that the table does not have.
+
+    A program takes ROWS rows STEPS times; the codes of the next ones are on their way while some are written. With STREAM the
+    caches are told that nothing is used twice.
+    """
     GROUPS: tl.constexpr = CHANNELS // GROUP
+    modifier: tl.constexpr = ".cs" if STREAM else ""
     f = tl.arange(0, ROWS * GROUPS)
-    at = tl.program_id(0) * ROWS + f // GROUPS
     group = f % GROUPS
-    there = at < count
-    at = at.to(tl.int64)
-    row = tl.load(rows + at, mask=there, other=-1)
-    found = there & (row >= 0) & (row < table_rows)
-    row = tl.where(found, row, 0)
-    factor = e8m0_values(tl.load(scale + row * s_row + group, mask=found, other=127))
     c = tl.arange(0, GROUP)[None, :]
-    start = table + row * t_row + group * GROUP
-    codes = tl.load(start[:, None] + c, mask=found[:, None] & (c < GROUP), other=0)
-    v = e4m3_values(codes, HARDWARE) * factor[:, None]
-    to = out + at * CHANNELS + group * GROUP
-    tl.store(to[:, None] + c, v.to(out.dtype.element_ty), mask=there[:, None] & (c < GROUP))
+    at = tl.program_id(0).to(tl.int64) * (ROWS * STEPS) + f // GROUPS
+    row, found = _row_of(rows, at, count, table_rows)
+    codes, factor = _codes_of(table, scale, row, found, t_row, s_row, group, GROUP, STREAM)
+    if STEPS > 1:
+        row, found = _row_of(rows, at + ROWS, count, table_rows)
+    for step in tl.static_range(STEPS):
+        if step + 1 < STEPS:
+            later, factor_later = _codes_of(
+                table, scale, row, found, t_row, s_row, group, GROUP, STREAM
+            )
+        if step + 2 < STEPS:
+            row, found = _row_of(rows, at + (step + 2) * ROWS, count, table_rows)
+        v = e4m3_values(codes, HARDWARE) * e8m0_values(factor)[:, None]
+        to = out + (at + step * ROWS) * CHANNELS + group * GROUP
+        there = (at + step * ROWS < count)[:, None]
+        tl.store(to[:, None] + c, v.to(out.dtype.element_ty), mask=there, cache_modifier=modifier)
+        if step + 1 < STEPS:
+            codes, factor = later, factor_later
 
 
 @triton.jit

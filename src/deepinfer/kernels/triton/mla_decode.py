@@ -26,7 +26,7 @@ __all__ = ["mla_decode_kernel"]
 
 @gluon.jit
 def _lead(
-    out, lse, sink, phases, phase_index, lengths, extra_lengths, q_tile, q_full, q_empty, k_ring, bias_ring, full, empty,
+    out, lse, sink, phases, phase_index, entries, lengths, extra_lengths, q_tile, q_full, q_empty, k_ring, bias_ring, full, empty,
     p_ring, f_ring, p_full, p_empty, units, splits, tiles_a_split, heads, width, extra_width, scale,
     stride_ot, stride_os, stride_oh, stride_lt, stride_ls, stride_lh,
     LENGTHS: gl.constexpr, EXTRA_LENGTHS: gl.constexpr, SINK: gl.constexpr, PARTIAL: gl.constexpr,
@@ -101,12 +101,12 @@ def _lead(
         gl.store(to, y, mask=head + h < heads)
         acc = acc * gl.convert_layout(factor, row_layout)[:, None]
         to = out + row.to(gl.int64) * stride_ot + split * stride_os + head * stride_oh
-        store_half(acc, to, phases, phase_index, row, head, heads, stride_oh, False, False)
+        store_half(acc, to, phases, phase_index, entries, row, head, heads, stride_oh, False, False)
 
 
 @gluon.jit
 def _follow(
-    out, phases, phase_index, lengths, extra_lengths, k_ring, full, empty,
+    out, phases, phase_index, entries, lengths, extra_lengths, k_ring, full, empty,
     p_ring, f_ring, p_full, p_empty, units, splits, tiles_a_split, heads, width, extra_width,
     stride_ot, stride_os, stride_oh,
     LENGTHS: gl.constexpr, EXTRA_LENGTHS: gl.constexpr, ROTATE: gl.constexpr, INDEXED: gl.constexpr,
@@ -147,15 +147,17 @@ def _follow(
         mbarrier.arrive(p_empty.index(0), count=1)
         turn += 1
         to = out + row.to(gl.int64) * stride_ot + split * stride_os + head * stride_oh + 256
-        store_half(acc, to, phases, phase_index, row, head, heads, stride_oh, ROTATE, INDEXED)
+        store_half(
+            acc, to, phases, phase_index, entries, row, head, heads, stride_oh, ROTATE, INDEXED
+        )
 
 
 @gluon.jit(
-    do_not_specialize=["units", "splits", "tiles_a_split", "width", "extra_width", "limit", "extra_limit"]
+    do_not_specialize=["entries", "units", "splits", "tiles_a_split", "width", "extra_width", "limit", "extra_limit"]
 )  # fmt: skip
 def mla_decode_kernel(
     q_desc, words, scales, index, lengths, extra_words, extra_scales, extra_index, extra_lengths,
-    out, lse, sink, phases, phase_index,
+    out, lse, sink, phases, phase_index, entries,
     units, splits, tiles_a_split, heads, width, extra_width, limit, extra_limit, page16, extra_page16,
     stride_i, stride_e, stride_ot, stride_os, stride_oh, stride_lt, stride_ls, stride_lh, scale,
     FP4: gl.constexpr, PAGE: gl.constexpr, LENGTHS: gl.constexpr,
@@ -195,7 +197,7 @@ def mla_decode_kernel(
             (
                 _lead,
                 (
-                    out, lse, sink, phases, phase_index, lengths, extra_lengths, q_tile, q_full, q_empty, k_ring,
+                    out, lse, sink, phases, phase_index, entries, lengths, extra_lengths, q_tile, q_full, q_empty, k_ring,
                     bias_ring, full, empty, p_ring, f_ring, p_full, p_empty, units, splits, tiles_a_split, heads,
                     width, extra_width, scale, stride_ot, stride_os, stride_oh, stride_lt, stride_ls, stride_lh,
                     LENGTHS, EXTRA_LENGTHS, SINK, PARTIAL, DEPTH,
@@ -204,7 +206,7 @@ def mla_decode_kernel(
             (
                 _follow,
                 (
-                    out, phases, phase_index, lengths, extra_lengths, k_ring, full, empty, p_ring, f_ring, p_full,
+                    out, phases, phase_index, entries, lengths, extra_lengths, k_ring, full, empty, p_ring, f_ring, p_full,
                     p_empty, units, splits, tiles_a_split, heads, width, extra_width, stride_ot, stride_os, stride_oh,
                     LENGTHS, EXTRA_LENGTHS, ROTATE, INDEXED, DEPTH,
                 ),

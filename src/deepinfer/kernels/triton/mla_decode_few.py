@@ -24,13 +24,13 @@ __all__ = ["mla_decode_few_kernel"]
 
 
 @gluon.jit
-def _rotate(x, phases):
-    """Inverse rotation of pairs of channels: [64, heads]."""
+def _rotate(x, phases, pairs):
+    """Inverse rotation of pairs of channels, the first ones that there are angles for: [64, heads]."""
     HEADS: gl.constexpr = x.shape[1]
     even, odd = gl.split(x.reshape([32, 2, HEADS]).permute((0, 2, 1)))
     at = gl.arange(0, 32, layout=gl.SliceLayout(1, even.type.layout))
-    c = gl.load(phases + 2 * at)[:, None]
-    s = gl.load(phases + 2 * at + 1)[:, None]
+    c = gl.load(phases + 2 * at, mask=at < pairs, other=1.0)[:, None]
+    s = gl.load(phases + 2 * at + 1, mask=at < pairs, other=0.0)[:, None]
     y = gl.join(even * c + odd * s, odd * c - even * s).permute((0, 2, 1)).reshape([64, HEADS])
     return gl.convert_layout(y, x.type.layout, assert_trivial=True)
 
@@ -43,12 +43,12 @@ def _halves(x):
 
 
 @gluon.jit
-def _store(x, to, phases, head, heads, stride_h, ROTATE: gl.constexpr):
+def _store(x, to, phases, pairs, head, heads, stride_h, ROTATE: gl.constexpr):
     """Writes 64 channels of all heads."""
     layout: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
     y = gl.convert_layout(x, layout)
     if ROTATE:
-        y = _rotate(y, phases)
+        y = _rotate(y, phases, pairs)
     d = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
     h = gl.arange(0, x.shape[1], layout=gl.SliceLayout(0, layout))
     at = to + d[:, None] + (h * stride_h)[None, :]
@@ -56,11 +56,11 @@ def _store(x, to, phases, head, heads, stride_h, ROTATE: gl.constexpr):
 
 
 @gluon.jit
-def _store_quarter(x, to, phases, head, heads, stride_h, ROTATE: gl.constexpr):
+def _store_quarter(x, to, phases, pairs, head, heads, stride_h, ROTATE: gl.constexpr):
     """Writes 128 channels of all heads."""
     a, b = _halves(x)
-    _store(a, to, phases, head, heads, stride_h, False)
-    _store(b, to + 64, phases, head, heads, stride_h, ROTATE)
+    _store(a, to, phases, pairs, head, heads, stride_h, False)
+    _store(b, to + 64, phases, pairs, head, heads, stride_h, ROTATE)
 
 
 @gluon.jit
@@ -138,7 +138,7 @@ def _lead(
 
 @gluon.jit
 def _follow(
-    out, phases, phase_index, lengths, extra_lengths, k_ring, full, empty,
+    out, phases, phase_index, entries, lengths, extra_lengths, k_ring, full, empty,
     p_ring, f_ring, p_full, p_empty, units, splits, tiles_a_split, heads, width, extra_width,
     stride_ot, stride_os, stride_oh,
     HEADS: gl.constexpr, LENGTHS: gl.constexpr, EXTRA_LENGTHS: gl.constexpr, ROTATE: gl.constexpr,
@@ -185,18 +185,20 @@ def _follow(
         entry = row
         if INDEXED:
             entry = gl.load(phase_index + row)
+        pairs = gl.where((entry >= 0) & (entry < entries), 32, 0)
         phase_at = phases + entry.to(gl.int64) * 64
         a, b = _halves(acc)
         a0, a1 = _halves(a)
         b0, b1 = _halves(b)
-        _store_quarter(a0, to, phase_at, head, heads, stride_oh, False)
-        _store_quarter(a1, to + 128, phase_at, head, heads, stride_oh, False)
-        _store_quarter(b0, to + 256, phase_at, head, heads, stride_oh, False)
-        _store_quarter(b1, to + 384, phase_at, head, heads, stride_oh, ROTATE)
+        _store_quarter(a0, to, phase_at, pairs, head, heads, stride_oh, False)
+        _store_quarter(a1, to + 128, phase_at, pairs, head, heads, stride_oh, False)
+        _store_quarter(b0, to + 256, phase_at, pairs, head, heads, stride_oh, False)
+        _store_quarter(b1, to + 384, phase_at, pairs, head, heads, stride_oh, ROTATE)
 
 
 @gluon.jit(
     do_not_specialize=[
+        "entries",
         "units",
         "splits",
         "tiles_a_split",
@@ -208,7 +210,7 @@ def _follow(
 )
 def mla_decode_few_kernel(
     q_desc, words, scales, index, lengths, extra_words, extra_scales, extra_index, extra_lengths,
-    out, lse, sink, phases, phase_index,
+    out, lse, sink, phases, phase_index, entries,
     units, splits, tiles_a_split, heads, width, extra_width, limit, extra_limit, page16, extra_page16,
     stride_i, stride_e, stride_ot, stride_os, stride_oh, stride_lt, stride_ls, stride_lh, scale,
     FP4: gl.constexpr, PAGE: gl.constexpr, LENGTHS: gl.constexpr,
@@ -260,7 +262,7 @@ def mla_decode_few_kernel(
             (
                 _follow,
                 (
-                    out, phases, phase_index, lengths, extra_lengths, k_ring, full, empty, p_ring, f_ring, p_full,
+                    out, phases, phase_index, entries, lengths, extra_lengths, k_ring, full, empty, p_ring, f_ring, p_full,
                     p_empty, units, splits, tiles_a_split, heads, width, extra_width, stride_ot, stride_os, stride_oh,
                     HEADS, LENGTHS, EXTRA_LENGTHS, ROTATE, INDEXED, DEPTH,
                 ),

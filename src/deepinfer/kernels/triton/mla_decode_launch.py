@@ -175,7 +175,7 @@ def _launch(
         out, lse, lse if ends.sink is None else ends.sink.contiguous(),
         lse if ends.phases is None else ends.phases.contiguous(),
         first.indices if ends.phase_index is None else ends.phase_index.contiguous(),
-        units, splits, part, heads, first.indices.shape[1], 0 if second is None else more.indices.shape[1],
+        0 if ends.phases is None else len(ends.phases), units, splits, part, heads, first.indices.shape[1], 0 if second is None else more.indices.shape[1],
         limit, extra_limit, page16, extra_page16, first.indices.stride(0), more.indices.stride(0),
         out.stride(0), out.stride(1) if partial else 0, out.stride(-2),
         lse.stride(0), lse.stride(1) if partial else 0, lse.stride(-1), scale * _LOG2E * _SHIFT,

@@ -97,10 +97,12 @@ def _attend(
     return top, total, acc
 
 
-@triton.jit(do_not_specialize=["splits", "part", "width", "extra_width", "limit", "extra_limit"])
+@triton.jit(
+    do_not_specialize=["entries", "splits", "part", "width", "extra_width", "limit", "extra_limit"]
+)
 def mla_decode_portable_kernel(
     q, cache, tails, index, lengths, extra_cache, extra_tails, extra_index, extra_lengths,
-    out, lse, sink, phases, phase_index,
+    out, lse, sink, phases, phase_index, entries,
     splits, part, heads, width, extra_width, limit, extra_limit, page_bytes, extra_page_bytes,
     stride_qt, stride_qh, stride_i, stride_e, stride_ot, stride_os, stride_oh, stride_lt, stride_ls, stride_lh, scale,
     FORM: tl.constexpr, PAGE: tl.constexpr, LENGTHS: tl.constexpr,
@@ -152,9 +154,11 @@ def mla_decode_portable_kernel(
         if INDEXED:
             entry = tl.load(phase_index + row).to(tl.int64)
         pair = tl.arange(0, DIM // 2) - (DIM - ROTATED) // 2
+        # A row of an entry that is none is not turned.
+        turned = (pair >= 0) & (entry >= 0) & (entry < entries)
         at = phases + entry * ROTATED + 2 * pair
-        cos = tl.load(at, mask=pair >= 0, other=1.0)[None, :]
-        sin = tl.load(at + 1, mask=pair >= 0, other=0.0)[None, :]
+        cos = tl.load(at, mask=turned, other=1.0)[None, :]
+        sin = tl.load(at + 1, mask=turned, other=0.0)[None, :]
         even, odd = tl.split(tl.reshape(acc, [HEADS, DIM // 2, 2]))
         acc = tl.reshape(tl.join(even * cos + odd * sin, odd * cos - even * sin), [HEADS, DIM])
     at = out + row * stride_ot + split * stride_os + (h * stride_oh)[:, None] + d[None, :]

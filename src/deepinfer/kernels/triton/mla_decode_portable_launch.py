@@ -132,7 +132,7 @@ def _launch(
         q, cache, tails, first.indices, first.indices if first.lengths is None else first.lengths,
         extra_cache, extra_tails, more.indices, more.indices if more.lengths is None else more.lengths,
         out, lse, lse if sink is None else sink.contiguous(), lse if phases is None else phases.contiguous(),
-        first.indices if phase_index is None else phase_index.contiguous(),
+        first.indices if phase_index is None else phase_index.contiguous(), 0 if phases is None else len(phases),
         splits, part, heads, first.indices.shape[1], 0 if second is None else more.indices.shape[1],
         limit, extra_limit, page_bytes, extra_page_bytes, q.stride(0), q.stride(1),
         first.indices.stride(0), more.indices.stride(0),

@@ -18,16 +18,16 @@ def _weights(sp, at, parts):
     return tl.where(live, x, -float("inf")), live
 
 
-@triton.jit(do_not_specialize=["parts"])
+@triton.jit(do_not_specialize=["parts", "entries"])
 def merge_states_kernel(
-    v, s, sink, phases, phase_index, out, lse, parts,
+    v, s, sink, phases, phase_index, out, lse, parts, entries,
     stride_vt, stride_vp, stride_vh, stride_st, stride_sp, stride_sh, stride_ot, stride_oh, stride_lt, stride_lh,
     DIM: tl.constexpr, ROTATED: tl.constexpr, SINK: tl.constexpr, ROTATE: tl.constexpr, INDEXED: tl.constexpr,
     PARTS: tl.constexpr, ONCE: tl.constexpr,
 ):  # fmt: skip
     """`out = sum of exp(s - m) v / sum of exp(s - m)` of one head; parts whose `s` is infinite have no keys.
 
-    `PARTS` are read at a time; with `ONCE` there are no more.
+    `PARTS` are read at a time; with `ONCE` there are no more. A row of an entry that `phases` does not have is not turned.
     """
     row = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1)
@@ -70,9 +70,10 @@ def merge_states_kernel(
         if INDEXED:
             entry = tl.load(phase_index + row).to(tl.int64)
         pair = tl.arange(0, DIM // 2) - (DIM - ROTATED) // 2
+        turned = (pair >= 0) & (entry >= 0) & (entry < entries)
         at = phases + entry * ROTATED + 2 * pair
-        cos = tl.load(at, mask=pair >= 0, other=1.0)
-        sin = tl.load(at + 1, mask=pair >= 0, other=0.0)
+        cos = tl.load(at, mask=turned, other=1.0)
+        sin = tl.load(at + 1, mask=turned, other=0.0)
         even, odd = tl.split(tl.reshape(acc, [DIM // 2, 2]))
         acc = tl.reshape(tl.join(even * cos + odd * sin, odd * cos - even * sin), [DIM])
     tl.store(out + row * stride_ot + h * stride_oh + d, acc.to(out.dtype.element_ty))
@@ -108,6 +109,7 @@ def merge_states(
     merge_states_kernel[(rows, heads)](
         v, s, s if sink is None else sink.contiguous(), s if phases is None else phases.contiguous(),
         s.view(torch.int32) if phase_index is None else phase_index.contiguous(), out, lse, parts,
+        0 if phases is None else len(phases),
         *v.stride()[:3], *s.stride(), *out.stride()[:2], *lse.stride(),
         DIM=channels, ROTATED=0 if phases is None else 2 * phases.shape[1],
         SINK=sink is not None, ROTATE=phases is not None, INDEXED=phase_index is not None,

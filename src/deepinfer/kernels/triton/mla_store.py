@@ -9,12 +9,12 @@ __all__ = ["store_half"]
 
 
 @gluon.jit
-def _rotate(x, phases):
-    """Inverse rotation of pairs of channels: [64, 64]."""
+def _rotate(x, phases, pairs):
+    """Inverse rotation of pairs of channels, the first ones that there are angles for: [64, 64]."""
     even, odd = gl.split(x.reshape([64, 32, 2]))
     at = gl.arange(0, 32, layout=gl.SliceLayout(0, even.type.layout))
-    c = gl.load(phases + 2 * at)[None, :]
-    s = gl.load(phases + 2 * at + 1)[None, :]
+    c = gl.load(phases + 2 * at, mask=at < pairs, other=1.0)[None, :]
+    s = gl.load(phases + 2 * at + 1, mask=at < pairs, other=0.0)[None, :]
     y = gl.join(even * c + odd * s, odd * c - even * s)
     return gl.convert_layout(y.reshape([64, 64]), x.type.layout, assert_trivial=True)
 
@@ -51,15 +51,16 @@ def _quarters(x):
 
 @gluon.jit
 def store_half(
-    acc, to, phases, phase_index, row, head, heads, stride_h, ROTATE: gl.constexpr, INDEXED: gl.constexpr
+    acc, to, phases, phase_index, entries, row, head, heads, stride_h, ROTATE: gl.constexpr, INDEXED: gl.constexpr
 ):  # fmt: skip
-    """Writes 256 channels of 64 heads, the last 64 rotated back."""
+    """Writes 256 channels of 64 heads, the last 64 rotated back unless `phases` does not have the row's entry."""
     x0, x1, x2, x3 = _quarters(acc)
     if ROTATE:
         entry = row
         if INDEXED:
             entry = gl.load(phase_index + row)
-        x3 = _rotate(x3, phases + entry.to(gl.int64) * 64)
+        pairs = gl.where((entry >= 0) & (entry < entries), 32, 0)
+        x3 = _rotate(x3, phases + entry.to(gl.int64) * 64, pairs)
     _store(x0, to, head, heads, stride_h)
     _store(x1, to + 64, head, heads, stride_h)
     _store(x2, to + 128, head, heads, stride_h)

@@ -93,7 +93,7 @@ def rope(
     rows, warps = tuning or configs.rope(channels, in_place)
     with torch.cuda.device_of(x):
         rope_kernel[(triton.cdiv(tokens * heads, rows),)](
-            x, phases, x if positions is None else positions, out, tokens * heads, heads,
+            x, phases, x if positions is None else positions, out, tokens * heads, len(phases), heads,
             x.stride(0), x.stride(1), out.stride(0), out.stride(1), CHANNELS=channels, ROPE=width,
             BLOCK=triton.next_power_of_2(width), REST=triton.next_power_of_2(max(2, channels - width)),
             INVERSE=inverse, HAS_POSITIONS=positions is not None, COPY=not in_place, ROWS=rows,
