@@ -207,6 +207,7 @@ class EntryStore:
         self._vocab = vocab
         self._entries: dict[tuple[tuple[int, tuple[int, ...], int], ...], Entry] = {}
         self._merged: dict[tuple[Entry, ...], Entry] = {}
+        self._held: dict[Entry, list[Int32Array]] = {}
         self._both: dict[tuple[int, int], tuple[Keep, Keep, Keep]] = {}
         self.num_merged = 0
 
@@ -256,6 +257,35 @@ class EntryStore:
             [(space, nodes, self.both(keep, own)) for space, nodes, own in entry.segments]
         )
 
+    def without(self, entry: Entry, ranks: Int32Array) -> Entry:
+        """An entry of which some strings do not count.
+
+        Args:
+            entry: The entry.
+            ranks: The strings, ascending, shape [n], int32.
+
+        Returns:
+            The entry itself where it is not about these strings.
+        """
+        if not len(ranks):
+            return entry
+        held = self._held.get(entry)
+        if held is None:
+            held = self._held[entry] = [
+                np.sort(space.tokens(_ranks_below(space, nodes)))
+                for space, nodes, _ in entry.segments
+            ]
+        segments: list[Segment] = []
+        keep: Keep | None = None
+        for (space, nodes, own), tokens in zip(entry.segments, held, strict=True):
+            at = np.searchsorted(tokens, ranks)
+            if len(tokens) and (tokens[np.minimum(at, len(tokens) - 1)] == ranks).any():
+                if keep is None:
+                    keep = Keep(self._vocab, without=ranks)
+                own = self.both(keep, own)
+            segments.append((space, nodes, own))
+        return entry if keep is None else self.entry(segments)
+
     def both(self, one: Keep, other: Keep | None) -> Keep:
         """What is in two parts of the vocabulary."""
         if other is None or other is one:
@@ -266,3 +296,9 @@ class EntryStore:
             result = Keep(self._vocab, one.ranks & other.ranks)
             found = self._both.setdefault(key, (one, other, result))
         return found[2]
+
+
+def _ranks_below(space: WalkSpace, nodes: tuple[int, ...]) -> Int32Array:
+    """Ranks of the strings below some nodes in their own trie, perhaps repeated; shape [n], int32."""
+    lows, highs = space.trie.rank_lows, space.trie.rank_highs
+    return np.concatenate([np.arange(lows[n], highs[n], dtype=np.int32) for n in nodes])

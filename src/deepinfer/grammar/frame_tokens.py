@@ -138,6 +138,24 @@ class TokenSets:
             ranks = ranks[np.flatnonzero(np.diff(ranks, prepend=-1))]
         return ranks
 
+    @staticmethod
+    def ranks_below(space: WalkSpace, nodes: list[int]) -> Int32Array:
+        """The vocabulary's strings at and below some nodes of a trie, none below another.
+
+        Args:
+            space: The trie.
+            nodes: The nodes.
+
+        Returns:
+            Ranks in the vocabulary, ascending, shape [n], int32.
+        """
+        if not nodes:
+            return np.zeros(0, dtype=np.int32)
+        trie = space.trie
+        bounds = sorted([(trie.rank_lows[node], trie.rank_highs[node]) for node in nodes])
+        ranks = np.concatenate([np.arange(low, high, dtype=np.int32) for low, high in bounds])
+        return ranks if space.is_main else np.sort(space.tokens(ranks))
+
     def below(self, space: WalkSpace, nodes: list[int], keep: Keep | None) -> Keep:
         """The vocabulary's strings below some nodes of a trie, those that also are in `keep`."""
         trie = space.trie

@@ -6,16 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.grammar.automaton import Automaton
-from deepinfer.grammar.byte_loops import LEADS
+from deepinfer.grammar.bitmask import pack_ids
 from deepinfer.grammar.frame_entries import Entry, Keep, WalkSpace
+from deepinfer.grammar.frame_loops import StateLoops
+from deepinfer.grammar.frame_near import compare
 from deepinfer.grammar.frame_nodes import FrameNodes
 from deepinfer.grammar.frame_store import FrameStore, Shapes, Unit, unit_bytes
 from deepinfer.grammar.frame_strings import StringUnits
+from deepinfer.grammar.frame_text import TextStates
 from deepinfer.grammar.frame_walk import Found, FrameWalk
-from deepinfer.grammar.mask_slices import SliceTests
 from deepinfer.grammar.mask_states import StateRows
 from deepinfer.grammar.nodes import Node
-from deepinfer.grammar.slices import CharacterSet, other_characters
 from deepinfer.grammar.vocab import TokenVocab
 
 __all__ = ["FrameUnits"]
@@ -24,9 +25,6 @@ Int32Array = NDArray[np.int32]
 
 MAX_KEPT_BYTES = 48 << 20
 """Memory of the walks of one grammar; past it they are forgotten."""
-
-FEW_BYTES = 6
-"""Sets of fewer bytes are walked."""
 
 MANY_EXITS = 100
 """With more places at which a loop may be left, strings that begin with a blank are looked at apart."""
@@ -55,17 +53,10 @@ class FrameUnits:
         longest = vocab.byte_loops.longest_run
         self.nodes = FrameNodes(automaton, self.is_wide, self.is_shared, longest)
         self._states = StateRows(automaton)
-        self._tests = [
-            (part, SliceTests(self._states, part.characters, cut_off=True)) for part in vocab.slices
-        ]
-        self._others = SliceTests(self._states, other_characters(), cut_off=True)
-        self._loops: dict[int, CharacterSet | None] = {}
-        self._loop_bytes: dict[int, int] = {}
-        self._class_bits = [
-            sum(1 << byte for byte in members if byte < 128) for members in self._states.members
-        ]
-        self._walk = FrameWalk(self._states, self.nodes, self._loop_set, self.loop_bytes)
         self._take_store()
+        self._loops = StateLoops(self._states, self.nodes, vocab, self._store.weights)
+        self._walk = FrameWalk(self._states, self.nodes, self._loops)
+        self._text = TextStates(automaton, self._loops.takes_text)
         self._units: dict[tuple[int, Entry], Unit] = {}
         self._own_bytes = self.num_walks = 0
 
@@ -113,18 +104,6 @@ class FrameUnits:
                 self._store.wide[shape, repeats] = found
         return found
 
-    def _loop_set(self, state: int) -> CharacterSet | None:
-        """The largest set of characters that leads a state back to itself without leaving its frames."""
-        if state in self._loops:
-            return self._loops[state]
-        found = None
-        for part, tests in self._tests if not self.nodes.left(state) else ():
-            if tests.may_hold(state) and tests.loops(state):
-                found = part.characters
-                break
-        self._loops[state] = found
-        return found
-
     def unit(self, state: int, entry: Entry) -> Unit:
         """What the frames of a state do.
 
@@ -164,7 +143,7 @@ class FrameUnits:
         if is_open:
             self._walk.open.add(pair)
         try:
-            loops = self._loop_set(state) is not None or self.loop_bytes(state) != 0
+            loops = self._loops.characters(state) is not None or self._loops.bytes_of(state) != 0
             for space, nodes, keep in entry.segments if not self.nodes.is_unknown(state) else ():
                 if not nodes[0]:
                     self._from_root(space, state, keep, found)
@@ -182,51 +161,22 @@ class FrameUnits:
                 self._walk.open.discard(pair)
         return Unit(self._sets.tokens(found, found.words), self.entries.of(found.exits))
 
-    def loop_bytes(self, state: int) -> int:
-        """The bytes that lead a state back to itself without leaving its frames.
-
-        Args:
-            state: Frames over an unknown rest.
-
-        Returns:
-            ASCII bytes as bits, and those that begin characters all of which lead back; 0 where few tokens are made of
-            them.
-        """
-        members = self._loop_bytes.get(state)
-        if members is None:
-            members = 0
-            if not self.nodes.left(state):
-                for after, bits in zip(
-                    self._states.moves_of(state)[0], self._class_bits, strict=True
-                ):
-                    if after == state:
-                        members |= bits
-                if members.bit_count() < FEW_BYTES:
-                    members = 0
-                else:
-                    row, classes = self._states.moves_of(state)[0], self._states.classes
-                    for byte in LEADS:
-                        after = row[classes[byte]]
-                        if after and self._others.settles(byte, after) == state:
-                            members |= 1 << byte
-            self._loop_bytes[state] = members
-        return members
-
     def _from_root(self, space: WalkSpace, state: int, keep: Keep | None, found: Found) -> None:
         """Walks a frame over all strings of a trie."""
         is_main = space.is_main
-        base, members, low, high = state, self.loop_bytes(state), 0, 255
+        base, members, low, high = state, self._loops.bytes_of(state), 0, 255
         is_text = not members >> ord('"') & 1
-        if is_main and members and is_text:
-            text, tests = self._tests[0]
-            if tests.may_hold(state) and tests.loops(state):
-                found.words.append(self._sets.slice_words(text, keep))
-                return self._walk.walk(space.inner(text.rests), keep, [(0, state)], found)
+        if is_main and members and is_text and self._loops.takes_text(state):
+            text = self._vocab.slices[0]
+            found.words.append(self._sets.slice_words(text, keep))
+            return self._walk.walk(space.inner(text.rests), keep, [(0, state)], found)
         if not members:
             base, low, high = self.nodes.uncounted(state)
-            members = self.loop_bytes(base) if base and high < 255 else 0
-        whole = is_main and is_text and (not members or base == state)
-        if whole and self._takes_text(space, state, keep, found):
+            members = self._loops.bytes_of(base) if base and high < 255 else 0
+        plain = not members or base == state
+        if space.root is not None and plain and self._from_near(space, state, keep, found):
+            return
+        if is_main and is_text and plain and self._takes_text(space, state, keep, found):
             return
         if members:
             self._from_loop(space, state, keep, found, base, members, low, high)
@@ -235,10 +185,47 @@ class FrameUnits:
         else:
             self._walk.walk(space, keep, [(0, state)], found)
 
+    def _from_near(self, space: WalkSpace, state: int, keep: Keep | None, found: Found) -> bool:
+        """Takes the tokens of the state that most bytes lead to, if there is one; then walks where the two differ."""
+        near = self._loops.near(state)
+        root = space.root
+        if not near or root is None or (near, space) in self._walk.open:
+            return False
+        text = self._vocab.slices[0]
+        if (
+            space.is_main
+            and text.outside is not None
+            and self._text.holds(state)
+            and self._text.holds(near)
+        ):
+            space = space.inner(text.outside)  # the others are live from both
+        split = compare(space.trie, self._states, self.nodes, state, near)
+        if split is None:
+            return False
+        unit = self.unit(near, root)
+        words = self._sets.empty.copy()
+        unit.tokens.add_to(words)
+        gone = self._sets.ranks_below(space, split.gone)
+        if len(gone):
+            index, values = pack_ids(self._vocab.ids_of(gone))
+            words[index] &= ~values
+        found.words.append(words if keep is None else words & keep.words)
+        if unit.exits is not None:
+            for inner, places, own in self.entries.without(unit.exits, gone).segments:
+                both = own if keep is None else self.entries.both(keep, own)
+                found.exits.at(inner, both).extend(places)
+        if split.nodes:
+            child = np.array(split.nodes, dtype=np.int32)
+            after = np.array(split.states, dtype=np.int32)
+            self._walk.arrive(space, keep, child, after, found)
+        return True
+
     def _takes_text(self, space: WalkSpace, state: int, keep: Keep | None, found: Found) -> bool:
         """Whether any string text is live from a state, such as in front of what must occur; then takes its tokens."""
-        text, tests = self._tests[0]
-        if text.outside is None or not tests.may_hold(state) or not tests.contains(state):
+        text = self._vocab.slices[0]
+        if text.outside is None or not (
+            self._text.holds(state) or self._loops.contains_text(state)
+        ):
             return False
         found.words.append(self._sets.slice_words(text, keep))
         self._walk.walk(space.inner(text.outside), keep, [(0, state)], found)
@@ -391,8 +378,8 @@ class FrameUnits:
     def forget(self) -> None:
         """Drops everything remembered; it is computed again when needed."""
         self._units.clear()
-        self._loops.clear()
-        self._loop_bytes.clear()
+        self._loops.forget()
+        self._text.forget()
         self._take_store()
         self._states.forget()
         self.nodes.forget()

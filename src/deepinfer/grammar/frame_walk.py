@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.grammar.frame_entries import Keep, Places, WalkSpace
+from deepinfer.grammar.frame_loops import StateLoops
 from deepinfer.grammar.frame_nodes import FrameNodes
 from deepinfer.grammar.mask_splits import MIN_STRINGS
 from deepinfer.grammar.mask_states import StateRows
 from deepinfer.grammar.mask_walk import DENSE_LEVEL, DENSE_SHARE, MAX_NEW_SPLITS, NARROW
-from deepinfer.grammar.slices import CharacterSet
 from deepinfer.grammar.trie import TokenTrie
 
 __all__ = ["FrameWalk", "Found"]
@@ -53,8 +52,7 @@ class FrameWalk:
     Args:
         states: The automaton's transitions.
         nodes: Its states taken apart.
-        loop_set: Set of characters that leads a state back to itself, or None.
-        loop_bytes: Bytes that lead a state back to itself, as `ByteLoops` has them; 0 where they are few.
+        loops: Which bytes and characters lead a state back to itself.
 
     Attributes:
         open: States whose strings of a whole trie are being worked out; nothing is left for them.
@@ -64,13 +62,12 @@ class FrameWalk:
         self,
         states: StateRows,
         nodes: FrameNodes,
-        loop_set: Callable[[int], CharacterSet | None],
-        loop_bytes: Callable[[int], int],
+        loops: StateLoops,
     ) -> None:
         self._states = states
         self._nodes = nodes
-        self._loop_set = loop_set
-        self._loop_bytes = loop_bytes
+        self._loop_set = loops.characters
+        self._loop_bytes = loops.bytes_of
         self.num_dense_nodes = 0
         self.open: set[tuple[int, WalkSpace]] = set()
         self._flags = np.zeros(256, dtype=bool)

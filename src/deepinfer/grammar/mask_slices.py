@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
+from operator import itemgetter
 
 from deepinfer.grammar.mask_states import StateRows
 from deepinfer.grammar.slices import BOUNDARY, DEAD, CharacterSet
 
 __all__ = ["SliceTests"]
+
+Moves = tuple[int, ...]
 
 PROBES = b"zQ5 -/"
 MAX_PROBED = 24
@@ -34,18 +38,19 @@ class SliceTests:
         self._moves = states.moves_of if cut_off else states.moves
         self.first_classes = states.classes_of(characters.first_bytes)
         self.first_bytes = frozenset(characters.first_bytes)
-        self._table = characters.table
+        self._inside = characters.rows[BOUNDARY]
+        self._groups = characters.groups
         self._settled: dict[tuple[int, int], int] = {}
         self._loops: dict[int, bool] = {}
         self._contains: dict[int, bool] = {}
 
     @cached_property
-    def _edges(self) -> list[list[tuple[int, int]]]:
-        """Per state of the set: (class, next state of the set), distinct."""
+    def _edges(self) -> list[list[tuple[int, Callable[[Moves], Moves]]]]:
+        """Per state of the set: next states of the set, each with what takes the targets of its bytes from a row."""
         classes = self._states.classes
         return [
-            sorted({(classes[byte], after) for byte, after in enumerate(row) if after != DEAD})
-            for row in self._table.tolist()
+            [(after, _taker(set(group.translate(classes)))) for after, group in groups]
+            for groups in self._groups
         ]
 
     def may_hold(self, state: int) -> bool:
@@ -93,7 +98,7 @@ class SliceTests:
         """Whether a few long sequences of the set are live: a look that is much shorter than the whole."""
         step = self._states.automaton.step
         for byte in PROBES:
-            if self._table[BOUNDARY][byte] != BOUNDARY:
+            if self._inside[byte] != BOUNDARY:
                 continue
             seen: set[int] = set()
             at = state
@@ -114,7 +119,7 @@ class SliceTests:
         Returns:
             The state behind the character, or 0: characters lead to several states, or one dies.
         """
-        inside = int(self._table[BOUNDARY][byte])
+        inside = self._inside[byte]
         key = (inside, state)
         known = self._settled.get(key)
         if known is None:
@@ -130,17 +135,17 @@ class SliceTests:
         while stack:
             inner, at = stack.pop()
             row = self._moves(at)[0]
-            for index, after in self._edges[inner]:
-                reached = row[index]
-                if not reached or (after == BOUNDARY and target and target != reached):
-                    return 0
-                if self._cut_off and self._states.automaton.uncertain(reached):
-                    return 0
-                if after == BOUNDARY:
-                    target = reached
-                elif (after, reached) not in seen:
-                    seen.add((after, reached))
-                    stack.append((after, reached))
+            for after, take in self._edges[inner]:
+                for reached in set(take(row)):
+                    if not reached or (after == BOUNDARY and target and target != reached):
+                        return 0
+                    if self._cut_off and self._states.automaton.uncertain(reached):
+                        return 0
+                    if after == BOUNDARY:
+                        target = reached
+                    elif (after, reached) not in seen:
+                        seen.add((after, reached))
+                        stack.append((after, reached))
         return target
 
     def _closure(self, state: int, *, only_itself: bool) -> bool:
@@ -150,15 +155,23 @@ class SliceTests:
         while stack:
             inner, at = stack.pop()
             row = moves(at)[0]
-            for index, after in self._edges[inner]:
-                target = row[index]
-                if not target or (self._cut_off and self._states.automaton.uncertain(target)):
-                    return False
-                if after == BOUNDARY and only_itself and target != state:
-                    return False
-                if (after, target) not in seen:
-                    if len(seen) > MAX_CLOSURE:
+            for after, take in self._edges[inner]:
+                for target in set(take(row)):
+                    if not target or (self._cut_off and self._states.automaton.uncertain(target)):
                         return False
-                    seen.add((after, target))
-                    stack.append((after, target))
+                    if after == BOUNDARY and only_itself and target != state:
+                        return False
+                    if (after, target) not in seen:
+                        if len(seen) > MAX_CLOSURE:
+                            return False
+                        seen.add((after, target))
+                        stack.append((after, target))
         return True
+
+
+def _taker(classes: set[int]) -> Callable[[Moves], Moves]:
+    """What takes the entries of some classes from a row."""
+    if len(classes) == 1:
+        (index,) = classes
+        return lambda row: (row[index],)
+    return itemgetter(*classes)

@@ -135,8 +135,8 @@ class StateRows:
     def classes_of(self, members: bytes) -> int:
         """The classes of some bytes, as bits of an int."""
         bits = 0
-        for byte in members:
-            bits |= 1 << self.classes[byte]
+        for index in set(members.translate(self.classes)):
+            bits |= 1 << index
         return bits
 
     def require_certain(self, states: NDArray[np.int32]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,10 +34,28 @@ class CharacterSet:
     name: str
     table: NDArray[np.uint8]
 
-    @property
+    @cached_property
     def first_bytes(self) -> bytes:
         """The bytes that begin a character."""
         return np.flatnonzero(self.table[BOUNDARY]).astype(np.uint8).tobytes()
+
+    @cached_property
+    def rows(self) -> list[list[int]]:
+        """The table as Python lists."""
+        out: list[list[int]] = self.table.tolist()
+        return out
+
+    @cached_property
+    def groups(self) -> list[list[tuple[int, bytes]]]:
+        """Per state: (next state that is not dead, the bytes that lead to it)."""
+        return [
+            [
+                (int(after), np.flatnonzero(row == after).astype(np.uint8).tobytes())
+                for after in np.unique(row)
+                if after != DEAD
+            ]
+            for row in self.table
+        ]
 
 
 @dataclass(frozen=True)
@@ -116,6 +134,7 @@ def _string_text() -> CharacterSet:
     return CharacterSet("string text", table)
 
 
+@cache
 def any_text() -> CharacterSet:
     """Every character, in UTF-8."""
     table = _string_text().table.copy()
@@ -123,6 +142,7 @@ def any_text() -> CharacterSet:
     return CharacterSet("any text", table)
 
 
+@cache
 def other_characters() -> CharacterSet:
     """The characters of more than one byte."""
     table = _string_text().table.copy()
@@ -130,6 +150,7 @@ def other_characters() -> CharacterSet:
     return CharacterSet("other characters", table)
 
 
+@cache
 def _character_sets() -> tuple[CharacterSet, ...]:
     digits = range(ord("0"), ord("9") + 1)
     lower = range(ord("a"), ord("z") + 1)

@@ -1,0 +1,121 @@
+"""Which bytes and characters lead a state back to itself without leaving its frames."""
+
+from __future__ import annotations
+
+from deepinfer.grammar.byte_loops import LEADS
+from deepinfer.grammar.frame_nodes import FrameNodes
+from deepinfer.grammar.mask_slices import SliceTests
+from deepinfer.grammar.mask_states import StateRows
+from deepinfer.grammar.slices import BOUNDARY, CharacterSet, other_characters
+from deepinfer.grammar.vocab import TokenVocab
+
+__all__ = ["StateLoops"]
+
+FEW_BYTES = 6
+"""Sets of fewer bytes are walked."""
+
+MANY_TOKENS = 4000
+"""A state is worth comparing with when ASCII bytes that begin so many tokens lead to it."""
+
+
+class StateLoops:
+    """Looks at the transitions of states over an unknown rest.
+
+    Args:
+        states: The automaton's transitions.
+        nodes: Its states taken apart.
+        vocab: The vocabulary.
+        weights: Strings that begin with each byte.
+    """
+
+    def __init__(
+        self, states: StateRows, nodes: FrameNodes, vocab: TokenVocab, weights: list[int]
+    ) -> None:
+        self._states = states
+        self._nodes = nodes
+        self._tests = [
+            (part.characters, SliceTests(states, part.characters, cut_off=True))
+            for part in vocab.slices
+        ]
+        others = other_characters()
+        self._others = SliceTests(states, others, cut_off=True)
+        self._ascii = [sum([1 << b for b in members if b < 128]) for members in states.members]
+        self._weights = [
+            sum([weights[b] for b in members if b < 128]) for members in states.members
+        ]
+        # First bytes of longer characters that neither the automaton nor the encoding tells apart.
+        leads: dict[tuple[int, int], tuple[int, int]] = {}
+        for byte in LEADS:
+            kind = (others.rows[BOUNDARY][byte], states.classes[byte])
+            example, bits = leads.get(kind, (byte, 0))
+            leads[kind] = (example, bits | 1 << byte)
+        self._leads = [(kind[1], *found) for kind, found in leads.items()]
+        self._characters: dict[int, CharacterSet | None] = {}
+        self._bytes: dict[int, int] = {}
+
+    def characters(self, state: int) -> CharacterSet | None:
+        """The largest ready set of characters that leads a state back to itself, or None."""
+        if state in self._characters:
+            return self._characters[state]
+        found = None
+        if state in self._states.moves_of(state)[0] and not self._nodes.left(state):
+            for characters, tests in self._tests:
+                if tests.may_hold(state) and tests.loops(state):
+                    found = characters
+                    break
+        self._characters[state] = found
+        return found
+
+    def bytes_of(self, state: int) -> int:
+        """The bytes that lead a state back to itself.
+
+        Args:
+            state: Frames over an unknown rest.
+
+        Returns:
+            ASCII bytes as bits, and those that begin characters all of which lead back; 0 where few tokens are made of
+            them.
+        """
+        members = self._bytes.get(state)
+        if members is None:
+            members = 0
+            row = self._states.moves_of(state)[0]
+            if state in row and not self._nodes.left(state):
+                for after, bits in zip(row, self._ascii, strict=True):
+                    if after == state:
+                        members |= bits
+                if members.bit_count() < FEW_BYTES:
+                    members = 0
+                else:
+                    for index, byte, bits in self._leads:
+                        after = row[index]
+                        if after and self._others.settles(byte, after) == state:
+                            members |= bits
+            self._bytes[state] = members
+        return members
+
+    def takes_text(self, state: int) -> bool:
+        """Whether each character of string text leads a state back to itself."""
+        tests = self._tests[0][1]
+        return tests.may_hold(state) and tests.loops(state)
+
+    def contains_text(self, state: int) -> bool:
+        """Whether any string text is live from a state, as far as a search through its states shows."""
+        tests = self._tests[0][1]
+        return tests.may_hold(state) and tests.contains(state)
+
+    def near(self, state: int) -> int:
+        """The other state to which the first bytes of most tokens lead, if it leads back to itself; else 0."""
+        weights: dict[int, int] = {}
+        for after, weight in zip(self._states.moves_of(state)[0], self._weights, strict=True):
+            if after:
+                weights[after] = weights.get(after, 0) + weight
+        near = max(weights, key=weights.__getitem__, default=0)
+        if near in (0, state) or weights[near] < MANY_TOKENS or not self.bytes_of(near):
+            return 0
+        return near
+
+    def forget(self) -> None:
+        """Drops what was worked out; it is worked out again."""
+        self._characters.clear()
+        self._bytes.clear()
