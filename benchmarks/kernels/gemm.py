@@ -206,13 +206,16 @@ def invariant(kind: str, m: int, n: int, k: int, sizes: tuple[int, ...], small: 
     """The linear layer of the batch-invariant mode, which is also for fp32 and for every GPU."""
     from deepinfer.kernels.batch_invariant import linear
 
+    m = max(m, 1024) if small else m
     x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
     w = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
 
     def check() -> Mapping[str, float]:
         found = linear(x, w)
         rows = torch.randperm(m, device="cuda")[:512]
-        assert torch.equal(linear(x[rows], w), found[rows]), "rows depend on the batch"
+        for count in (1, 2, 3, 15, 16, 17, 63, 64, 65, 128, 257, 512, 513, 1000):
+            some = torch.randperm(m, device="cuda")[:count]
+            assert torch.equal(linear(x[some], w), found[some]), f"{count} rows depend on the batch"
         return {"calc_diff": near(x[rows].float() @ w.float().T, found[rows], "the product")}
 
     peers = {"torch": lambda: torch_mm(m, n, k)}

@@ -50,6 +50,8 @@ def cases() -> list[Case]:
         text = " ".join(map(str, arguments)) or "-"
         found.append(Case("gemm contract", name, text, lambda small: Built(run=bool, check=check), True))  # fmt: skip
 
+    for n, k in tests.LINEAR:
+        add(tests.test_two_kernels_of_the_linear_layer_have_one_order, n, k)
     for kind in tests.KINDS:
         for n, k in tests.SHAPES:
             add(tests.test_a_row_does_not_depend_on_the_others, kind, n, k)

@@ -23,6 +23,8 @@ ROWS = (1, 2, 3, 15, 16, 17, 63, 64, 65, 128, 257, 1000)
 KINDS = ("bf16", "fp8", "fp8_32", "fp4", "fp4_32")
 GROUPED = KINDS[1:]
 SHAPES = [(640, 1024), (1280, 5120), (5120, 8192)]
+# Rows and channels of weights whose channels are added up in 2, 6 and 3 parts, and in one
+LINEAR = [(4096, 1024), (1280, 2048), (2624, 1040), (8448, 528)]
 NAN = 0x7F
 
 
@@ -229,3 +231,23 @@ def test_channels_that_lie_apart_are_refused() -> None:
 
 if __name__ == "__main__":
     sys.stdout.write(digest(sys.argv[1]) + "\n")
+
+
+@pytest.mark.parametrize(("n", "k"), LINEAR)
+def test_two_kernels_of_the_linear_layer_have_one_order(n, k) -> None:
+    from deepinfer.kernels.batch_invariant import hopper, linear
+
+    x, w = torch.randn(1300, k, device="cuda").bfloat16(), weights("bf16", n, k)
+    assert hopper.serves(x, w)
+    assert not hopper.serves(x[:512], w)
+    whole = linear(x, w)
+    assert calc_diff(whole, x.float() @ w.float().T) < 5e-6
+    for rows in (*ROWS, 512, 513, 1024):
+        part = x[1300 - rows :]
+        apart = torch.full((rows, k + 8), torch.nan, device="cuda", dtype=torch.bfloat16)[:, :k]
+        odd = torch.full((rows, k + 1), torch.nan, device="cuda", dtype=torch.bfloat16)[:, 1:]
+        for its in (part, apart.copy_(part), odd.copy_(part)):
+            assert torch.equal(linear(its, w), whole[1300 - rows :]), (rows, its.stride())
+    beside = x.clone()
+    beside[::2] = torch.nan
+    assert torch.equal(linear(beside, w)[1::2], whole[1::2])

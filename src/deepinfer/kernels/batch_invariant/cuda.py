@@ -15,6 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
+from deepinfer.kernels.batch_invariant import hopper
 from deepinfer.kernels.batch_invariant.launches import KnownLaunch
 from deepinfer.kernels.batch_invariant.triton_attention import (
     index_scores_kernel,
@@ -136,6 +137,10 @@ def _launch_linear(x: Tensor, weight: Tensor) -> Tensor:
         return out
     tile = product_tile(tokens, out_channels, in_channels, x.dtype, groups)
     parts = _ceil(in_channels, tile.part_k)
+    if groups == 1 and hopper.serves(x[:, 0], weight[0]):
+        with _on(x):
+            hopper.multiply(x[:, 0], weight[0], out[:, 0], tile.part_k)
+        return out
     in_turn = parts if tokens > _MOST_PARTED else 1
     to, stride_part = out, 0
     if parts > in_turn:

@@ -23,7 +23,7 @@ def cases() -> list[CompileCase]:
     found += [_many(s, True, True) for s in _sizes(configs.CONTIGUOUS_FP8)]
     found += [_many(configs.TALL_SPLIT, True, False), _many(configs.TALL_FP8_32, True, True, 32)]
     found += [_decoded(s, 128) for s in _sizes(configs.CONTIGUOUS_MXFP4)]
-    found += [_many(s, False, True) for s in _sizes(configs.TALL_BF16)]
+    found += [_many(s, False, not cut, cut=cut) for s in _sizes(configs.TALL_BF16) for cut in (False, True)]  # fmt: skip
     small, large = configs.PORTABLE[0][4], configs.PORTABLE[-1][4]
     found += [
         _portable(small, 0, "bf16", CHIPS),
@@ -60,7 +60,7 @@ def _integers(*names: str) -> dict[str, str]:
 
 def _hopper(operation: str, entry: str, kernel: Any, signature: dict[str, str], constants: dict[str, Any],
             options: dict[str, Any], stack_bytes: int, scaled: bool = True) -> CompileCase:  # fmt: skip
-    aligned = ("out", "x_scale", "w_scale", "counts", "rows_of", "layout", "factors", "N", "stride_og", "stride_om",
+    aligned = ("out", "x_scale", "w_scale", "counts", "rows_of", "layout", "sums", "factors", "N", "stride_og", "stride_om",
                "stride_fg", "stride_tg", "stride_tk")  # fmt: skip
     return CompileCase(
         operation, entry, kernel, signature, constants, tuple(n for n in aligned if n in signature),
@@ -138,7 +138,7 @@ def _decoded(sizes: tuple[int, ...], x_group: int) -> CompileCase:
     return _hopper(name, entry, folded_decoded_kernel, signature, constants, {}, _TILE_STACK)
 
 
-def _many(sizes: tuple[int, ...], scaled: bool, grouped: bool, group: int = 128) -> CompileCase:
+def _many(sizes: tuple[int, ...], scaled: bool, grouped: bool, group: int = 128, cut: bool = False) -> CompileCase:  # fmt: skip
     """Many tokens: they are the tall operand."""
     from deepinfer.kernels.triton.gemm_launch import TallTuning
     from deepinfer.kernels.triton.gemm_tall import gemm_tall_kernel
@@ -148,13 +148,13 @@ def _many(sizes: tuple[int, ...], scaled: bool, grouped: bool, group: int = 128)
     scale = "*fp32" if group == 128 else "*i32"
     signature = {
         "x_desc": _tile(dtype, 64, columns, 128, bits), "w_desc": _tile(dtype, t.block_n, columns, 128, bits),
-        "out": "*bf16", "x_scale": scale, "w_scale": scale, "layout": "*i32",
-        **_integers("M", "N", "steps", "stride_om", "stride_xm", "stride_xk", "stride_wg", "stride_wn"),
+        "out": "*bf16", "x_scale": scale, "w_scale": scale, "layout": "*i32", "sums": "*fp32",
+        **_integers("M", "N", "steps", "part_steps", "stride_om", "stride_xm", "stride_xk", "stride_wg", "stride_wn"),
     }  # fmt: skip
     constants = {"SCALED": scaled, "GROUPED": grouped, "PARTS": t.parts, "BLOCK_N": t.block_n, "BAND": t.band,
-                 "SPLIT": t.split, "GROUP": group, "DEPTH": t.depth}  # fmt: skip
+                 "SPLIT": t.split, "GROUP": group, "CUT": cut, "DEPTH": t.depth}  # fmt: skip
     name = "m_grouped_gemm_nt_contiguous" if grouped else "gemm_nt"
-    entry = f"many tokens {f'FP8 1x{group}' if scaled else 'bf16'} {'x'.join(map(str, sizes))}"
+    entry = f"many tokens {f'FP8 1x{group}' if scaled else 'bf16 in parts' if cut else 'bf16'} {'x'.join(map(str, sizes))}"
     return _hopper(name, entry, gemm_tall_kernel, signature, constants, {}, 0, scaled)
 
 

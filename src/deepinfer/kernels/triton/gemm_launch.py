@@ -171,6 +171,7 @@ def gemm_tall(
     layout: Tensor | None,
     out: Tensor,
     tuning: TallTuning,
+    part_k: int | None = None,
 ) -> None:
     """Multiplies tokens with weights, or each tile of tokens with the weights of its group.
 
@@ -183,6 +184,7 @@ def gemm_tall(
         layout: Group of each row, shape [M], int32, -1 for rows that are left alone; one group a tile.
         out: Shape [M, N], bf16 or fp32, last stride 1.
         tuning: Sizes of the tiles.
+        part_k: For bf16: so many channels are added up apart, a multiple of 64, and their sums from the first to the last.
     """
     m, k = x.shape
     groups, n, _ = weight.shape
@@ -197,17 +199,22 @@ def gemm_tall(
     w_desc = matrix(weight.view(groups * n, k), tuning.block_n, block_k)
     tiles = -(-m // block_m) * -(-n // tuning.block_n)
     scale = x_scale if x_scale is not None else out
-    factor = w_scale if w_scale is not None else out.view(1, m, n)
-    gemm_tall_kernel[(min(tiles, num_sms(x.device.index)),)](
+    factor = w_scale if w_scale is not None else out[None]
+    grid = min(tiles, num_sms(x.device.index))
+    cut = part_k is not None and part_k < k
+    sums = x.new_empty(grid * block_m * tuning.block_n if cut else 0, dtype=torch.float32)
+    gemm_tall_kernel[(grid,)](
         x_desc,
         w_desc,
         out,
         scale,
         factor,
         layout if layout is not None else out,
+        sums if cut else out,
         m,
         n,
         steps,
+        part_k // block_k if cut and part_k is not None else steps,
         out.stride(0),
         scale.stride(0),
         scale.stride(1),
@@ -220,6 +227,7 @@ def gemm_tall(
         BAND=tuning.band,
         SPLIT=tuning.split,
         GROUP=32 if small else 128,
+        CUT=cut,
         DEPTH=tuning.depth,
         num_warps=4,
     )

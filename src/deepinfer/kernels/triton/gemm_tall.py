@@ -8,6 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrie
 
 from deepinfer.kernels.triton.gemm_tiles import (
     group_of_tile,
+    parts_tile,
     place_tile,
     plain_tile,
     scaled_tile,
@@ -89,11 +90,12 @@ def _products(
     BAND: gl.constexpr,
     SPLIT: gl.constexpr,
     GROUP: gl.constexpr,
+    CUT: gl.constexpr,
     DEPTH: gl.constexpr,
     PART: gl.constexpr,
 ):
     """Multiplies, scales and writes 64 rows of every tile."""
-    out, layout, rings, bars, sizes, stride_om = given
+    out, layout, sums, part_steps, rings, bars, sizes, stride_om = given
     x_ring, w_ring, s_ring, f_ring = rings
     full, empty = bars
     M, N, steps = sizes
@@ -135,6 +137,13 @@ def _products(
                 store_tile(acc, out, groups, m, n, M, N, stride_om, GROUPED, WIDTH)
                 if BLOCK_N == 256:
                     store_tile(last, out, groups, m, n + 128, M, N, stride_om, GROUPED, WIDTH)
+            elif CUT:
+                own = sums + (gl.program_id(0) * PARTS + PART) * 64 * BLOCK_N
+                acc, slot, phase = parts_tile(
+                    own, part_steps, x_ring, w_ring, full, empty, steps, slot, phase,
+                    PART, PARTS, BLOCK_N, DEPTH, acc_layout,
+                )  # fmt: skip
+                store_tile(acc, out, groups, m, n, M, N, stride_om, GROUPED, WIDTH)
             else:
                 acc, slot, phase = plain_tile(
                     x_ring, w_ring, full, empty, steps, slot, phase,
@@ -151,9 +160,11 @@ def gemm_tall_kernel(
     x_scale,
     w_scale,
     layout,
+    sums,
     M,
     N,
     steps,
+    part_steps,
     stride_om,
     stride_xm,
     stride_xk,
@@ -166,9 +177,14 @@ def gemm_tall_kernel(
     BAND: gl.constexpr,
     SPLIT: gl.constexpr,
     GROUP: gl.constexpr,
+    CUT: gl.constexpr,
     DEPTH: gl.constexpr,
 ):
-    """`out[m, n] = sum over k of x[m, k] * weight[group of m, n, k]`; GROUP as in `grouped_swapped_kernel`."""
+    """`out[m, n] = sum over k of x[m, k] * weight[group of m, n, k]`; GROUP as in `grouped_swapped_kernel`.
+
+    CUT, for bf16: every `part_steps` steps are added up apart, and their sums from the first to the last; those of a
+    program so far lie in its own place of `sums`, fp32.
+    """
     BLOCK_K: gl.constexpr = 128 if SCALED else 64
     BYTES: gl.constexpr = 1 if SCALED else 2
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [DEPTH * PARTS, 64, BLOCK_K], x_desc.layout)
@@ -189,7 +205,7 @@ def gemm_tall_kernel(
     rings = (x_ring, w_ring, s_ring, f_ring)
     bars = (full, empty)
     sizes = (M, N, steps)
-    multiply = (out, layout, rings, bars, sizes, stride_om)
+    multiply = (out, layout, sums, part_steps, rings, bars, sizes, stride_om)
     strides = (stride_xm, stride_xk, stride_wg, stride_wn)
     copy = (x_desc, w_desc, x_scale, w_scale, layout, rings, bars, sizes, strides)
     if PARTS == 2:
@@ -197,11 +213,11 @@ def gemm_tall_kernel(
             [
                 (
                     _products,
-                    (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, DEPTH, 0),
+                    (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 0),
                 ),
                 (
                     _products,
-                    (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, DEPTH, 1),
+                    (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 1),
                 ),
                 (
                     _copies,
@@ -216,15 +232,15 @@ def gemm_tall_kernel(
             [
                 (
                     _products,
-                    (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, DEPTH, 0),
+                    (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 0),
                 ),
                 (
                     _products,
-                    (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, DEPTH, 1),
+                    (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 1),
                 ),
                 (
                     _products,
-                    (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, DEPTH, 2),
+                    (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 2),
                 ),
                 (
                     _copies,

@@ -10,7 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-__all__ = ["group_of_tile", "place_tile", "plain_tile", "scaled_tile", "store_tile"]
+__all__ = ["group_of_tile", "parts_tile", "place_tile", "plain_tile", "scaled_tile", "store_tile"]
 
 
 @gluon.jit
@@ -153,4 +153,28 @@ def plain_tile(
             phase ^= 1
     acc = warpgroup_mma_wait(0, [acc])
     mbarrier.arrive(empty.index(gl.where(slot == 0, DEPTH - 1, slot - 1)), count=1)
+    return acc, slot, phase
+
+
+@gluon.jit
+def parts_tile(own, part_steps, x_ring, w_ring, full, empty, steps, slot, phase, PART: gl.constexpr, PARTS: gl.constexpr,
+               BLOCK_N: gl.constexpr, DEPTH: gl.constexpr, acc_layout: gl.constexpr):  # fmt: skip
+    """One tile of bf16 whose channels are added up in parts; `own` is room for the sums so far."""
+    rows = gl.arange(0, 64, layout=gl.SliceLayout(1, acc_layout))
+    columns = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, acc_layout))
+    # Every thread reads back what it wrote itself.
+    at = own + rows[:, None] * BLOCK_N + columns[None, :]
+    acc, slot, phase = plain_tile(
+        x_ring, w_ring, full, empty, gl.minimum(part_steps, steps), slot, phase,
+        PART, PARTS, BLOCK_N, DEPTH, acc_layout,
+    )  # fmt: skip
+    first = part_steps
+    while first < steps:
+        gl.store(at, acc)
+        acc, slot, phase = plain_tile(
+            x_ring, w_ring, full, empty, gl.minimum(part_steps, steps - first), slot, phase,
+            PART, PARTS, BLOCK_N, DEPTH, acc_layout,
+        )  # fmt: skip
+        acc += gl.load(at)
+        first += part_steps
     return acc, slot, phase
