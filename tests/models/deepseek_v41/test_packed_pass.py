@@ -10,16 +10,23 @@ import pytest
 import torch
 
 from deepinfer.core.plan import BlockUpdate
+from deepinfer.kernels import apply_rope
 from deepinfer.kernels.fused import fused_kernels
 from deepinfer.models.deepseek_v41 import (
     DeepseekV41,
     ForwardBatch,
     Segment,
     SlotCache,
+    decode_stack,
+    packed_stack,
     prompt_keys,
+    step_pass,
+    wide_products,
 )
 from deepinfer.models.deepseek_v41.decode_inputs import DecodeInputs, row_values
 from deepinfer.models.deepseek_v41.decode_step import DecodeStep, why_no_fixed_shape
+from deepinfer.models.deepseek_v41.packed_products import prepare_products
+from deepinfer.models.deepseek_v41.packed_stack import takes_packed
 from deepinfer.models.packed import PackedWeight
 
 SLOTS, MAX_TOKENS, BLOCK = 4, 96, 16
@@ -127,16 +134,20 @@ def test_other_widths_are_refused_with_the_reason(small_config, random_model) ->
     assert "take 512" in why_no_fixed_shape(made, cache)
 
 
-def test_packed_weights_multiply_as_their_values(small_config, random_model) -> None:
-    plain = random_model(small_config(head_dim=512, index_head_dim=128), "full")
+def pair_of_models(
+    small_config, random_model, dtype: torch.dtype = torch.float32
+) -> tuple[DeepseekV41, DeepseekV41]:
+    """A model of plain values, and one that holds them as the published checkpoint does."""
+    config = small_config(head_dim=512, index_head_dim=128, index_n_heads=8, o_lora_rank=32)
+    plain = random_model(config, "full", dtype)
     plain.set_engram_token_map(range(160))
     made = copy.deepcopy(plain)
     generator = torch.Generator().manual_seed(5)
-    count = 0
     for name, p in list(made.named_parameters()):
         *path, last = name.split(".")
         kind = "mxfp4" if last in ("w13", "w2") else "fp8_block"
         fp8 = path[-1] in ("wq_a", "wq_b", "wkv", "wo_b", "w1", "w2", "w3") and "mtp" not in path
+        fp8 &= "compressor" not in path
         if not (kind == "mxfp4" or fp8) or p.shape[-1] % 32:
             continue
         weight = PackedWeight.empty(tuple(p.shape), kind, device="cpu", dtype=p.dtype)
@@ -147,8 +158,16 @@ def test_packed_weights_multiply_as_their_values(small_config, random_model) -> 
         for model, value in ((made, weight), (plain, weight.unpack())):
             owner = model.get_submodule(".".join(path))
             setattr(owner, last, torch.nn.Parameter(value, requires_grad=False))
-        count += 1
-    assert count > 30
+    assert all(takes_packed(layer) for layer in made.layers)
+    return plain, made
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_packed_weights_multiply_as_their_values(prepared, small_config, random_model) -> None:
+    plain, made = pair_of_models(small_config, random_model)
+    if prepared:
+        prepare_products(made)
+        assert made.layers[0].attn.joined is not None
     ids = np.random.default_rng(2).integers(5, 150, (SLOTS, MAX_TOKENS))
     one, other = shuffled_cache(plain, 1), shuffled_cache(made, 1)
     prefill(plain, one, {0: 20, 2: 33}, ids)
@@ -160,3 +179,51 @@ def test_packed_weights_multiply_as_their_values(small_config, random_model) -> 
         inputs.fill([r for _, r in rows], [row_values(s, 0) for s, _ in rows])
         found.append(DecodeStep(model, cache)(inputs, MAX_TOKENS).logits[[0, 2, 3]])
     assert torch.allclose(*found, atol=1e-3 * float(found[0].abs().max()))
+
+
+def run_prompts(model: DeepseekV41) -> torch.Tensor:
+    """Logits behind several chunks of two requests and a step with a row that stops early."""
+    ids = np.random.default_rng(7).integers(5, 150, (SLOTS, MAX_TOKENS))
+    cache = shuffled_cache(model, 3)
+    prefill(model, cache, {0: 45, 1: 7}, ids)
+    segments = (Segment(0, 45, 3), Segment(1, 7, 30, full_start=25), Segment(3, 0, 9))
+    batch = ForwardBatch(torch.from_numpy(ids[0, :42].copy()), segments)
+    found = model.compute_logits(model(batch, cache).hidden)
+    assert found.shape[0] == 3 + 12 + 9
+    return found
+
+
+def set_least(monkeypatch, least: int) -> None:
+    monkeypatch.setattr(prompt_keys, "_MIN_TOKENS", least)
+    monkeypatch.setattr(packed_stack, "_MANY_TOKENS", least)
+    monkeypatch.setattr(wide_products, "_MANY_TOKENS", least)
+
+
+@pytest.mark.parametrize("least", [1, 1000])
+def test_prompts_through_packed_weights(least, small_config, random_model, monkeypatch) -> None:
+    plain, made = pair_of_models(small_config, random_model)
+    prepare_products(made)
+    set_least(monkeypatch, least)
+    monkeypatch.setattr(made, "row_kernels", lambda: fused_kernels("cpu"))
+    wanted, found = run_prompts(plain), run_prompts(made)
+    assert torch.allclose(found, wanted, atol=1e-4 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("least", [1, 1000])
+def test_packed_layers_round_where_the_others_do(
+    least, small_config, random_model, monkeypatch
+) -> None:
+    """In bf16 the bits are those of the row-wise steps, but for the outputs, which are turned back before they are rounded."""
+    _, made = pair_of_models(small_config, random_model, torch.bfloat16)
+    set_least(monkeypatch, least)
+    monkeypatch.setattr(made, "row_kernels", lambda: fused_kernels("cpu"))
+    attend = step_pass.StepPass.attend_back
+
+    def apart(run, attention, queries, phases):
+        out = attend(run, attention, queries, None)
+        return out if phases is None else apply_rope(out, phases, inverse=True)
+
+    monkeypatch.setattr(step_pass.StepPass, "attend_back", apart)
+    found = run_prompts(made)
+    monkeypatch.setattr(decode_stack, "takes_packed", lambda layer: False)
+    assert torch.equal(found, run_prompts(made))

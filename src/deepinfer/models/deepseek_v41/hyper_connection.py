@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deepinfer.kernels import batch_invariant
+from deepinfer.kernels import batch_invariant, mhc_head
 from deepinfer.models.deepseek_v41 import small_cpu
 from deepinfer.models.deepseek_v41.norm import rms_norm
 
@@ -117,6 +117,8 @@ def collapse(streams: Tensor, pre: Tensor, *, deterministic: bool = False) -> Te
     """The weighted sum of the streams, in fp32 and then in the streams' dtype, shape [tokens, channels]."""
     if deterministic:
         return batch_invariant.sum_streams(streams, pre)
+    if streams.is_cuda and not torch.is_grad_enabled():
+        return mhc_head(streams, pre)
     return torch.bmm(pre.unsqueeze(1), streams.float()).squeeze(1).to(streams.dtype)
 
 

@@ -149,13 +149,28 @@ def _attention(attention: Attention, y: Tensor, run: Any) -> Tensor:
             weights = indexer.weights_proj(y).float() * indexer.scale
             run.pick(attention, index_queries, weights)
     attended = run.attend_back(attention, queries, phases)
-    groups = attended.view(len(y), attention.num_groups, -1)
-    hidden = y.new_empty(len(y), attention.wo_a.weight.shape[0])
-    weight = attention.wo_a.weight.view(attention.num_groups, -1, groups.shape[-1])
-    # Each group writes its columns, so that the cast finds whole rows.
-    to = hidden.view(len(y), attention.num_groups, -1).transpose(0, 1)
-    torch.bmm(groups.transpose(0, 1), weight.transpose(1, 2), out=to)
+    hidden = group_outputs(attention, attended)
     return product(attention.wo_b.weight, per_token_cast_to_fp8(hidden), y)
+
+
+def group_outputs(attention: Attention, attended: Tensor) -> Tensor:
+    """The output bottleneck of each group of heads, side by side.
+
+    Args:
+        attention: The layer's attention.
+        attended: Shape [tokens, heads, head_dim].
+
+    Returns:
+        Shape [tokens, groups * o_lora].
+    """
+    tokens, count = len(attended), attention.num_groups
+    groups = attended.view(tokens, count, -1)
+    weight = attention.wo_a.weight.view(count, -1, groups.shape[-1])
+    hidden = attended.new_empty(tokens, attention.wo_a.weight.shape[0])
+    # Each group writes its columns, so that the cast finds whole rows.
+    to = hidden.view(tokens, count, -1).transpose(0, 1)
+    torch.bmm(groups.transpose(0, 1), weight.transpose(1, 2), out=to)
+    return hidden
 
 
 def _experts(moe: MoE, y: Tensor, run: Any) -> Tensor:
