@@ -2,11 +2,13 @@
 
 Hidden 5120, 64 heads of 512, 384 experts in MXFP4 of which 6 serve a token, dense weights in FP8 with 32x32 blocks,
 528-byte window rows, 288-byte pool rows, 68-byte index keys; random values. Decode steps of 64 and 256 requests are
-recorded; a prompt of 8,192 tokens is run in one step. Models of one layer (which owns a pool and selects rows) and of
-two (the second reuses the selection) are timed, so a difference gives the second kind. Beside each time stand the sum
-of the least times of its parts, from bytes and operations at the limits that this card reaches, and the same step
-through the references in torch. JSON lines go to $OUT; a table comes last.
-Run: PYTHONPATH=src python benchmarks/layer.py [--small] [--seconds 150]
+recorded; a prompt of 8,192 tokens is run in one step. Three models share their weights: one layer that owns a pool and
+selects rows (S), that and one that reuses the selection (SR), and two of the first kind (SS); differences give each kind
+of layer alone, and the rest of a step (index arithmetic, embedding, head). Beside each time stands the sum of the least times
+of its parts, from bytes and operations at the limits that this card reaches. `--profile` tells the parts of a step apart,
+by events around the functions of a layer, and the kernels that take longest; `--torch` adds the same decode step through the
+references in torch. JSON lines go to $OUT; tables come last.
+Run: PYTHONPATH=src python benchmarks/layer.py [--profile] [--only prefill] [--small] [--seconds 60]
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
-import itertools
 import json
 import math
 import os
@@ -25,9 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from layer_parts import Parts
 from torch import nn
 
 from deepinfer.kernels import KVCacheFormat, quantize_and_insert_k_cache, use_backend
+from deepinfer.kernels.fused import fused_kernels
 from deepinfer.kernels.reference import fused as reference
 from deepinfer.models.deepseek_v41 import (
     DeepseekV41,
@@ -38,7 +41,7 @@ from deepinfer.models.deepseek_v41 import (
 )
 from deepinfer.models.deepseek_v41.decode_inputs import DecodeInputs, row_values
 from deepinfer.models.deepseek_v41.decode_step import DecodeStep
-from deepinfer.models.deepseek_v41.packed_products import prepare_experts
+from deepinfer.models.deepseek_v41.packed_products import prepare_products
 from deepinfer.models.packed import PackedWeight
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,20 +57,40 @@ FP8_NAMES = (
 )
 SMALL = {
     "hidden_size": 256, "moe_intermediate_size": 128, "num_attention_heads": 8, "q_lora_rank": 128,
-    "o_groups": 2, "o_lora_rank": 128, "n_routed_experts": 8, "index_n_heads": 4, "index_topk": 64,
+    "o_groups": 2, "o_lora_rank": 128, "n_routed_experts": 8, "index_n_heads": 8, "index_topk": 64,
 }  # fmt: skip
 
 
-def layer_config(layers: int, small: bool) -> DeepseekV41Config:
-    """The published widths with few layers, all over the pool of the first, and a small vocabulary."""
+KINDS = {"S": (1, (0,)), "SR": (2, (0,)), "SS": (2, (0, 1))}
+
+
+def layer_config(kind: str, small: bool) -> DeepseekV41Config:
+    """The published widths with few layers over pools of ratio 2, and a small vocabulary."""
     flash = DeepseekV41Config.from_pretrained(ROOT / "tests/data/deepseek_v41_flash")
+    layers, sources = KINDS[kind]
     return dataclasses.replace(
         flash,
-        num_hidden_layers=layers, compress_ratios=(2,) * layers, kv_source_layer_ids=(0,), index_source_layer_ids=(0,),
-        candidate_source_layer_id=None, engram_layer_ids=(), engram_num_embeddings=(), num_nextn_predict_layers=0,
-        dspark_target_layer_ids=(), vocab_size=1024, engram_compressed_vocab_size=1024, dspark_noise_token_id=3,
-        bos_token_id=0, eos_token_id=1, image_token_id=None, vision=None, **(SMALL if small else {}),
+        num_hidden_layers=layers, compress_ratios=(2,) * layers, kv_source_layer_ids=sources,
+        index_source_layer_ids=sources, candidate_source_layer_id=None, engram_layer_ids=(), engram_num_embeddings=(),
+        num_nextn_predict_layers=0, dspark_target_layer_ids=(), vocab_size=1024, engram_compressed_vocab_size=1024,
+        dspark_noise_token_id=3, bos_token_id=0, eos_token_id=1, image_token_id=None, vision=None,
+        **(SMALL if small else {}),
     )  # fmt: skip
+
+
+def sharing(full: DeepseekV41, kind: str, small: bool) -> DeepseekV41:
+    """A model with fewer layers of a kind and the weights of another one."""
+    model = DeepseekV41(
+        layer_config(kind, small), rounding="full", device="meta", dtype=full.embed.weight.dtype
+    )
+    for name, module in model.named_modules():
+        twin = full.get_submodule(name)
+        for key in list(module._parameters):
+            module._parameters[key] = twin._parameters[key]
+        for key in ("joined", "prepared", "wide_parts"):
+            if key in vars(twin):
+                setattr(module, key, vars(twin)[key])
+    return model
 
 
 def random_model(config: DeepseekV41Config, device: str) -> DeepseekV41:
@@ -112,7 +135,8 @@ def filled_cache(model: DeepseekV41, rows: int, context: int, step: int) -> Slot
     table = cache.rows
     targets = [(t, KVCacheFormat.V41_MXFP8) for t in table.window_data]
     targets.append((table.pool_data, KVCacheFormat.V41_NVFP4))
-    targets += [(k.flatten(0, 1), KVCacheFormat.INDEXER_MXFP4) for k in table.index_keys.values()]
+    for data in table.index_keys.values():
+        data.random_(120, 136)  # codes, and scales of about 1
     for data, form in targets:
         for start in range(0, len(data), 65536):
             part = data[start : start + 65536]
@@ -125,7 +149,9 @@ def filled_cache(model: DeepseekV41, rows: int, context: int, step: int) -> Slot
     return cache
 
 
-def least_ms(config: DeepseekV41Config, rows: int, context: int, source: bool) -> dict[str, float]:
+def least_ms(
+    config: DeepseekV41Config, rows: int, context: int, source: bool, prompt: bool = False
+) -> dict[str, float]:
     """The least time of each part of a layer in ms, from bytes and operations."""
     c, hidden, heads, dim = config, config.hidden_size, config.num_attention_heads, config.head_dim
 
@@ -158,22 +184,29 @@ def least_ms(config: DeepseekV41Config, rows: int, context: int, source: bool) -
         ),
     }  # fmt: skip
     if source:
-        scored = context / 2 if rows > 1 else context / 4
-        tokens = rows if rows > 1 else context
+        # A prompt's tokens see half of its rows on average, and share the keys.
+        scored = context / 4 if prompt else context / 2
+        read = context / 2 * 68 if prompt else rows * scored * 68
         parts["index"] = floor(
-            rows * scored * 68 + 4 * tokens * scored * 2,
-            2 * tokens * scored * c.index_n_heads * c.index_head_dim, FP8_TFLOP_S,
-        )  # fmt: skip
+            read + 4 * rows * scored * 2,
+            2 * rows * scored * c.index_n_heads * c.index_head_dim, FP8_TFLOP_S,
+        ) + product(c.index_n_heads * c.index_head_dim, c.q_lora_rank, fp8, FP8_TFLOP_S)  # fmt: skip
+        parts["pool"] = product(2 * dim, hidden, 4, BF16_TFLOP_S)
     return parts
 
 
 class Bench:
     """Times cases and writes them."""
 
-    def __init__(self, path: Path, device: str, small: bool, seconds: float, profile: bool) -> None:
-        self.with_profile = profile
+    def __init__(self, path: Path, device: str, small: bool, seconds: float) -> None:
         self.file, self.device, self.small = path.open("a"), device, small
-        self.end = time.perf_counter() + seconds
+        self.began = time.perf_counter()
+        self.end = self.began + seconds
+        self.tables: list[str] = []
+
+    def say(self, *what: object) -> None:
+        """Shows something with the seconds since the start."""
+        print(f"{time.perf_counter() - self.began:6.1f} s", *what, flush=True)
 
     def write(self, case: str, ms: float, **more: Any) -> None:
         """Writes a line and shows it."""
@@ -185,7 +218,7 @@ class Bench:
         }  # fmt: skip
         self.file.write(json.dumps(line) + "\n")
         self.file.flush()
-        print(case, round(ms, 4), {k: v for k, v in more.items() if k != "parts"}, flush=True)
+        self.say(case, round(ms, 4), {k: v for k, v in more.items() if "parts" not in k})
 
     def time(self, call: Any, record: bool, repeats: int = 10) -> float:
         """Median milliseconds of a call, recorded as a graph if asked for."""
@@ -194,13 +227,20 @@ class Bench:
             began = time.perf_counter()
             call()
             return 1e3 * (time.perf_counter() - began)
+        run = self.recorded(call) if record else call
+        return self.median(run, repeats)
+
+    def recorded(self, call: Any) -> Any:
+        """A call that replays another one."""
         torch.cuda.synchronize()
-        run = call
-        if record:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                call()
-            run = graph.replay
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        return graph.replay
+
+    def median(self, run: Any, repeats: int) -> float:
+        """Median milliseconds between two events."""
+        torch.cuda.synchronize()
         found = []
         for _ in range(repeats):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -211,46 +251,68 @@ class Bench:
             found.append(begin.elapsed_time(end))
         return sorted(found)[len(found) // 2]
 
-    def profile(self, case: str, call: Any) -> None:
-        """The kernels of a call that take longest, as one line."""
-        if not self.with_profile or self.device != "cuda":
-            return
-        from torch.profiler import ProfilerActivity, profile
-
-        with profile(activities=[ProfilerActivity.CUDA]) as found:
-            call()
+    def parts(self, case: str, model: DeepseekV41, call: Any, record: bool, total: float, least: dict[str, float]) -> None:  # fmt: skip
+        """Tells the parts of a step apart, and the kernels that take longest."""
+        watch = Parts(model.config, self.device, fused_kernels(self.device))
+        with watch.watch():
+            if self.device != "cuda":
+                call()
+            elif record:
+                replay = self.recorded(call)
+                for _ in range(3):
+                    replay()
+            else:
+                call()
+        if self.device == "cuda":
             torch.cuda.synchronize()
-        times: dict[str, list[float]] = {}
-        for event in found.events():
-            if event.device_time:
-                times.setdefault(event.name[:70], []).append(event.device_time)
-        print(
-            f"-- {case}: {sum(map(sum, times.values())) / 1e3:.3f} ms in {sum(map(len, times.values()))} kernels"
-        )
-        for name, each in sorted(times.items(), key=lambda kv: -sum(kv[1]))[:22]:
-            print(f"   {sum(each):9.1f} us {len(each):4d} x {name}", flush=True)
+        times = watch.milliseconds()
+        tops: dict[str, float] = {}
+        for path, ms in times.items():
+            inner = " > ".join(path.split(" > ")[:-1])
+            if inner not in times:  # not inside of another function
+                top = path.split(" > ")[0]
+                tops[top] = tops.get(top, 0.0) + ms
+        self.write(
+            f"{case}: parts", sum(tops.values()), whole_ms=round(total, 4),
+            parts={k: round(v, 4) for k, v in times.items()}, least_parts={k: round(v, 4) for k, v in least.items()},
+        )  # fmt: skip
+        rows = [
+            f"-- {case}: whole {total:.3f} ms, parts {sum(tops.values()):.3f} ms (measured, least)"
+        ]
+        for top, ms in sorted(tops.items(), key=lambda kv: -kv[1]):
+            rows.append(f"   {ms:9.4f} {least.get(top, 0.0):9.4f}  {top}")
+            inner = [(k, v) for k, v in times.items() if k.startswith(f"{top} > ")]
+            rows += [f"   {v:9.4f}            {k}" for k, v in sorted(inner, key=lambda kv: -kv[1])]
+        self.tables.append("\n".join(rows))
+        if self.device == "cuda":
+            self.tables.append(longest_kernels(case, call))
 
-    def decode(self, model: DeepseekV41, rows: int, context: int, torch_too: bool) -> float:
+    def decode(self, kind: str, model: DeepseekV41, rows: int, context: int, options: Any) -> float:
         """A recorded step of one token a request."""
         cache = filled_cache(model, rows, context, 16)
         inputs = DecodeInputs.empty(rows, 1, self.device)
         segments = [Segment(s, context, 1) for s in range(rows)]
         inputs.fill([[5 + s] for s in range(rows)], [row_values(s, 0) for s in segments])
         step = DecodeStep(model, cache)
-        ms = self.time(lambda: step(inputs, context + 16), record=True)
-        self.profile(f"decode {rows}", lambda: step(inputs, context + 16))
-        layers = model.config.num_hidden_layers
-        more: dict[str, Any] = {"layers": layers, "context": context}
-        if torch_too:
+
+        def call() -> None:
+            step(inputs, context + 16)
+
+        ms = self.time(call, record=True)
+        more: dict[str, Any] = {"context": context}
+        if options.torch and kind == "S":
             plain = DecodeStep(model, cache, reference)  # type: ignore[arg-type]
             with use_backend("torch"):
                 more["torch_ms"] = round(
                     self.time(lambda: plain(inputs, context + 16), False, 3), 2
                 )
-        self.write(f"decode, {rows} requests, {layers} layers", ms, **more)
+        self.write(f"decode, {rows} requests, layers {kind}", ms, **more)
+        if options.profile and kind == "S":
+            least = least_ms(model.config, rows, context, True)
+            self.parts(f"decode {rows}, layers {kind}", model, call, True, ms, least)
         return ms
 
-    def prefill(self, model: DeepseekV41, tokens: int) -> float:
+    def prefill(self, kind: str, model: DeepseekV41, tokens: int, options: Any) -> float:
         """A prompt in one step, launched kernel by kernel."""
         cache = model.new_cache(1, tokens + 16, tokens, storage="packed")
         ids = torch.randint(3, 1000, (tokens,), device=self.device)
@@ -259,50 +321,83 @@ class Bench:
             cache.reset(0)
             model(ForwardBatch(ids, (Segment(0, 0, tokens),)), cache)
 
-        ms = self.time(call, record=False, repeats=3)
-        self.profile(f"prefill {tokens}", call)
-        layers = model.config.num_hidden_layers
-        self.write(f"prefill, {tokens} tokens, {layers} layers", ms, layers=layers)
+        ms = self.time(call, record=False, repeats=5)
+        self.write(f"prefill, {tokens} tokens, layers {kind}", ms)
+        if options.profile and kind == "S":
+            least = least_ms(model.config, tokens, tokens, True, prompt=True)
+            self.parts(f"prefill {tokens}, layers {kind}", model, call, False, ms, least)
         return ms
 
-    def run(self) -> None:
+    def run(self, options: Any) -> None:
         """All cases; a failure is told of and the next one run."""
-        contexts = (256, 64) if self.small else (8192, 8192)
-        batches = (4,) if self.small else (64, 256)
-        times: dict[tuple[str, int], list[float]] = {}
-        for layers in (1, 2):
-            self.with_profile &= layers == 1
-            model = random_model(layer_config(layers, self.small), self.device)
-            prepare_experts(model)
-            jobs = [("decode", b) for b in batches] + [("prefill", contexts[1])]
-            for kind, size in jobs:
+        context = 256 if self.small else 8192
+        jobs = [("prefill", 512 if self.small else 8192)]
+        jobs += [("decode", b) for b in ((4,) if self.small else (64, 256))]
+        times: dict[tuple[str, int], dict[str, float]] = {}
+        full = random_model(layer_config("SS", self.small), self.device)
+        prepare_products(full)
+        models = {kind: sharing(full, kind, self.small) for kind in KINDS}
+        if self.device != "cuda":  # the same calls, through the references
+            for model in models.values():
+                vars(model)["row_kernels"] = lambda: fused_kernels("cpu")
+        self.say("models are made")
+        for kind, model in models.items():
+            for job, size in jobs:
+                if options.only and options.only != job:
+                    continue
                 if time.perf_counter() > self.end:
-                    print("no time left for", kind, size, layers, flush=True)
+                    self.say("no time left for", kind, job, size)
                     continue
                 try:
-                    if kind == "decode":
-                        ms = self.decode(model, size, contexts[0], torch_too=layers == 1)
-                    else:
-                        ms = self.prefill(model, size)
-                    times.setdefault((kind, size), []).append(ms)
+                    ms = (
+                        self.decode(kind, model, size, context, options)
+                        if job == "decode"
+                        else self.prefill(kind, model, size, options)
+                    )
+                    times.setdefault((job, size), {})[kind] = ms
                 except Exception:
-                    print("FAILED", kind, size, layers, traceback.format_exc()[-1500:], flush=True)
+                    self.say("FAILED", kind, job, size, traceback.format_exc()[-1500:])
                 if self.device == "cuda":
                     torch.cuda.empty_cache()
-            config = model.config
-            del model
-        for (kind, size), found in times.items():
-            for name, ms in zip(
-                ("pool source", "reuse"),
-                (found[0], *(b - a for a, b in itertools.pairwise(found))),
-                strict=False,
-            ):
-                parts = least_ms(config, size, contexts[0], name == "pool source")
-                total = sum(parts.values())
-                self.write(
-                    f"{kind} {size}: a layer, {name}", ms, least_ms=round(total, 4), share=round(total / ms, 3),
-                    parts={k: round(v, 4) for k, v in parts.items()},
-                )  # fmt: skip
+        print("\n".join(self.tables), flush=True)
+        for (job, size), found in times.items():
+            self.layers(job, size, found, context, full.config)
+
+    def layers(self, job: str, size: int, found: dict[str, float], context: int, config: DeepseekV41Config) -> None:  # fmt: skip
+        """Lines of one layer of each kind, from the differences of models."""
+        if "S" not in found:
+            return
+        for kind, name in (("SS", "pool source"), ("SR", "reuse")):
+            if kind not in found:
+                continue
+            ms = found[kind] - found["S"]
+            parts = least_ms(config, size, context, kind == "SS", prompt=job == "prefill")
+            total = sum(parts.values())
+            self.write(
+                f"{job} {size}: a layer, {name}", ms, least_ms=round(total, 4), share=round(total / ms, 3),
+                parts={k: round(v, 4) for k, v in parts.items()},
+            )  # fmt: skip
+        if "SS" in found:
+            self.write(f"{job} {size}: rest of a step", 2 * found["S"] - found["SS"])
+
+
+def longest_kernels(case: str, call: Any) -> str:
+    """The kernels of a call that take longest."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        call()
+        torch.cuda.synchronize()
+    times: dict[str, list[float]] = {}
+    for event in found.events():
+        if event.device_time:
+            times.setdefault(event.name[:70], []).append(event.device_time)
+    each = sorted(times.items(), key=lambda kv: -sum(kv[1]))
+    rows = [
+        f"-- {case}: {sum(map(sum, times.values())) / 1e3:.3f} ms in {sum(map(len, times.values()))} kernels"
+    ]
+    rows += [f"   {sum(t):9.1f} us {len(t):4d} x {name}" for name, t in each[:24]]
+    return "\n".join(rows)
 
 
 def main() -> None:
@@ -310,19 +405,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--torch", action="store_true")
+    parser.add_argument("--only", choices=("prefill", "decode"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=150.0)
+    parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--out", default=str(Path(os.environ.get("OUT", ".")) / "layer.jsonl"))
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     torch.manual_seed(0)
     with torch.inference_mode():
-        Bench(
-            Path(arguments.out),
-            arguments.device,
-            arguments.small,
-            arguments.seconds,
-            arguments.profile,
-        ).run()
+        Bench(Path(options.out), options.device, options.small, options.seconds).run(options)
 
 
 if __name__ == "__main__":
