@@ -321,59 +321,44 @@ def experts(tokens: int, kind: str, layout: str):
 
 
 def cases() -> list[Case]:
-    """The cases."""
+    """The cases, the most wanted first."""
     found = [Case("topk_gate", "all forms", "table", gate_forms(), check_only=True)]
-    for tokens in (64, 512, 8192):
-        for warps in (1,):
-            found.append(
-                Case("topk_gate", f"{tokens} x 384, top-6", f"w{warps}", gate(tokens, warps))
-            )
-    for tokens in (64, 512):
-        found.append(
-            Case("topk_gate", f"{tokens} x 384, top-6, 20 calls", "w1", gate(tokens, 1, 20))
-        )
-    for tokens in (64, 512, 8192):
-        forms = [
-            ("table", None, 2048),
-            ("direct", (512, 128, 4), 10**9),
-            ("counted", (512, 128, 4), 0),
-            ("counted 8 warps", (512, 128, 8), 0),
-        ]
-        for name, sizes, directly in forms:
-            found.append(
-                Case(
-                    "get_fused_mapping",
-                    f"{tokens} x 6",
-                    name,
-                    mapping(tokens, False, sizes, directly),
-                )
-            )
-    found.append(Case("get_fused_mapping", "64 x 6 masked", "table", mapping(64, True, None, 2048)))
-    for tokens in (256, 8192):
-        for sizes in (None, (2048, 8)):
-            name = "table" if sizes is None else f"{sizes[0]} w{sizes[1]}"
-            for kind in ("expand bf16", "expand fp8", "reduce"):
-                op = "reduce_fused" if kind == "reduce" else "expand_to_fused"
-                shape = f"{tokens} x 6 x {HIDDEN} {kind.split()[-1]}"
-                found.append(Case(op, shape, name, rows_of(tokens, kind, sizes)))
     for tokens in (64, 8192):
-        for sizes in (None, (16, 8, 1), (32, 8, 1)):
-            name = "table" if sizes is None else f"{sizes[0]} w{sizes[1]}"
-            found.append(
-                Case(
-                    "silu_and_mul_quant_fused", f"{tokens} x 6 x 2304", name, swiglu(tokens, sizes)
-                )
-            )
-    for tokens in (16, 64, 256, 512, 8192):
-        shape = f"{tokens} x 6 of 384 MXFP4"
-        for kind in ("plain", "prepared", "prepared 32"):
-            for layout in ("auto", "contiguous"):
-                is_far = (kind == "plain" and tokens != 64) or (
-                    layout == "contiguous" and tokens < 256
-                )
-                if is_far or (tokens > 512 and (layout == "auto" or kind == "plain")):
-                    continue
+        found.append(Case("topk_gate", f"{tokens} x 384, top-6", "w1", gate(tokens, 1)))
+        found.append(
+            Case("get_fused_mapping", f"{tokens} x 6", "table", mapping(tokens, False, None, 2048))
+        )
+        found.append(
+            Case("silu_and_mul_quant_fused", f"{tokens} x 6 x 2304", "table", swiglu(tokens, None))
+        )
+    found.append(Case("get_fused_mapping", "64 x 6 masked", "table", mapping(64, True, None, 2048)))
+    for tokens in (64, 256, 1024, 4096, 8192):
+        kinds = ("prepared", "prepared 32") if tokens in (64, 8192) else ("prepared 32",)
+        for kind in kinds:
+            for layout in ("auto",) if tokens < 256 else ("auto", "contiguous"):
+                shape = f"{tokens} x 6 of 384 MXFP4"
                 found.append(
                     Case("fused_experts", shape, f"{kind} {layout}", experts(tokens, kind, layout))
                 )
+    # What was measured and did not change
+    found.append(Case("topk_gate", "64 x 384, top-6, 20 calls", "w1", gate(64, 1, 20)))
+    forms = [("direct", (512, 128, 4), 10**9), ("counted", (512, 128, 4), 0)]
+    for tokens in (64, 512, 8192):
+        for name, sizes, directly in forms:
+            case = mapping(tokens, False, sizes, directly)
+            found.append(Case("get_fused_mapping", f"{tokens} x 6", name, case))
+    for tokens in (256, 8192):
+        for kind in ("expand bf16", "expand fp8", "reduce"):
+            op = "reduce_fused" if kind == "reduce" else "expand_to_fused"
+            shape = f"{tokens} x 6 x {HIDDEN} {kind.split()[-1]}"
+            found.append(Case(op, shape, "table", rows_of(tokens, kind, None)))
+    for kind in ("plain", "prepared"):
+        found.append(
+            Case(
+                "fused_experts",
+                "64 x 6 of 384 MXFP4",
+                f"{kind} masked",
+                experts(64, kind, "masked"),
+            )
+        )
     return found

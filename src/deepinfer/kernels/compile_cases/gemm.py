@@ -105,7 +105,7 @@ def _folded(sizes: tuple[int, ...], x_group: int) -> CompileCase:
         **_integers("num_groups", "N", "max_m", "steps", "stride_og", "stride_om", "stride_fg", "stride_tg", "stride_tk",
                     "stride_xg", "stride_xm", "stride_xk"),
     }  # fmt: skip
-    constants = {"MODE": 1 if many else 2, "X_GROUP": x_group, "SPAN": t.span, "PARTS": t.parts, "BLOCK_M": t.block_m, "DEPTH": t.depth,
+    constants = {"MODE": 1 if many else 2, "X_GROUP": x_group, "WHOLE": t.split == 2, "SPAN": t.span, "PARTS": t.parts, "BLOCK_M": t.block_m, "DEPTH": t.depth,
                  "REGISTERS": registers}  # fmt: skip
     name = "m_grouped_gemm_nt_contiguous" if many else "m_grouped_gemm_nt_masked"
     entry = f"prepared MXFP4, tokens 1x{x_group}, {'x'.join(map(str, sizes))}"

@@ -136,14 +136,14 @@ def _decode(given, MODE: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH
                 if DECODERS == 1 or side == WHICH:
                     mbarrier.wait(full.index(slot), phase)
                     at = (slot * TN + COLUMNS) * 2
+                    low = decode_half(w_ring.index(at), t_ring.index(at).load(t_layout), 0)
+                    high = decode_half(w_ring.index(at + 1), t_ring.index(at + 1).load(t_layout), 0)
+                    mbarrier.arrive(empty.index(slot), count=1)
+                    # Only now the room must be free: decoding goes on while the step before the last is multiplied.
                     mbarrier.wait(freed.index(2 * COLUMNS + side), turn)
-                    for half in gl.static_range(2):
-                        w = w_ring.index(at + half)
-                        t = t_ring.index(at + half).load(t_layout)
-                        decoded = decode_half(w, t, 0)
-                        if half == 1:
-                            mbarrier.arrive(empty.index(slot), count=1)
-                        b_ring.index(2 * COLUMNS + side).slice(64 * half, 64).store(decoded)
+                    b = b_ring.index(2 * COLUMNS + side)
+                    b.slice(0, 64).store(low)
+                    b.slice(64, 64).store(high)
                     fence_async_shared()
                     mbarrier.arrive(ready.index(2 * COLUMNS + side), count=1)
                 turn ^= side

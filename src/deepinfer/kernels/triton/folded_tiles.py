@@ -10,7 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from deepinfer.kernels.triton.folded_words import WIDE, load_words, unfold
+from deepinfer.kernels.triton.folded_words import WIDE, decode_half, load_words, unfold
 from deepinfer.kernels.triton.grouped_tiles import power_of_byte
 
 __all__ = ["folded_tile"]
@@ -26,8 +26,14 @@ def _group(words, t, x, part, add, AT: gl.constexpr, acc_layout: gl.constexpr):
 
 
 @gluon.jit
-def _block(w, t, x, part, never, HALF: gl.constexpr, acc_layout: gl.constexpr):
-    """Begins the product of 128 channels; `never` is false, but hides from the compiler that `part` is not needed."""
+def _block(w, t, x, part, never, HALF: gl.constexpr, WHOLE: gl.constexpr, acc_layout: gl.constexpr):  # fmt: skip
+    """Begins the product of 128 channels; `never` is false, but hides from the compiler that `part` is not needed.
+
+    WHOLE: all of them are decoded before the first are multiplied.
+    """
+    if WHOLE:
+        a = gl.convert_layout(decode_half(w, t, HALF), gl.DotOperandLayout(0, acc_layout, 4))
+        return warpgroup_mma(a, x.permute((1, 0)), part, use_acc=never, is_async=True)
     words = load_words(w, HALF)
     for i in gl.static_range(4):
         part = _group(words[i], t, x, part, never if i == 0 else True, i, acc_layout)
@@ -66,7 +72,7 @@ def _scaled_block(
 
 
 @gluon.jit
-def folded_tile(rings, bars, steps, slot, phase, never, X_GROUP: gl.constexpr, SPAN: gl.constexpr, PART: gl.constexpr,
+def folded_tile(rings, bars, steps, slot, phase, never, X_GROUP: gl.constexpr, WHOLE: gl.constexpr, SPAN: gl.constexpr, PART: gl.constexpr,
           PARTS: gl.constexpr, BLOCK_M: gl.constexpr, DEPTH: gl.constexpr, acc_layout: gl.constexpr):  # fmt: skip
     """One tile; a step is 128 or 256 channels."""
     w_ring, x_ring, t_ring, s_ring = rings
@@ -89,12 +95,12 @@ def folded_tile(rings, bars, steps, slot, phase, never, X_GROUP: gl.constexpr, S
             mbarrier.arrive(empty.index(slot), count=1)
         else:
             t = t_ring.index(at).load(t_layout)
-            part = _block(w, t, x_ring.index(slot * SPAN), part, never, 0, acc_layout)
+            part = _block(w, t, x_ring.index(slot * SPAN), part, never, 0, WHOLE, acc_layout)
             xs = s_ring.index(slot * SPAN).load(m_layout)
             if SPAN == 2:
                 t = t_ring.index(at + 1).load(t_layout)
-                last = _block(w, t, x_ring.index(slot * SPAN + 1), last, never, 1, acc_layout)
-                part = warpgroup_mma_wait(4, [part])
+                last = _block(w, t, x_ring.index(slot * SPAN + 1), last, never, 1, WHOLE, acc_layout)
+                part = warpgroup_mma_wait(1 if WHOLE else 4, [part])
                 acc += part * xs[None, :]
                 xs = s_ring.index(slot * SPAN + 1).load(m_layout)
                 last = warpgroup_mma_wait(0, [last])

@@ -27,7 +27,7 @@ def rows_of_group(counts, group, num_groups, max_m, MODE: gl.constexpr):
 
 
 @gluon.jit
-def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, SPAN: gl.constexpr,
+def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, WHOLE: gl.constexpr, SPAN: gl.constexpr,
               PARTS: gl.constexpr, BLOCK_M: gl.constexpr, DEPTH: gl.constexpr, PART: gl.constexpr):  # fmt: skip
     """Multiplies, scales and writes 64 rows of weights of every tile."""
     out, factors, rows_of, rings, bars, sizes, strides = given
@@ -58,7 +58,7 @@ def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, SPAN: gl.constex
                 at_n = gl.minimum(n0 + row, N - 1)
                 factor = gl.load(factors + g.to(gl.int64) * stride_fg + at_n)  # type: ignore[attr-defined]
                 acc, slot, phase = folded_tile(
-                    rings, bars, steps, slot, phase, N < 0, X_GROUP, SPAN, PART, PARTS, BLOCK_M, DEPTH, acc_layout
+                    rings, bars, steps, slot, phase, N < 0, X_GROUP, WHOLE, SPAN, PART, PARTS, BLOCK_M, DEPTH, acc_layout
                 )  # fmt: skip
                 acc *= factor[:, None]
                 y = gl.convert_layout(acc.to(out.dtype.element_ty), out_layout)
@@ -171,6 +171,7 @@ def grouped_folded_kernel(
     stride_xk,
     MODE: gl.constexpr,
     X_GROUP: gl.constexpr,
+    WHOLE: gl.constexpr,
     SPAN: gl.constexpr,
     PARTS: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -203,7 +204,7 @@ def grouped_folded_kernel(
     if PARTS == 1:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, X_GROUP, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
+                (_products, (multiply, MODE, X_GROUP, WHOLE, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
                 (_copies, (copy, MODE, SPAN, PARTS, BLOCK_M, DEPTH)),
             ],
             [1],
@@ -212,8 +213,8 @@ def grouped_folded_kernel(
     else:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, X_GROUP, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
-                (_products, (multiply, MODE, X_GROUP, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
+                (_products, (multiply, MODE, X_GROUP, WHOLE, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
+                (_products, (multiply, MODE, X_GROUP, WHOLE, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
                 (_copies, (copy, MODE, SPAN, PARTS, BLOCK_M, DEPTH)),
             ],
             [4, 1],
