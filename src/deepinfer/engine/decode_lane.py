@@ -218,6 +218,26 @@ class DecodeLanes:
         plain = (rows.roles == _DECODE) & (rows.num_tokens == 1) & (rows.num_open == 0)
         plain &= rows.num_known <= 1
         count = len(rows) if plain.all() else int(plain.argmin())
+        return self._company_of(rows, count, requests)
+
+    def company(self, rows: PlanRows, requests: Mapping[str, Request]) -> Company | None:
+        """What the requests of all rows have in common, whatever the rows run.
+
+        Args:
+            rows: Rows of a plan.
+            requests: Their requests by id.
+
+        Returns:
+            The company; None when there are no rows, a slot has two of them, or one does not continue what its slot holds.
+        """
+        found = self._company_of(rows, len(rows), requests)
+        if found is not self._company:
+            self._company, self._constant = found, ()
+        return found
+
+    def _company_of(
+        self, rows: PlanRows, count: int, requests: Mapping[str, Request]
+    ) -> Company | None:
         if not count:
             return None
         states, version = self._states, self._states.version

@@ -11,6 +11,7 @@ from deepinfer.engine.outputs import OutputBuilder
 from deepinfer.engine.parts import EngineScheduler
 from deepinfer.engine.stats import StatsRecorder
 from deepinfer.scheduling import Progress, ProgressList
+from deepinfer.scheduling.progress import ProgressBlocks
 
 __all__ = ["Delivery"]
 
@@ -42,6 +43,10 @@ class Delivery:
             for entry in progress:
                 self._deliver(entry, now)
             return
+        blocks = progress.blocks()
+        if blocks is not None:
+            self._deliver_blocks(progress, blocks, now)
+            return
         live = self._live
         last_s, count = 0.0, 0  # outputs in a row whose last tokens came at the same time
         tokens = progress.tokens()
@@ -69,6 +74,42 @@ class Delivery:
                 self._hand_on(builder, delta, now)
         if count:
             self.recorder.next_tokens(last_s, count, now)
+
+    def _deliver_blocks(self, progress: ProgressList, blocks: ProgressBlocks, now: float) -> None:
+        """Hands on what a step of decoding and verifying rows changed."""
+        live = self._live
+        last_s, counts = 0.0, []  # of outputs in a row whose last tokens came at the same time
+        drafts: list[tuple[int, int, int]] = []
+        tokens = blocks.token_ids
+        for at, (sequence, first, count) in enumerate(
+            zip(progress.sequences, blocks.offsets, blocks.counts, strict=True)
+        ):
+            builder = live.get(sequence.request.rid)
+            if builder is None:
+                continue
+            before_s = builder.last_token_s
+            if not count or before_s is None or not builder.takes_blocks:
+                self._deliver(progress[at], now)
+                continue
+            verified, accepted = blocks.drafts[at], blocks.accepted[at]
+            try:
+                delta = builder.push_block(tokens[first : first + count], verified, accepted, now)
+            except Exception as error:
+                self._end(builder, FinishReason.ERROR, error)
+                continue
+            if before_s != last_s:
+                if counts:
+                    self.recorder.next_blocks(last_s, counts, now)
+                last_s, counts = before_s, []
+            counts.append(count)
+            if verified:
+                drafts.append((blocks.proposed[at], verified, accepted))
+            if delta is not None:
+                self._emit(builder, delta)
+        if counts:
+            self.recorder.next_blocks(last_s, counts, now)
+        if drafts:
+            self.recorder.all_drafts(drafts)
 
     def _deliver(self, progress: Progress, now: float) -> None:
         builder = self._live.get(progress.request.rid)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.core.errors import InvariantBroken
 from deepinfer.engine.recording import record_call
-from deepinfer.models.deepseek_v41.batch import to_device
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.decode_draft import DraftStep
 from deepinfer.models.deepseek_v41.model import DeepseekV41
@@ -21,6 +21,7 @@ from deepinfer.sampling.rng import SeedWords
 
 __all__ = ["DraftGraphs"]
 
+_Output = tuple[Tensor, Tensor, Tensor, Tensor]
 _ANCHOR, _POSITION, _SLOT, _FIRST, _SEED_LOW, _SEED_HIGH, _TEMPERATURE = range(7)
 
 
@@ -83,20 +84,57 @@ class DraftGraphs:
                     f"the anchor is at {at}; give it the features of every final token first."
                 )
             firsts.append(first)
-        count = len(slots)
-        recording = self._recording(count, is_drawn=bool(temperatures))
-        if recording is None or not count:
-            return None
-        values = np.array([anchor_ids, positions, slots, firsts], dtype=np.int64)
+        words = None
         if temperatures:
-            words = np.array(seeds, dtype=np.uint64)
-            columns = [words & np.uint64(0xFFFFFFFF), words >> np.uint64(32)]
+            seed_words = np.array(seeds, dtype=np.uint64)
+            columns = [seed_words & np.uint64(0xFFFFFFFF), seed_words >> np.uint64(32)]
             columns.append(np.array(temperatures, dtype=np.float64).view(np.uint64))
-            values = np.concatenate((values, np.array(columns).view(np.int64)))
-        recording.inputs[:, :count].copy_(to_device(values, self._cache.device))
-        tokens, confidences, margins = recording.replay()
+            words = np.array(columns).view(np.int64)
+        values = np.array([anchor_ids, positions, slots, firsts], dtype=np.int64)
+        output = self._run(values, words)
+        if output is None:
+            return None
+        count = len(slots)
+        return output[0][:count], output[1][:count], output[2][:count]
+
+    def blocks(
+        self, values: NDArray[np.int64], words: NDArray[np.int64] | None = None
+    ) -> NDArray[np.float64] | None:
+        """`draft` of columns, with the results on the host.
+
+        Args:
+            values: Anchors, their positions, slots, and lowest position whose features the draft has seen without a gap,
+                shape [4, rows], int64.
+            words: Low and high words of seeds, and the bits of temperatures as float64, shape [3, rows], int64; None takes
+                the likeliest tokens of all.
+
+        Returns:
+            Tokens, confidences and margins, shape [rows, 3, block], float64, in which ids are exact; None when it has to
+            be done without a recording.
+        """
+        output = self._run(values, words)
+        if output is None:
+            return None
+        packed: NDArray[np.float64] = output[3][: values.shape[1]].cpu().numpy()
+        return packed
+
+    def _run(self, values: NDArray[np.int64], words: NDArray[np.int64] | None) -> _Output | None:
+        count = values.shape[1]
+        recording = self._recording(count, is_drawn=words is not None)
+        if recording is None:
+            return None
+        host = recording.host.numpy()
+        if recording.sent is not None:
+            recording.sent.synchronize()
+        host[: _FIRST + 1, :count] = values
+        if words is not None:
+            host[_SEED_LOW:, :count] = words
+        if recording.sent is not None:
+            recording.inputs.copy_(recording.host, non_blocking=True)
+            recording.sent.record()
+        output = recording.replay()
         self.runs[recording.rows] += 1
-        return tokens[:count], confidences[:count], margins[:count]
+        return output
 
     def write_context(self, features: Tensor, at: Tensor, index: Tensor) -> None:
         """As `DraftStep.write_context`."""
@@ -126,20 +164,25 @@ class DraftGraphs:
         device = self._cache.device
         height = _TEMPERATURE + 1 if is_drawn else _FIRST + 1
         inputs = torch.zeros(height, rows, dtype=torch.int64, device=device)
+        host, sent = inputs, None
+        if device.type == "cuda":
+            host = torch.zeros(height, rows, dtype=torch.int64, pin_memory=True)
+            sent = torch.cuda.Event()
         columns = [inputs[i] for i in (_ANCHOR, _POSITION, _SLOT, _FIRST)]
         draw = None
         if is_drawn:
             words = SeedWords(inputs[_SEED_LOW].unsqueeze(-1), inputs[_SEED_HIGH].unsqueeze(-1))
             draw = CoupledDraw(inputs[_TEMPERATURE].view(torch.float64), words)
 
-        def call() -> tuple[Tensor, Tensor, Tensor]:
-            return self._step.draft_greedy(*columns, draw)
+        def call() -> _Output:
+            found = self._step.draft_greedy(*columns, draw)
+            return *found, torch.stack([part.double() for part in found], 1)
 
         if device.type != "cuda":
-            return _Recording(rows, inputs, call)
+            return _Recording(rows, inputs, host, sent, call)
         graph, output = record_call(call, device, self._pool)
         self._pool = self._pool or graph.pool()
-        return _Recording(rows, inputs, call, graph, output)
+        return _Recording(rows, inputs, host, sent, call, graph, output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +191,13 @@ class _Recording:
 
     rows: int
     inputs: Tensor
-    call: Callable[[], tuple[Tensor, Tensor, Tensor]]
+    host: Tensor  # what is sent to `inputs`, or the same tensor
+    sent: Any  # event behind the copy, where there is one
+    call: Callable[[], _Output]
     graph: Any = None
-    output: tuple[Tensor, Tensor, Tensor] | None = None
+    output: _Output | None = None
 
-    def replay(self) -> tuple[Tensor, Tensor, Tensor]:
+    def replay(self) -> _Output:
         if self.graph is None or self.output is None:
             return self.call()
         self.graph.replay()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 __all__ = ["BlockCounts", "PositionCounts"]
@@ -41,6 +42,15 @@ class BlockCounts:
         """
         for counter, length in zip(self._lengths, (proposed, verified, accepted), strict=True):
             counter[length] += 1
+
+    def add_all(self, blocks: Iterable[tuple[int, int, int]]) -> None:
+        """Counts many blocks.
+
+        Args:
+            blocks: Drafts made, verified and accepted, of each.
+        """
+        for counter, lengths in zip(self._lengths, zip(*blocks, strict=True), strict=False):
+            counter.update(lengths)
 
     def by_position(self) -> tuple[PositionCounts, ...]:
         """One entry a place, from the first."""

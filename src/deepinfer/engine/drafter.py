@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.core import _checks as checks
@@ -82,6 +84,41 @@ class DSparkDrafter:
             return True
         first, end = self._cache.draft_spans[slot]
         return bool(first < end == position)
+
+    def blocks(
+        self,
+        anchors: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        slots: NDArray[np.int64],
+        words: NDArray[np.int64] | None,
+    ) -> tuple[NDArray[np.bool_], NDArray[np.float64] | None] | None:
+        """`propose` of columns, for the rows of them that `is_ready`.
+
+        Args:
+            anchors: Newest token of each request, shape [rows], int64.
+            positions: Its position, shape [rows], int64.
+            slots: Shape [rows], int64.
+            words: As in `DraftGraphs.blocks`, of all rows; None takes the likeliest tokens.
+
+        Returns:
+            Which rows are ready, shape [rows], bool, and of these, tokens, confidences and margins, shape
+            [ready rows, 3, block], float64, or None when none is; None when it has to be done row by row.
+        """
+        graphs = self._graphs
+        if graphs is None or graphs.unsupported:
+            return None
+        spans = self._cache.draft_spans
+        seen = np.array([spans[slot] for slot in slots.tolist()], np.int64)
+        firsts, ends = seen[:, 0], seen[:, 1]
+        ready = (firsts < ends) & (ends == positions)
+        values = np.array([anchors, positions, slots, firsts])
+        if not ready.all():
+            values = values[:, ready]
+            words = None if words is None else words[:, ready]
+            if not values.shape[1]:
+                return ready, None
+        found = graphs.blocks(values, words)
+        return None if found is None else (ready, found)
 
     def settle(self, slots: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> None:
         """Notes tokens that stay, of steps that fed the draft themselves.

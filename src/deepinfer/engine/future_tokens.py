@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.core.errors import InvariantBroken
@@ -51,6 +52,8 @@ class FutureTokens:
         self._vocab_size = vocab_size
         self._check = check
         self._tokens = torch.full((num_slots,), _CONSUMED, dtype=torch.int64, device=device)
+        self._late = np.full(num_slots, _CONSUMED, np.int64)
+        self._has_late = False
 
     @property
     def tokens(self) -> Tensor:
@@ -66,6 +69,24 @@ class FutureTokens:
                 0: its request ends, and what runs behind it is void.
         """
         self._tokens[self._index(slots)] = token_ids.clamp(min=0)
+
+    def put_late(self, slots: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
+        """Notes tokens that the host knows; the device gets them with `flush`, once somebody needs them there.
+
+        Args:
+            slots: The slots, each once, shape [slots], int64.
+            token_ids: Their ids, shape [slots], int64.
+        """
+        self._late[slots] = token_ids
+        self._has_late = True
+
+    def flush(self) -> None:
+        """Sends what `put_late` noted."""
+        if self._has_late:
+            slots = np.flatnonzero(self._late != _CONSUMED)
+            self._has_late = False
+            self.put(slots.tolist(), to_device(self._late[slots], self._tokens.device))
+            self._late[slots] = _CONSUMED
 
     def take(self, slots: Sequence[int]) -> Tensor:
         """The tokens sampled last for some slots.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from deepinfer.engine.graph_buckets import GraphBucket
 from deepinfer.models.deepseek_v41.batch import Segment
+from deepinfer.models.deepseek_v41.decode_inputs import DecodeInputs
+from deepinfer.models.deepseek_v41.decode_step import DecodeOutput
 
-__all__ = ["GraphRow", "GraphRun"]
+__all__ = ["GraphRow", "GraphRun", "RecordedStep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +50,31 @@ class GraphRun:
     features: Tensor | None
     is_fed: bool
     offsets: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """One recorded step, or a call where nothing can be recorded.
+
+    Attributes:
+        inputs: What it reads.
+        flat: The memory of these, shape [values], int64.
+        call: The step.
+        deterministic: In which arithmetic it was recorded.
+        graph: The recording, or None.
+        output: What it gives, or None.
+    """
+
+    inputs: DecodeInputs
+    flat: Tensor
+    call: Callable[[], DecodeOutput]
+    deterministic: bool
+    graph: Any = None
+    output: DecodeOutput | None = None
+
+    def replay(self) -> DecodeOutput:
+        """Runs the step."""
+        if self.graph is None or self.output is None:
+            return self.call()
+        self.graph.replay()
+        return self.output

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,14 +25,18 @@ from deepinfer.engine.graph_buckets import WarmupReport as WarmupReport
 from deepinfer.engine.graph_buckets import bucket_for
 from deepinfer.engine.graph_buckets import context_buckets as context_buckets
 from deepinfer.engine.graph_buckets import row_buckets as row_buckets
+from deepinfer.engine.graph_inputs import fill_verify, make_inputs
 from deepinfer.engine.graph_steps import GraphRow as GraphRow
 from deepinfer.engine.graph_steps import GraphRun as GraphRun
+from deepinfer.engine.graph_steps import RecordedStep
+from deepinfer.engine.layout import Layout
 from deepinfer.engine.recording import record_call
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.decode_books import DecodeRows, begin_decode, commit_decode
 from deepinfer.models.deepseek_v41.decode_inputs import DecodeInputs, cannot_decode, row_values
 from deepinfer.models.deepseek_v41.decode_step import DecodeOutput, DecodeStep, why_no_fixed_shape
 from deepinfer.models.deepseek_v41.model import DeepseekV41
+from deepinfer.models.deepseek_v41.verify_books import VerifyRows, begin_verify, commit_verify
 
 __all__ = [
     "DecodeGraphs",
@@ -97,9 +100,9 @@ class DecodeGraphs:
         self._future = future
         self._device = cache.device
         self._step = None if self.unsupported else DecodeStep(model, cache)
-        self._recordings: dict[GraphBucket, _Recording] = {}
+        self._recordings: dict[GraphBucket, RecordedStep] = {}
         self._by_rows: dict[tuple[int, int, int, bool], list[GraphBucket]] = {}
-        self._staging: dict[tuple[int, int], list[tuple[DecodeInputs, Any]]] = {}
+        self._staging: dict[tuple[int, int], list[tuple[DecodeInputs, Tensor, Any]]] = {}
         self._pool: Any = None
         self._turn = 0
 
@@ -130,9 +133,8 @@ class DecodeGraphs:
         before = self._reserved()
         # The largest first: its memory serves the others.
         for bucket in sorted(wanted, key=lambda b: (b.rows * b.tokens, b.context), reverse=True):
-            inputs = DecodeInputs.empty(bucket.rows, bucket.tokens, self._device)
             try:
-                self._recordings[bucket] = self._record(step, inputs, bucket)
+                self._recordings[bucket] = self._record(step, bucket)
             except (
                 RuntimeError
             ) as error:  # an operation that waits for the device cannot be recorded
@@ -176,10 +178,10 @@ class DecodeGraphs:
         counts = [s.num_tokens for s in segments]
         if bucket.tokens > 1:
             offsets = tuple(range(0, len(rows) * bucket.tokens, bucket.tokens))
-            self._send(recording.inputs, lambda inputs: inputs.fill(ids, values))
+            self._send(recording, lambda inputs: inputs.fill(ids, values))
         else:
             offsets = tuple(itertools.accumulate(counts[:-1], initial=0))
-            self._send(recording.inputs, lambda inputs: inputs.fill_tokens(ids, values))
+            self._send(recording, lambda inputs: inputs.fill_tokens(ids, values))
         output = recording.replay()
         self._cache.commit(segments)
         return self._ran(bucket, output, offsets, sum(counts), copy_features=copy_features)
@@ -208,7 +210,7 @@ class DecodeGraphs:
             RequestTooLong: A row does not fit its slot.
         """
         shape = self._fitting(len(rows), 1, len(rows), int(rows.starts.max()) + 1, features)
-        found: tuple[GraphBucket, _Recording] | str
+        found: tuple[GraphBucket, RecordedStep] | str
         if isinstance(shape, str):
             found = shape
         else:
@@ -219,11 +221,46 @@ class DecodeGraphs:
         bucket, recording = found
         floors = begin_decode(self._cache, rows)
         columns = (rows.starts, rows.host_slots, rows.window_starts, floors)
-        self._send(recording.inputs, lambda inputs: inputs.fill_decode(ids, is_future, columns))
+        self._send(recording, lambda inputs: inputs.fill_decode(ids, is_future, columns))
         output = recording.replay()
         commit_decode(self._cache, rows)
         offsets = range(0, len(rows) * bucket.tokens, bucket.tokens)
         return self._ran(bucket, output, offsets, len(rows), copy_features=False)
+
+    def try_run_tokens(
+        self, rows: VerifyRows, layout: Layout, input_ids: Callable[[], Ints]
+    ) -> GraphRun | None:
+        """`try_run` for rows of several known tokens, at little cost a row; features are fed.
+
+        Args:
+            rows: The rows.
+            layout: Where their tokens lie.
+            input_ids: Gives the ids, shape [tokens], int64.
+
+        Returns:
+            What the step gave, one row of logits a token from the first on; None if it has to run in another way, in
+            which case nothing has changed.
+
+        Raises:
+            InvariantBroken: A row does not continue its slot.
+            RequestTooLong: A row does not fit its slot.
+        """
+        if rows.why_not(self._cache):
+            return None
+        longest, end = int(rows.counts.max()), int((rows.starts + rows.counts).max())
+        shape = self._fitting(len(rows), longest, layout.total, end, True)
+        if isinstance(shape, str) or shape.tokens > 1:
+            return None
+        found = self._usable(shape, replays=False, needs_future=False)
+        if isinstance(found, str):
+            return None
+        bucket, recording = found
+        floors = begin_verify(self._cache, rows)
+        ids, columns = input_ids(), (rows.starts, rows.host_slots, rows.window_starts, floors)
+        self._send(recording, lambda inputs: fill_verify(inputs, ids, layout, columns))
+        output = recording.replay()
+        commit_verify(self._cache, rows)
+        return self._ran(bucket, output, layout.offsets, layout.total, copy_features=False)
 
     def _ran(
         self,
@@ -252,7 +289,7 @@ class DecodeGraphs:
 
     def _find(
         self, rows: Sequence[GraphRow], features: bool
-    ) -> tuple[GraphBucket, _Recording] | str:
+    ) -> tuple[GraphBucket, RecordedStep] | str:
         if not rows:
             return "unsupported" if self.unsupported else "no rows"
         segments = [row.segment for row in rows]
@@ -305,7 +342,7 @@ class DecodeGraphs:
 
     def _usable(
         self, bucket: GraphBucket, *, replays: bool, needs_future: bool
-    ) -> tuple[GraphBucket, _Recording] | str:
+    ) -> tuple[GraphBucket, RecordedStep] | str:
         if replays:
             return "not a decode step"
         if self._future is None and needs_future:
@@ -329,54 +366,40 @@ class DecodeGraphs:
                     field=name, value=value, limit=f"1 to {high}",
                 )  # fmt: skip
 
-    def _record(self, step: DecodeStep, inputs: DecodeInputs, bucket: GraphBucket) -> _Recording:
+    def _record(self, step: DecodeStep, bucket: GraphBucket) -> RecordedStep:
+        inputs, flat = make_inputs(bucket.rows, bucket.tokens, self._device)
+
         def run() -> DecodeOutput:
             return step(
                 inputs, bucket.context, self._future, with_features=bucket.features, feed=self.feed
             )
 
         if self._device.type != "cuda":
-            return _Recording(inputs, run, self._model.deterministic)
+            return RecordedStep(inputs, flat, run, self._model.deterministic)
         graph, output = record_call(run, self._device, self._pool)
         if self._pool is None:
             self._pool = graph.pool()
-        return _Recording(inputs, run, self._model.deterministic, graph, output)
+        return RecordedStep(inputs, flat, run, self._model.deterministic, graph, output)
 
-    def _send(self, inputs: DecodeInputs, fill: Callable[[DecodeInputs], None]) -> None:
+    def _send(self, recording: RecordedStep, fill: Callable[[DecodeInputs], None]) -> None:
+        inputs = recording.inputs
         if self._device.type != "cuda":
             fill(inputs)
             return
         shape = inputs.num_rows, inputs.tokens_per_row
         if shape not in self._staging:
             self._staging[shape] = [
-                (DecodeInputs.empty(*shape, pinned=True), torch.cuda.Event())
+                (*make_inputs(*shape, pinned=True), torch.cuda.Event())
                 for _ in range(_STAGING_BUFFERS)
             ]
         self._turn += 1
-        host, sent = self._staging[shape][self._turn % _STAGING_BUFFERS]
+        host, flat, sent = self._staging[shape][self._turn % _STAGING_BUFFERS]
         sent.synchronize()  # the copy of two steps ago
         fill(host)
-        inputs.copy_(host)
+        recording.flat.copy_(flat, non_blocking=True)
         sent.record()
 
     def _reserved(self) -> int:
         if self._device.type != "cuda":
             return 0
         return int(torch.cuda.memory_reserved(self._device))
-
-
-@dataclass(frozen=True, slots=True)
-class _Recording:
-    """One recorded step, or a call where nothing can be recorded."""
-
-    inputs: DecodeInputs
-    call: Callable[[], DecodeOutput]
-    deterministic: bool
-    graph: Any = None
-    output: DecodeOutput | None = None
-
-    def replay(self) -> DecodeOutput:
-        if self.graph is None or self.output is None:
-            return self.call()
-        self.graph.replay()
-        return self.output

@@ -11,7 +11,7 @@ from deepinfer.core.plan import RowRole
 from deepinfer.core.protocols import Tokenizer
 from deepinfer.core.types import FinishReason, Output, OutputDelta, Request, TokenLogprob, Usage
 from deepinfer.engine.stop import OutputText
-from deepinfer.engine.token_delta import token_delta, usage_of
+from deepinfer.engine.token_delta import block_delta, token_delta, usage_of
 from deepinfer.scheduling import Progress
 
 __all__ = ["OutputBuilder", "Sink", "as_request_error"]
@@ -64,6 +64,7 @@ class OutputBuilder:
         error: Why it failed, or None.
         wants_ends_only: Whether the sink is to hear of the end only.
         takes_tokens: Whether a token that is nothing but a token may be given to `push_token`.
+        takes_blocks: Whether tokens that are nothing but tokens may be given to `push_block`.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class OutputBuilder:
         self._num_prompt_tokens = request.num_prompt_tokens
         self.wants_ends_only = bool(getattr(sink, "only_ends", False))
         self.takes_tokens = params.logprobs is None and request.grammar is None
+        self.takes_blocks = self.takes_tokens and not params.stop
 
     @property
     def rid(self) -> str:
@@ -154,6 +156,32 @@ class OutputBuilder:
             token_ids=(token_id,),
             finish_reason=FinishReason.STOP,
             usage=self.usage,
+        )
+
+    def push_block(
+        self, token_ids: list[int], drafts: int, accepted: int, now: float
+    ) -> OutputDelta | None:
+        """Takes the tokens of one step after which the request goes on.
+
+        Args:
+            token_ids: Their ids, at least one.
+            drafts: Drafts that the step verified.
+            accepted: How many of the tokens they are.
+            now: Time in seconds.
+
+        Returns:
+            The delta; None when the sink wants to hear of the end only.
+        """
+        text = "" if self._text is None else self._text.push(token_ids)
+        self._token_ids += token_ids
+        self._drafted += drafts
+        self._verified += drafts
+        self._accepted += accepted
+        self.last_token_s = now
+        if self.wants_ends_only:
+            return None
+        return block_delta(
+            self.parent_rid, self.request.sample_index, text, tuple(token_ids), self.usage
         )
 
     def push(self, progress: Progress, now: float) -> OutputDelta | None:

@@ -36,6 +36,14 @@ from deepinfer.engine.step_batch import (
     put_future,
 )
 from deepinfer.engine.step_state import RunningRow, RunningStep, SlotStates
+from deepinfer.engine.verify_lane import VerifyLane, VerifyLanes
+from deepinfer.engine.verify_steps import (
+    collect_lane,
+    judge_lane,
+    propose_for_lane,
+    run_verify_lane,
+    teach_of_lane,
+)
 from deepinfer.models.deepseek_v41.batch import to_device
 from deepinfer.models.deepseek_v41.model import DeepseekV41
 
@@ -119,6 +127,7 @@ class ModelRunner(RecordsSteps):
         self._never = frozenset(ungenerated_ids)
         self._states = SlotStates(num_slots, cache)
         self._lanes = DecodeLanes(self._states, self._device)
+        self._verify_lanes = VerifyLanes(self._lanes, self._may_draft)
         self._future = FutureTokens(
             num_slots, info.vocab_size, device=self._device, check=self._check_ids
         )
@@ -160,16 +169,15 @@ class ModelRunner(RecordsSteps):
             self._model.set_deterministic(True)  # another engine may have switched it off since
             self._switched_on = True
         before, self._last = self._last, step
-        if before is not None and self._needs_settled(plan):
+        if before is not None and (before.verify is not None or self._needs_settled(plan)):
             self._settle(before)
         self._prepare_cache(step)
         self._enter_rows(step)
-        if self._drafter is not None:
+        if self._drafter is not None and (step.verify is not None or step.rows):
             drafting = time.perf_counter()
-            rules = self._never, self.num_legal, self.length_policy
-            propose_drafts(step, self._drafter, self.info.vocab_size, *rules)
+            self._propose(step)
             step.draft_s = time.perf_counter() - drafting
-        if step.lane is not None or step.rows:
+        if step.lane is not None or step.verify is not None or step.rows:
             self._run_model(step)
         step.busy_s += time.perf_counter() - began
         return step
@@ -188,7 +196,7 @@ class ModelRunner(RecordsSteps):
         if handle.logits is None:
             return handle
         began = time.perf_counter()
-        rows = sample_rows(handle, with_outputs=bool(getattr(self._sampler, "processors", True)))
+        rows = sample_rows(handle, with_outputs=self._wants_outputs)
         if masks is None:
             sampled = self._sampler(handle.logits, rows)
         else:
@@ -196,7 +204,8 @@ class ModelRunner(RecordsSteps):
             sampled = self._sampler(handle.logits, rows, masks)  # type: ignore[call-arg]
         handle.logits = None
         handle.copy_to_host(sampled)
-        put_future(handle, self._future, sampled.token_ids)
+        if handle.verify is None:
+            put_future(handle, self._future, sampled.token_ids)
         handle.busy_s += time.perf_counter() - began
         return handle
 
@@ -212,7 +221,8 @@ class ModelRunner(RecordsSteps):
         """
         began = time.perf_counter()
         self._settle(handle)
-        rows = collect_rows(handle)
+        lane = handle.verify
+        rows = collect_rows(handle) if lane is None else collect_lane(handle, lane)
         if self._last is handle:
             self._last = None
         handle.busy_s += time.perf_counter() - began
@@ -252,6 +262,7 @@ class ModelRunner(RecordsSteps):
         self._states.clear()
         self._states._cache = None
         self._lanes.clear()
+        self._verify_lanes.clear()
         self._model = self._sampler = self._drafter = self.cache = None  # type: ignore[assignment]
         self._future = self._last = self.host_tier = self.num_legal = None  # type: ignore[assignment]
 
@@ -280,8 +291,14 @@ class ModelRunner(RecordsSteps):
 
     def _enter_rows(self, step: RunningStep) -> None:
         rows = step.plan.rows
-        if not (self._feeds_drafter(step.plan) or step.failed_loads):
-            step.lane = self._lanes.enter(rows, step.requests)
+        if not step.failed_loads:
+            if not self._feeds_drafter(step.plan):
+                step.lane = self._lanes.enter(rows, step.requests)
+            elif self._has_verify_lanes:
+                step.verify = self._verify_lanes.enter(rows, step.requests)
+        if step.verify is not None:
+            return
+        self._future.flush()
         first = step.lane_count
         for index, row in enumerate(rows.tail(first), first) if first < len(rows) else ():
             state = self._states.enter(row, step.requests[row.rid])
@@ -302,7 +319,39 @@ class ModelRunner(RecordsSteps):
                 RunningRow(index, row, state, start, row.token_ids, num_tokens=num_tokens)
             )
 
+    @property
+    def _wants_outputs(self) -> bool:
+        return bool(getattr(self._sampler, "processors", True))
+
+    @property
+    def _has_verify_lanes(self) -> bool:
+        """Whether steps that verify can be run as columns: recorded ones that feed a drafter which takes columns."""
+        graphs = self._graphs
+        if graphs is None or graphs.feed is None or graphs.unsupported or self._wants_outputs:
+            return False
+        return hasattr(self._drafter, "blocks")
+
+    def _propose(self, step: RunningStep) -> None:
+        rules = self.info.vocab_size, self._never
+        if step.verify is not None:
+            if propose_for_lane(step.verify, self._drafter, *rules, self.length_policy):
+                return
+            self._take_apart(step)
+        propose_drafts(step, self._drafter, *rules, self.num_legal, self.length_policy)
+
+    def _take_apart(self, step: RunningStep) -> None:
+        """Goes on row by row."""
+        if step.verify is not None:
+            step.rows, step.verify = step.verify.running_rows(), None
+            self._future.flush()
+
     def _run_model(self, step: RunningStep) -> None:
+        if step.verify is not None and self._graphs is not None:
+            run = run_verify_lane(step.verify, self._graphs)
+            if run is not None:
+                step.logits = self._without_ungenerated(run.logits[: step.verify.num_logits])
+                return
+            self._take_apart(step)
         recorded, part = None, step
         if self._graphs is not None:
             recorded = run_recorded(step, self._graphs, feeds=self._feeds_drafter(step.plan))
@@ -351,6 +400,9 @@ class ModelRunner(RecordsSteps):
         if step.is_settled or (step.sampled is None and step.has_logits):
             return
         try:
+            if step.verify is not None:
+                self._settle_lane(step, step.verify)
+                return
             chosen = step.wait()
             at = step.lane_count
             if step.lane is not None:
@@ -365,14 +417,32 @@ class ModelRunner(RecordsSteps):
                     if self._keep(running, tokens) and running.draft:
                         last[running.row.slot] = tokens[-1]
                 step.tokens.append(tokens)
-            teach_lengths(step, self.length_policy)
-            if last:
-                self._future.put([*last], to_device(np.array([*last.values()]), self._device))
-            self._observe(step)
+            if step.rows:
+                teach_lengths(step, self.length_policy)
+                if last:
+                    self._future.put([*last], to_device(np.array([*last.values()]), self._device))
+                self._observe(step)
             step.is_settled = True
         except Exception as error:
             step.error = error
             raise
+
+    def _settle_lane(self, step: RunningStep, lane: VerifyLane) -> None:
+        if step.done is not None:
+            step.done.synchronize()
+        rows, last = judge_lane(step, lane, self._states, self.cache)
+        teach_of_lane(lane, self.length_policy)
+        slots, starts, ends = lane.company.host_slots, lane.starts, lane.starts + lane.used
+        if rows is not None:
+            slots, last = slots[rows], last[rows]
+        self._future.put_late(slots, last)
+        feeds = lane.shared.feeds
+        if feeds is not None:
+            rows = np.flatnonzero(feeds) if rows is None else rows[feeds[rows]]
+        if rows is not None:
+            slots, starts, ends = lane.company.host_slots[rows], starts[rows], ends[rows]
+        self._drafter.settle(slots.tolist(), starts.tolist(), ends.tolist())  # type: ignore[union-attr]
+        step.is_settled = True
 
     def _keep(self, running: RunningRow, tokens: list[int]) -> bool:
         """Notes the tokens of a row; tells whether its slot goes on behind them."""

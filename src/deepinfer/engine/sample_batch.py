@@ -57,6 +57,8 @@ def sample_rows(step: RunningStep, *, with_outputs: bool) -> SampleRows:
     lane = step.lane
     if step.logits is not None:
         step.vocab_size = step.logits.shape[-1]
+    if step.verify is not None:
+        return step.verify.sample_rows()
     requests: list[Request] = []
     positions: list[int] = []
     indices: list[int] = []

@@ -190,6 +190,29 @@ class StatsRecorder:
         self._drafts_delivered = (verified + num_verified, accepted + num_accepted)
         self._blocks.add(max(num_proposed, num_verified), num_verified, num_accepted)
 
+    def next_blocks(self, last_s: float, counts: Sequence[int], now: float) -> None:
+        """Counts more tokens of several outputs.
+
+        Args:
+            last_s: When the last tokens of all of them came.
+            counts: How many came, at least 1, one number an output.
+            now: Time in seconds.
+        """
+        self._num_delivered += sum(counts)
+        for count, outputs in Counter(counts).items():
+            self._latencies["inter_token"].add_same((now - last_s) / count, outputs)
+
+    def all_drafts(self, blocks: Sequence[tuple[int, int, int]]) -> None:
+        """`drafts` of several outputs.
+
+        Args:
+            blocks: Drafts proposed (0 when that is not known), verified and accepted, of each.
+        """
+        verified, accepted = self._drafts_delivered
+        verified += sum(block[1] for block in blocks)
+        self._drafts_delivered = (verified, accepted + sum(block[2] for block in blocks))
+        self._blocks.add_all([(max(p, v), v, a) for p, v, a in blocks])
+
     def next_tokens(self, last_s: float, count: int, now: float) -> None:
         """Counts one more token of each of several outputs.
 

@@ -32,6 +32,8 @@ __all__ = [
     "prompt_entries",
     "propose_drafts",
     "put_future",
+    "row_errors",
+    "wrong_count",
 ]
 
 _PROMPT_LOGITS_ROWS = 512
@@ -151,10 +153,10 @@ def propose_drafts(
     proposed = drafter.propose(view, drafter.draft_length)
     blocks = getattr(proposed, "token_ids", None)
     if blocks is None or len(blocks) != len(wanted):
-        raise _wrong_count(drafter, "propose", "blocks", blocks, len(wanted))
+        raise wrong_count(drafter, "propose", "blocks", blocks, len(wanted))
     confidences = proposed.confidences if len(proposed.confidences) else ((),) * len(wanted)
     if len(confidences) != len(wanted):
-        raise _wrong_count(drafter, "propose", "rows of confidences", confidences, len(wanted))
+        raise wrong_count(drafter, "propose", "rows of confidences", confidences, len(wanted))
     for running, gaps in zip(wanted, getattr(proposed, "margins", ()), strict=False):
         running.margins = gaps
     for running, tokens, known in zip(wanted, blocks, confidences, strict=True):
@@ -176,14 +178,23 @@ def propose_drafts(
             margins=[r.margins for r in wanted],
         )
         if chosen is None or len(chosen) != len(wanted):
-            raise _wrong_count(lengths, "trim", "lengths", chosen, len(wanted))
+            raise wrong_count(lengths, "trim", "lengths", chosen, len(wanted))
         for running, length in zip(wanted, chosen, strict=True):
             running.draft = running.draft[: max(0, int(length))]
     for running in wanted:
         running.num_tokens += len(running.draft)
 
 
-def _wrong_count(part: Any, method: str, what: str, found: Any, rows: int) -> ShapeError:
+def wrong_count(part: Any, method: str, what: str, found: Any, rows: int) -> ShapeError:
+    """The error of a part that gave something for another number of rows.
+
+    Args:
+        part: The part.
+        method: Its method.
+        what: What it gave.
+        found: The values, or None.
+        rows: How many it should have given.
+    """
     count = "none" if found is None else str(len(found))
     return ShapeError(
         f"{method} of {type(part).__name__} gave {count} {what} for {rows} rows; it must give one a row.",
@@ -305,11 +316,11 @@ def collect_rows(step: RunningStep) -> RowResults:
     logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
     errors: dict[int, Exception] = {}
     tokens = [] if lane is None else list(lane.tokens)
-    row_errors = _row_errors(step)
-    for at in range(in_lane) if entries or row_errors else ():
+    failures = row_errors(step)
+    for at in range(in_lane) if entries or failures else ():
         if entries and (entry := entries[at]) is not None:
             logprobs[at] = (entry,)
-        if row_errors and (error := row_errors[at]) is not None:
+        if failures and (error := failures[at]) is not None:
             errors[at] = error
     if in_lane == count:
         return RowResults.of_decoded(plan_rows, np.array(tokens), logprobs, errors)
@@ -327,8 +338,8 @@ def collect_rows(step: RunningStep) -> RowResults:
             confidences[index] = running.confidences
         if entries and used and entries[at] is not None:
             logprobs[index] = tuple(entries[at : at + used])  # type: ignore[arg-type]
-        if row_errors:
-            error = next(filter(None, row_errors[at : at + used]), None)
+        if failures:
+            error = next(filter(None, failures[at : at + used]), None)
             if error is not None:
                 errors[index] = error
         at += running.num_logits
@@ -345,7 +356,7 @@ def collect_rows(step: RunningStep) -> RowResults:
     )
 
 
-def _row_errors(step: RunningStep) -> Sequence[Exception | None]:
+def row_errors(step: RunningStep) -> Sequence[Exception | None]:
     """One entry a row of logits, or none when all are good, which must not wait for the device."""
     sampled = step.sampled
     if isinstance(sampled, CheckedSampled) and not sampled.row_errors and not step.has_failed:

@@ -18,6 +18,7 @@ from deepinfer.models.deepseek_v41.batch import ForwardBatch
 
 if TYPE_CHECKING:
     from deepinfer.engine.decode_lane import DecodeLane
+    from deepinfer.engine.verify_lane import VerifyLane
 
 __all__ = ["RunningRow", "RunningStep", "SlotState", "SlotStates"]
 
@@ -101,6 +102,7 @@ class RunningStep:
         plan: The plan.
         requests: The requests of its rows by id.
         lane: The leading rows that decode one token each, or None when there are none, or others look after them.
+        verify: All rows, when each of them decodes or verifies; there are no other rows then, or None.
         rows: The other rows that are run: not those whose cache content could not be loaded.
         batch: What the model ran, or None for a step without rows.
         features: Draft features, or None.
@@ -127,6 +129,7 @@ class RunningStep:
     requests: Mapping[str, Request]
     rows: list[RunningRow]
     lane: DecodeLane | None = None
+    verify: VerifyLane | None = None
     batch: ForwardBatch | None = None
     features: Tensor | None = None
     features_from: int = 0
@@ -158,6 +161,8 @@ class RunningStep:
         self.sampled = sampled
         tokens = getattr(sampled, "token_ids", None)
         rows = self.lane_count + sum(running.num_logits for running in self.rows)
+        if self.verify is not None:
+            rows = self.verify.num_logits
         if not isinstance(tokens, Tensor) or tokens.shape != (rows,) or tokens.dtype != torch.int64:
             found = type(sampled).__name__ if tokens is None else type(tokens).__name__
             if isinstance(tokens, Tensor):
@@ -199,7 +204,11 @@ class RunningStep:
     @property
     def has_logits(self) -> bool:
         """Whether any row has logits."""
-        return bool(self.lane_count) or any(running.num_logits for running in self.rows)
+        return (
+            bool(self.lane_count)
+            or self.verify is not None
+            or any(running.num_logits for running in self.rows)
+        )
 
     @property
     def duration_s(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deepinfer.core.types import OutputDelta, Usage
 
-__all__ = ["token_delta", "usage_of"]
+__all__ = ["block_delta", "token_delta", "usage_of"]
 
 # A frozen dataclass sets each field through a check; the setters of its slots take a third of the time.
 _USAGE = tuple(
@@ -63,11 +63,26 @@ def token_delta(rid: str, index: int, text: str, token_id: int, usage: Usage) ->
         token_id: The token.
         usage: As in `OutputDelta`.
     """
+    return block_delta(rid, index, text, (token_id,), usage)
+
+
+def block_delta(
+    rid: str, index: int, text: str, token_ids: tuple[int, ...], usage: Usage
+) -> OutputDelta:
+    """`OutputDelta` of some tokens of an output that goes on.
+
+    Args:
+        rid: As in `OutputDelta`.
+        index: As in `OutputDelta`.
+        text: As in `OutputDelta`.
+        token_ids: The tokens.
+        usage: As in `OutputDelta`.
+    """
     out = _new(OutputDelta)
     _RID(out, rid)
     _INDEX(out, index)
     _TEXT(out, text)
-    _TOKEN_IDS(out, (token_id,))
+    _TOKEN_IDS(out, token_ids)
     _FINISH_REASON(out, None)
     _LOGPROBS(out, None)
     _USED(out, usage)

@@ -164,6 +164,7 @@ class Books:
         self._active: Active | None = None
         self._reads_cache = bool(getattr(key, "reads_cache", False))
         self._num_published = 0
+        self.notes_confidences = True
         self.grows = cache.block_size < cache.capacity_tokens
         self.block_size = cache.block_size
         self.stride = self.block_size

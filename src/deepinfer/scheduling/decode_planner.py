@@ -35,6 +35,18 @@ class DecodePlanner:
         self.verify_lengths = verify_lengths
         self.counts_work = counts_work
 
+    @property
+    def verify_lengths(self) -> VerifyLengthPolicy | None:
+        """How many drafts of each row are verified, or None for as many as there are."""
+        return self._verify_lengths
+
+    @verify_lengths.setter
+    def verify_lengths(self, policy: VerifyLengthPolicy | None) -> None:
+        """Asks another policy from now on."""
+        self._verify_lengths = policy
+        self._asks = getattr(policy, "drafts", None)
+        self.books.notes_confidences = policy is not None and self._asks is None
+
     def add(self, draft: PlanDraft) -> list[tuple[int, int]]:
         """Adds the rows that decode.
 
@@ -118,13 +130,16 @@ class DecodePlanner:
         active = books.active
         if active.may_draft is None:
             return None
+        count = len(first) if chosen is None else len(chosen)
+        if self._asks is not None and not self._asks(count):
+            return None
         room = active.limit - known - 1
         if flying is not None:
             room = room - np.where(flying.samples, flying.drafts + 1, 0)
         want = np.clip(room, 0, books.limits.draft_length) * active.may_draft
         if chosen is not None:
             want = want[chosen]
-        if self.verify_lengths is not None:
+        if self._verify_lengths is not None and self._asks is None:
             want = np.minimum(want, self._asked(chosen, want))
         left = draft.budget - len(want)
         before = np.cumsum(want) - want
@@ -132,16 +147,12 @@ class DecodePlanner:
         return want if np.count_nonzero(want) else None
 
     def _asked(self, chosen: Ints | None, want: Ints) -> Ints:
-        """What the policy of verify lengths says.
+        """What the policy of verify lengths says about each row whose drafts have confidences.
 
-        One that decides when the drafts are there is asked whether there are to be any; others about each row whose
-        drafts have confidences.
+        One that decides when the drafts are there is only asked whether there are to be any.
         """
         assert self.verify_lengths is not None  # noqa: S101 - the caller looked
         active = self.books.active
-        drafts = getattr(self.verify_lengths, "drafts", None)
-        if drafts is not None:
-            return want if drafts(len(want)) else np.zeros_like(want)
         slots = active.slots if chosen is None else active.slots[chosen]
         known = self.books.table.confidences
         places = [at for at, slot in enumerate(slots.tolist()) if slot in known and want[at]]

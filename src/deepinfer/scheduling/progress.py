@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from deepinfer.core.plan import ROLES, PlanRow, PlanRows, RowResult, RowResults,
 from deepinfer.core.types import FinishReason, Request, TokenLogprob
 from deepinfer.scheduling import ledger
 
-__all__ = ["Progress", "ProgressList"]
+__all__ = ["Progress", "ProgressBlocks", "ProgressList"]
 
 _DECODE = ROLES.index(RowRole.DECODE)
 
@@ -74,6 +74,26 @@ class Progress:
         return self.results.logprobs.get(self.index, ())
 
 
+class ProgressBlocks(NamedTuple):
+    """What a step in which every row decoded or verified gave, one number an entry.
+
+    Attributes:
+        token_ids: New tokens of all rows behind one another.
+        offsets: Where those of an entry begin.
+        counts: How many an entry has; 0 for one that ends with them, or has failed.
+        drafts: Drafts verified.
+        accepted: Drafts accepted.
+        proposed: Confidences of the block that the drafts are the beginning of.
+    """
+
+    token_ids: list[int]
+    offsets: list[int]
+    counts: list[int]
+    drafts: list[int]
+    accepted: list[int]
+    proposed: list[int]
+
+
 class ProgressList(Sequence[Progress]):
     """What one result changed, one `Progress` a row that still counts, in the order of the plan.
 
@@ -133,6 +153,25 @@ class ProgressList(Sequence[Progress]):
         for entry in self._ends:
             tokens[entry] = -1
         return tokens
+
+    def blocks(self) -> ProgressBlocks | None:
+        """The tokens of each entry, where a row verified drafts; None where none did, or a row of a prompt is among them."""
+        rows, results = self._plan_rows, self._results
+        roles = rows.roles
+        if int(roles.min(initial=_DECODE)) < _DECODE or int(roles.max(initial=0)) == _DECODE:
+            return None
+        at: Any = slice(None) if self._rows is None else np.array(self._rows, np.int64)
+        counts = results.num_token_ids[at].tolist()
+        for entry in self._ends:
+            counts[entry] = 0
+        proposed = getattr(results.draft_confidences, "lengths", None)
+        if proposed is None:
+            known = results.draft_confidences
+            proposed = np.array([len(known.get(row, ())) for row in range(len(rows))], np.int64)
+        return ProgressBlocks(
+            results.token_ids.tolist(), results.token_offsets[at].tolist(), counts,
+            results.num_drafts[at].tolist(), results.num_accepted[at].tolist(), proposed[at].tolist(),
+        )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self._sequences)

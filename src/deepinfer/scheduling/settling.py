@@ -43,7 +43,8 @@ def settle_result(books: Books, plan: StepPlan, results: RowResults) -> Progress
             _settle_plain(books, plan.step, sequences, rows, results, ends)
         else:
             _settle_any(books, plan.step, sequences, rows, results, kept, ends)
-    _note_confidences(books, rows, results)
+    if books.notes_confidences:
+        _note_confidences(books, rows, results)
     orphans = books.orphans.pop(plan.step, None)
     where = None if kept is None else kept.tolist()
     if orphans:

@@ -1,0 +1,220 @@
+"""What a runner does with a `VerifyLane`: drafts, the recorded step, the verdict, and the results."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any
+
+import numpy as np
+
+from deepinfer.core.plan import RowResults
+from deepinfer.engine.graphs import DecodeGraphs, GraphRun
+from deepinfer.engine.step_batch import row_errors, wrong_count
+from deepinfer.engine.step_state import RunningStep, SlotStates
+from deepinfer.engine.verify_lane import BlockConfidences, VerifyLane
+from deepinfer.models.deepseek_v41.verify_books import take_back
+
+__all__ = ["collect_lane", "judge_lane", "propose_for_lane", "run_verify_lane", "teach_of_lane"]
+
+
+def propose_for_lane(
+    lane: VerifyLane, drafter: Any, vocab_size: int, never: Set[int], lengths: Any = None
+) -> bool:
+    """As `propose_drafts`, for all rows at once.
+
+    Args:
+        lane: The rows; they learn what is run.
+        drafter: Has `blocks`.
+        vocab_size: Ids are below it.
+        never: Ids that are never chosen.
+        lengths: May have `trim(confidences, counts, other_rows, margins=)`.
+
+    Returns:
+        False when it has to be done row by row; nothing has changed then.
+    """
+    wanted = lane.rows.num_drafts
+    at: Any = slice(None) if wanted.all() else np.flatnonzero(wanted)
+    words = lane.shared.seed_words
+    given = lane.anchors[at], lane.starts[at], lane.company.host_slots[at]
+    found = drafter.blocks(*given, None if words is None else words[:, at])
+    if found is None:
+        return False
+    ready, packed = found
+    if packed is None:
+        return True
+    if not (isinstance(at, slice) and ready.all()):
+        at = np.arange(len(wanted))[at][ready]
+    count, block = len(wanted), min(packed.shape[2], drafter.draft_length)
+    tokens = packed[:, 0, :block].astype(np.int64)
+    confidences, margins = packed[:, 1, :block], packed[:, 2, :block]
+    bad = (tokens < 0) | (tokens >= vocab_size)
+    for token in never:
+        bad |= tokens == token
+    known = np.full(len(tokens), block)
+    if bad.any():
+        known = np.where(bad.any(1), bad.argmax(1), block)
+        confidences = np.where(np.arange(block) < known[:, None], confidences, 0.0)
+        tokens = np.where(bad, 0, tokens)
+    counts = np.minimum(known, wanted[at])
+    chosen = _trimmed(lengths, confidences, known, counts, count - len(tokens), margins)
+    if isinstance(at, slice):
+        lane.drafts, lane.confidences, lane.margins = tokens, confidences, margins
+        lane.lengths, lane.known = chosen, known
+        return True
+    lane.drafts = np.zeros((count, block), np.int64)
+    lane.confidences, lane.margins = np.zeros((2, count, block))
+    lane.lengths, lane.known = np.zeros((2, count), np.int64)
+    lane.drafts[at], lane.confidences[at], lane.margins[at] = tokens, confidences, margins
+    lane.lengths[at], lane.known[at] = chosen, known
+    return True
+
+
+def _trimmed(
+    lengths: Any, confidences: Any, known: Any, counts: Any, others: int, margins: Any
+) -> Any:
+    """Drafts of each row that are verified."""
+    trim = getattr(lengths, "trim", None)
+    if trim is None:
+        return counts
+    if getattr(lengths, "takes_arrays", False):
+        chosen = trim(confidences, counts, others, margins=margins)
+    else:
+        ends = known.tolist()
+        values = [tuple(row[:end]) for row, end in zip(confidences.tolist(), ends, strict=True)]
+        gaps = list(map(tuple, margins.tolist()))
+        chosen = trim(values, counts.tolist(), others, margins=gaps)
+    if chosen is None or len(chosen) != len(counts):
+        raise wrong_count(lengths, "trim", "lengths", chosen, len(counts))
+    if not isinstance(chosen, np.ndarray):
+        chosen = [int(length) for length in chosen]
+    return np.clip(np.asarray(chosen, np.int64), 0, counts)
+
+
+def run_verify_lane(lane: VerifyLane, graphs: DecodeGraphs) -> GraphRun | None:
+    """Runs the rows from a recording if they fit one.
+
+    Args:
+        lane: The rows; what they run is known.
+        graphs: The recordings; they feed the drafter.
+
+    Returns:
+        What was run, one row of logits a token from the first on; None when nothing has changed.
+    """
+    return graphs.try_run_tokens(lane.segments(), lane.lay_out(), lane.input_ids)
+
+
+def judge_lane(step: RunningStep, lane: VerifyLane, states: SlotStates, cache: Any) -> Any:
+    """Compares drafts with choices, notes the tokens that stay, and takes the cache rows of others back.
+
+    Args:
+        step: The step; its tokens are on the host.
+        lane: Its rows.
+        states: States of the slots.
+        cache: The model's cache.
+
+    Returns:
+        Rows whose slot goes on behind their tokens, shape [rows], int64, or None for all; and the last token of each row.
+    """
+    company, layout = lane.company, lane.layout or lane.lay_out()
+    count, width = lane.drafts.shape
+    tokens = step.host_tokens
+    chosen = np.zeros(0, np.int64) if tokens is None else tokens.numpy()
+    low, high = int(chosen.min()), int(chosen.max())
+    step.has_failed = low < 0 or high >= step.vocab_size
+    if layout.total == count * (width + 1):
+        table = chosen.reshape(count, width + 1)
+    else:
+        table = np.full((count, width + 1), -1, np.int64)
+        table[layout.owner, layout.step] = chosen
+    same = (table[:, :-1] == lane.drafts) & (np.arange(width) < lane.lengths[:, None])
+    accepted = np.logical_and.accumulate(same, 1).sum(1) if width else np.zeros(count, np.int64)
+    lane.used = used = accepted + 1
+    lane.tokens = table[np.arange(width + 1) < used[:, None]]
+    kept = np.maximum(lane.tokens, 0) if low < 0 else lane.tokens  # a failed row's is negative
+    ends = used.cumsum()
+    flat, stops, firsts = kept.tolist(), ends.tolist(), (lane.starts + 1).tolist()
+    at = 0
+    if company.version == states.version:
+        for ids, first, stop in zip(company.token_ids, firsts, stops, strict=True):
+            if len(ids) > first:
+                del ids[first:]
+            ids += flat[at:stop]
+            at = stop
+        rows = None
+        take_back(cache, company.slots, (lane.starts + used).tolist())
+    else:
+        staying = []
+        for row, (ids, first, stop) in enumerate(
+            zip(company.token_ids, firsts, stops, strict=True)
+        ):
+            state = company.states[row]
+            if states.is_latest(state):  # else its request began again without these tokens
+                del ids[first:]
+                ids += flat[at:stop]
+                if states.holds(state):
+                    staying.append(row)
+            at = stop
+        rows = np.array(staying, np.int64)
+        slots = [company.slots[row] for row in staying]
+        take_back(cache, slots, (lane.starts + used)[rows].tolist())
+    return rows, kept[ends - 1]
+
+
+def teach_of_lane(lane: VerifyLane, lengths: Any) -> None:
+    """As `teach_lengths`, for all rows at once.
+
+    Args:
+        lane: The rows; they were judged.
+        lengths: Has `learn(confidences, verified, accepted, margins=)`, or cannot learn.
+    """
+    learn = getattr(lengths, "learn", None)
+    if learn is None or not getattr(lengths, "wants_outcomes", True):
+        return
+    at: Any = np.flatnonzero((lane.lengths > 0) & (lane.known > 0))
+    if not len(at):
+        return
+    verified, accepted = lane.lengths[at], lane.used[at] - 1
+    confidences, margins, known = lane.confidences[at], lane.margins[at], lane.known[at]
+    if getattr(lengths, "takes_arrays", False) and int(known.min()) == confidences.shape[1]:
+        learn(confidences, verified, accepted, margins=margins)
+        return
+    ends = known.tolist()
+    values = tuple([tuple(row[:end]) for row, end in zip(confidences.tolist(), ends, strict=True)])
+    gaps = tuple(map(tuple, margins.tolist()))
+    learn(values, tuple(verified.tolist()), tuple(accepted.tolist()), margins=gaps)
+
+
+def collect_lane(step: RunningStep, lane: VerifyLane) -> RowResults:
+    """As `collect_rows`, of rows that were judged.
+
+    Args:
+        step: The step.
+        lane: Its rows.
+
+    Returns:
+        One result a row of the plan.
+    """
+    layout = lane.layout or lane.lay_out()
+    entries: Any = step.sampled.logprobs if step.sampled is not None else ()
+    failures = row_errors(step)
+    logprobs: dict[int, Any] = {}
+    errors: dict[int, Exception] = {}
+    if entries or failures:
+        used = lane.used.tolist()
+        for row, first in enumerate(layout.offsets.tolist()):
+            end = first + used[row]
+            if entries and entries[first] is not None:
+                logprobs[row] = tuple(entries[first:end])
+            error = next(filter(None, failures[first:end]), None) if failures else None
+            if error is not None:
+                errors[row] = error
+    return RowResults(
+        step.plan.rows,
+        lane.tokens,
+        num_token_ids=lane.used,
+        num_drafts=lane.lengths,
+        num_accepted=lane.used - 1,
+        logprobs=logprobs,
+        draft_confidences=BlockConfidences(lane.confidences, lane.known),
+        errors=errors,
+    )

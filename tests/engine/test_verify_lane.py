@@ -1,0 +1,206 @@
+"""Steps that verify, as columns: what is done for all rows at once is what was done for each of them."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from deepinfer import Engine, SamplingParams
+from deepinfer.core.params import SamplingParams as Params
+from deepinfer.engine import verify_steps
+from deepinfer.engine.layout import Layout
+from deepinfer.engine.runner import ModelRunner
+from deepinfer.engine.verify_lane import BlockConfidences, VerifyLanes
+from deepinfer.models import load_model
+from deepinfer.models.deepseek_v41 import DeepseekV41
+from deepinfer.speculative import StepCostModel
+
+PROMPTS = [[0, *range(30, 75)], [0, 11, 12, 13], [0, 99, 98, 97, 96], [0, 5, 6, 7, 5, 6, 7]]
+GREEDY = Params(temperature=0, max_tokens=14, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model() -> DeepseekV41:
+    return load_model("nano", device="cpu", dtype=torch.float32, rounding="none")
+
+
+class Dice:
+    """Verifies beginnings of random lengths."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(3)
+
+    def choose(self, confidences: Sequence[Sequence[float]], num_running: int) -> list[int]:
+        return [len(row) for row in confidences]
+
+    def trim(self, confidences, counts, other_rows=0, *, margins=()):
+        assert all(isinstance(row, tuple) for row in confidences)
+        return [self._random.randint(0, count) for count in counts]
+
+
+def make(model: DeepseekV41, *, recorded: bool, depth: int = 1, **parts) -> Engine:
+    config = {
+        "max_num_seqs": 3, "max_model_len": 128, "async_depth": depth, "cuda_graphs": recorded,
+        "deterministic": True,
+    }  # fmt: skip
+    engine = Engine(model=model, config=config, drafter="dspark", **parts)
+    if recorded:
+        engine._parts.drafter.record()
+        engine._parts.runner.make_graphs(on_demand=True)
+    return engine
+
+
+def count_lanes(monkeypatch) -> list[int]:
+    """Rows of each step that is run as columns from now on."""
+    seen: list[int] = []
+    run = verify_steps.judge_lane
+
+    def judge(step, lane, states, cache):
+        seen.append(len(lane.starts))
+        return run(step, lane, states, cache)
+
+    monkeypatch.setattr("deepinfer.engine.runner.judge_lane", judge)
+    return seen
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("kind", ["greedy", "drawn", "some"])
+def test_the_same_comes_out(model, monkeypatch, depth, kind) -> None:
+    drawn = GREEDY.replace(temperature=0.8, seed=5)
+    params = {
+        "greedy": [GREEDY] * 4,
+        "drawn": [drawn, GREEDY, drawn.replace(seed=2**63 + 9), drawn.replace(max_tokens=9)],
+        "some": [
+            GREEDY.replace(logprobs=1),
+            GREEDY.replace(max_tokens=3),
+            GREEDY.replace(presence_penalty=0.5, max_tokens=8),
+            GREEDY.replace(stop_token_ids=(64, 61)),
+        ],
+    }[kind]
+    lanes = count_lanes(monkeypatch)
+    found = []
+    for has_lanes in (False, True):
+        with monkeypatch.context() as patch, make(model, recorded=True, depth=depth) as engine:
+            if not has_lanes:
+                patch.setattr(ModelRunner, "_has_verify_lanes", False)
+            outputs = engine.generate(PROMPTS, params)
+            stats = engine.stats()
+            found.append([
+                [(o.token_ids, o.finish_reason, o.usage) for o in outputs],
+                [[e.token_id for e in o.logprobs or ()] for o in outputs],
+                stats.generated_tokens, stats.draft_tokens_accepted, stats.drafts_by_position,
+                stats.inter_token.count, stats.decode_tokens, stats.graph_steps,
+            ])  # fmt: skip
+            engine.check()
+        assert bool(lanes) is has_lanes
+    assert found[0] == found[1]
+    assert kind == "some" or max(lanes) == 3  # a row with penalties sends its neighbours another way
+    with make(model, recorded=False, depth=depth) as engine:
+        assert [o.token_ids for o in engine.generate(PROMPTS, params)] == [
+            token_ids for token_ids, *_ in found[0][0]
+        ]
+
+
+@pytest.mark.parametrize("verify", ["dice", "cost", "off"])
+def test_lengths_change_nothing(model, monkeypatch, verify) -> None:
+    policy = {
+        "dice": Dice(),
+        "cost": StepCostModel.additive(1e-3, 2e-4),
+        "off": StepCostModel.additive(1e-4, 1e-1, request_s=1e-2),
+    }[verify]
+    lanes = count_lanes(monkeypatch)
+    params = [GREEDY, GREEDY.replace(temperature=0.7, seed=4, max_tokens=24), GREEDY, GREEDY]
+    with make(model, recorded=False) as engine:
+        expected = [o.token_ids for o in engine.generate(PROMPTS, params)]
+    with make(model, recorded=True, verify=policy) as engine:
+        outputs = engine.generate(PROMPTS, params)
+        assert [o.token_ids for o in outputs] == expected
+        engine.check()
+    assert lanes
+
+
+def test_aborted_and_preempted_rows_leave_nothing(model, monkeypatch) -> None:
+    lanes = count_lanes(monkeypatch)
+    with make(model, recorded=False) as engine:
+        expected = [o.token_ids for o in engine.generate(PROMPTS, GREEDY)]
+    with make(model, recorded=True) as engine:
+        rids = [engine.add_request(prompt, GREEDY) for prompt in PROMPTS]
+        made: dict[str, list[int]] = {rid: [] for rid in rids}
+        step = 0
+        while engine.has_unfinished:
+            for delta in engine.step():
+                made[delta.rid] += delta.token_ids
+            step += 1
+            if step == 4:
+                engine.abort(rids[1])
+            if step == 6:
+                engine._parts.scheduler.preempt(rids[0])
+        assert [tuple(made[rid]) for rid in rids if rid != rids[1]] == [
+            expected[0], expected[2], expected[3]
+        ]  # fmt: skip
+        engine.check()
+    assert lanes
+
+
+def test_what_no_recording_fits_is_run_row_by_row(model, monkeypatch) -> None:
+    with make(model, recorded=True) as engine:
+        expected = [o.token_ids for o in engine.generate(PROMPTS, GREEDY)]
+    for name, found in (("run_verify_lane", None), ("propose_for_lane", False)):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"deepinfer.engine.runner.{name}", lambda *a, found=found: found)
+            with make(model, recorded=True) as engine:
+                assert [o.token_ids for o in engine.generate(PROMPTS, GREEDY)] == expected
+
+
+def test_drafts_of_ids_that_are_never_chosen_are_cut(model) -> None:
+    with make(model, recorded=True) as engine:
+        usual = engine.generate(PROMPTS, GREEDY)
+    never = {token for output in usual for token in output.token_ids[4:8]} - {
+        token for output in usual for token in output.token_ids[:4]
+    }
+    found = []
+    for recorded in (False, True):
+        with make(model, recorded=recorded) as engine:
+            engine._parts.runner._never = frozenset(never)
+            outputs = engine.generate(PROMPTS, GREEDY)
+            assert [o.token_ids for o in outputs] == [o.token_ids for o in usual]
+            stats = engine.stats()
+            found.append([(o.usage.accepted, o.usage.verified) for o in outputs])
+            cut = sum(counts.verified for counts in stats.drafts_by_position)
+    assert [a for a, _ in found[0]] == [a for a, _ in found[1]]
+    assert cut < sum(o.usage.verified for o in usual)
+
+
+def test_layout() -> None:
+    layout = Layout.of(np.array([2, 1, 3]))
+    assert layout.owner.tolist() == [0, 0, 1, 2, 2, 2]
+    assert layout.step.tolist() == [0, 1, 0, 0, 1, 2]
+    assert layout.offsets.tolist() == [0, 2, 3]
+    assert (layout.total, layout.is_even) == (6, False)
+    assert Layout.of(np.array([4, 4])).is_even
+
+
+def test_confidences_are_a_mapping() -> None:
+    values = np.array([[0.5, 0.25], [0.75, 0.5], [1.0, 1.0]])
+    found = BlockConfidences(values, np.array([2, 0, 1]))
+    assert dict(found) == {0: (0.5, 0.25), 2: (1.0,)} == pickle.loads(pickle.dumps(found))
+    assert len(found) == 2
+    assert found == {0: (0.5, 0.25), 2: (1.0,)}
+    assert found.get(1, ()) == ()
+
+
+def test_rows_that_do_not_fit_are_left_to_others(model) -> None:
+    with make(model, recorded=True, depth=0) as engine:
+        runner = engine._parts.runner
+        plans = []
+        forward = runner.forward
+        runner.forward = lambda plan, requests: plans.append((plan, requests)) or forward(
+            plan, requests
+        )
+        engine.generate(PROMPTS[:2], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+        assert VerifyLanes(runner._lanes, lambda params: True).enter(plans[0][0].rows, {}) is None
