@@ -256,6 +256,28 @@ def one_load(engine: Engine, texts: list[str], tokens: int) -> dict[str, float]:
     return found
 
 
+def against(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """What the schedule gives over the better of none and all five, in percent.
+
+    `best_percent` compares the best turns, `median_percent` the medians, `turn_percents` each turn with the others of it.
+    """
+    rates = {way: [r["tokens_per_s"] for r in results] for way, results in found.items()}
+    others = [way for way in rates if way != "scheduled"]
+    mine = rates["scheduled"]
+
+    def over(a: float, b: float) -> float:
+        return 100.0 * (a / b - 1.0)
+
+    better = max(others, key=lambda way: statistics.median(rates[way]))
+    turns = [over(a, b) for a, b in zip(mine, rates[better], strict=True)]
+    return {
+        "better": better,
+        "best_percent": over(max(mine), max(max(rates[way]) for way in others)),
+        "median_percent": over(statistics.median(mine), statistics.median(rates[better])),
+        "turn_percents": [round(value, 1) for value in turns],
+    }
+
+
 def throughput(report: Report, options: Any) -> None:
     """Every way at every load, in turns."""
     engines: dict[str, Engine] = {}
@@ -273,15 +295,21 @@ def throughput(report: Report, options: Any) -> None:
     for load in options.loads:
         texts = texts_of(load)
         found: dict[str, list[dict[str, float]]] = {way: [] for way in engines}
+        ways = list(engines)
         for turn in range(options.repeats + 1):
-            for way, engine in engines.items():
+            for way in ways[turn % len(ways) :] + ways[: turn % len(ways)]:
                 if report.left_s < 3:
                     report.add(f"load {load}", skipped="no time left")
                     return
                 stretch = options.stretch * (2 if load < 16 else 1)
-                result = one_load(engine, texts, stretch if turn else 12)
+                result = one_load(engines[way], texts, stretch if turn else 12)
                 if turn:  # what is recorded and compiled is so by then
                     found[way].append(result)
+            if (
+                not turn
+            ):  # what is there by now need not be looked at by the collector again and again
+                gc.collect()
+                gc.freeze()
         for way, results in found.items():
             best = max(results, key=lambda r: r["tokens_per_s"])
             rates = [r["tokens_per_s"] for r in results]
@@ -291,6 +319,7 @@ def throughput(report: Report, options: Any) -> None:
                 f"nano, {load} requests, {way}", **best, median_tokens_per_s=statistics.median(rates),
                 turns=[round(r) for r in rates], **switch,
             )  # fmt: skip
+        report.add(f"nano, {load} requests, scheduled against the others", **against(found))
     for way, engine in engines.items():
         policy = getattr(engine._parts.scheduler, "verify_lengths", None)
         if policy is not None and hasattr(policy, "to_dict"):

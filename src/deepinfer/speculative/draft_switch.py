@@ -27,6 +27,7 @@ _TRUST_DRAFTS, _MOST_TRUST = (
     1000.0,
     0.2,
 )  # expected drafts over which trust is averaged; share of one step
+_MOST_ASLEEP = 2**16  # steps
 _HOPELESS = -0.25  # a probe that finds this little ends at once
 
 
@@ -76,6 +77,8 @@ class DraftSwitch:
         self._idle = 0  # steps since drafting stopped or was last probed
         self._probe = 0  # steps of the probe so far
         self._spent = 0  # steps of the last probe
+        self._asleep = 0  # steps for which nothing changes unless there are other than:
+        self._sleepers = 0  # requests
 
     def note(self, survival: npt.NDArray[np.float32]) -> None:
         """Takes the survivals of a step's blocks.
@@ -85,6 +88,7 @@ class DraftSwitch:
         """
         if not survival.size:
             return
+        self._asleep = 0
         if not self._probe:
             some = survival[:: -(-len(survival) // _STEP_BLOCKS)]
             self._seen = _newest(self._seen, some, _MOST_BLOCKS)
@@ -103,6 +107,7 @@ class DraftSwitch:
             weight = min(_MOST_TRUST, expected / _TRUST_DRAFTS)
             self.trust += weight * (min(2.0, accepted / expected) - self.trust)
             self._promises.clear()
+            self._asleep = 0
 
     def draws(self, num_requests: int) -> bool:
         """Whether the next step drafts.
@@ -110,8 +115,13 @@ class DraftSwitch:
         Args:
             num_requests: Requests that decode in it.
         """
+        if self._asleep and num_requests == self._sleepers:
+            self._asleep -= 1
+            self._idle += 1
+            return False
         if num_requests < 1:
             return False
+        self._asleep = 0
         self._steps += 1
         if self.is_on and self._seen.shape[0] < _LEAST_BLOCKS:
             return True  # too little is known
@@ -129,7 +139,10 @@ class DraftSwitch:
             self._idle = 0
             return True
         self._idle += 1
-        if self._idle < self._gap(num_requests):
+        gap = self._gap(num_requests)
+        if self._idle < gap:
+            self._asleep = int(min(gap - self._idle, _MOST_ASLEEP))
+            self._sleepers = num_requests
             return False
         self._idle, self._probe, self._fresh = 0, 1, self._fresh[:0]
         return True

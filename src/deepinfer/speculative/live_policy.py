@@ -17,7 +17,8 @@ from deepinfer.speculative.survival import prefix_survival
 __all__ = ["LiveLengths"]
 
 _NOTE_EVERY = 4  # steps; what text is like changes slowly
-_SKIP = 15
+_SKIP, _MOST_SKIPS = 15, 255
+_LOOK_SHARE = 0.002  # of the time
 _EXPLORE = 64  # blocks
 _WHOLE_EVERY = 256  # steps
 _LEAST_GAIN = 0.01
@@ -47,6 +48,7 @@ class LiveLengths:
         probe_share: As in `DraftSwitch`.
 
     Attributes:
+        takes_arrays: True: `trim` and `learn` take arrays with one row a block too.
         scheduler: As given.
         calibration: The calibration that is in use, or None.
         switch: Turns drafting off and on.
@@ -62,6 +64,8 @@ class LiveLengths:
         >>> policy.trim([[0.9, 0.9], [0.2, 0.1]], [2, 2])
         [2, 0]
     """
+
+    takes_arrays = True
 
     def __init__(
         self,
@@ -83,6 +87,7 @@ class LiveLengths:
         self._looks = False
         self._is_idle = False  # whether the last look won nothing
         self._planning_s = 0.0
+        self._learning_s = 0.0
         self._expected = 0.0  # drafts that are accepted, of the step that was planned last
 
     @property
@@ -139,34 +144,41 @@ class LiveLengths:
         self._steps += 1
         self._expected = 0.0
         self._looks = False
-        if self._skipped and self._rows == len(counts):
+        if self._skipped and self._rows == len(counts) and self.switch.is_on:
             self._skipped -= 1
-            return list(counts)
+            return _like(counts, counts)
         if not len(counts):
             return []
+        is_new = self._calibrated.is_new
+        if is_new and self.switch.is_on and self._steps % _NOTE_EVERY != 1:
+            return _like(counts, counts)  # nothing would be planned
         began = time.perf_counter()
         self._looks, self._rows = True, len(counts)
-        known = [at for at, row in enumerate(confidences) if len(row) and counts[at]]
-        lengths = list(counts)
-        if not known:
+        most = np.asarray(counts, np.int64)
+        widths = _widths(confidences)
+        known = np.flatnonzero((widths > 0) & (most > 0))
+        if not len(known):
             self._skipped = 0
-            return lengths
-        width = max(len(confidences[at]) for at in known)
+            return _like(counts, counts)
+        width = int(widths[known].max())
         values = _rows(confidences, known, width)
         gaps = _rows(margins, known, width) if len(margins) else None
         survival = prefix_survival(self._calibrated(values, gaps))
         if self._is_idle or self._steps % _NOTE_EVERY == 1 or not self.switch.is_on:
             self.switch.note(survival)
-        room = np.array([counts[at] for at in known])
+        room = most[known]
+        if is_new:
+            self._expected = float(survival[np.arange(width) < room[:, None]].sum(dtype=np.float64))
+            return _like(counts, counts)
         survival = np.where(np.arange(width) < room[:, None], survival, np.float32(0))
-        whole = sum(counts) - int(room.sum())  # of rows without confidences
+        whole = int(most.sum()) - int(room.sum())  # of rows without confidences
         others = max(0, other_rows) + len(counts) - len(known) + whole
         if others:
             survival = np.concatenate([survival, np.zeros((others, width), np.float32)])
         plan = self.scheduler.plan(self._explored(survival, len(known)), lagged=survival)
         chosen: npt.NDArray[np.int64] = np.minimum(plan.lengths[: len(known)], room)
-        for at, length in zip(known, chosen.tolist(), strict=True):
-            lengths[at] = length
+        lengths = most.copy()
+        lengths[known] = chosen
         pays = self._pays(plan, survival, int(room.sum())) and not self._teaches
         verified = chosen if pays else room
         taken = np.arange(width) < verified[:, None]
@@ -175,8 +187,13 @@ class LiveLengths:
         # The least of late: what disturbs the host now and then is no reason to plan less.
         self._planning_s = min(elapsed, 1.1 * self._planning_s or elapsed)
         self._is_idle = not (pays or self._teaches)
-        self._skipped = _SKIP if self._is_idle else 0
-        return lengths if pays else list(counts)
+        self._skipped = self._rest(plan.seconds) if self._is_idle else 0
+        return _like(counts, lengths if pays else most)
+
+    def _rest(self, step_s: float) -> int:
+        """Steps until the next look, so that looks that win nothing take a small share of the time."""
+        look_s = self._planning_s + self._learning_s
+        return int(min(_MOST_SKIPS, max(_SKIP, look_s / (_LOOK_SHARE * step_s))))
 
     @property
     def _teaches(self) -> bool:
@@ -233,17 +250,35 @@ class LiveLengths:
         """
         self.switch.compare(self._expected, float(sum(accepted)))
         self._expected = 0.0
+        began = time.perf_counter()
         self._calibrated.learn(confidences, verified, accepted, margins)
+        self._learning_s += 0.1 * (time.perf_counter() - began - self._learning_s)
 
     def to_dict(self) -> dict[str, Any]:
         """State of switch and calibration, as plain values."""
         return {"switch": self.switch.state(), "calibration": self._calibrated.to_dict()}
 
 
+def _like(given: Sequence[int], lengths: Any) -> Any:
+    """Lengths as an array where an array was given, else as a list."""
+    if isinstance(given, np.ndarray):
+        return np.array(lengths)
+    return lengths.tolist() if isinstance(lengths, np.ndarray) else list(lengths)
+
+
+def _widths(confidences: Sequence[Sequence[float]]) -> npt.NDArray[np.int64]:
+    if isinstance(confidences, np.ndarray):
+        return np.full(len(confidences), confidences.shape[1])
+    return np.fromiter(map(len, confidences), np.int64, len(confidences))
+
+
 def _rows(
-    values: Sequence[Sequence[float]], chosen: Sequence[int], width: int
+    values: Sequence[Sequence[float]], chosen: npt.NDArray[np.int64], width: int
 ) -> npt.NDArray[np.float32]:
-    rows = [values[at] for at in chosen]
+    if isinstance(values, np.ndarray):
+        found: npt.NDArray[np.float32] = values[chosen].astype(np.float32)
+        return found
+    rows = [values[at] for at in chosen.tolist()]
     if min(map(len, rows)) == width:
         return np.array(rows, np.float32)
     found = np.zeros((len(rows), width), np.float32)

@@ -113,7 +113,9 @@ class ConfidenceCalibration:
             return
         logits = _logits(padded(confidences, scaling.num_drafts))
         self._updates += 1
-        is_due = self._updates >= self._next_fit or self.is_new
+        is_due = self._updates >= self._next_fit or (
+            self.is_new and scaling.num_trials + logits.size >= scaling.min_trials
+        )
         if isinstance(scaling, AcceptanceEstimator):
             m = padded(margins, scaling.num_drafts) if len(margins) else None
             scaling.update(logits, m, accepted, verified)
@@ -141,6 +143,8 @@ def padded(rows: Sequence[Sequence[float]], width: int) -> _Floats:
     Returns:
         Shape [rows, width]; NaN where a row ended.
     """
+    if isinstance(rows, np.ndarray):
+        return _fitted(rows.astype(float), width)
     values = np.full((len(rows), width), np.nan)
     for at, row in enumerate(rows):
         known = row[:width]
