@@ -284,12 +284,13 @@ class _Work(AbstractContextManager[None]):
     """A lock, and the time of a budget."""
 
     def __init__(self, lock: AbstractContextManager[object], budget: Budget) -> None:
-        self._held = (lock, budget)
+        self._lock = lock
+        self._budget = budget
 
     def __enter__(self) -> None:
-        for part in self._held:
-            part.__enter__()
+        self._lock.__enter__()
+        self._budget.__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        for part in reversed(self._held):
-            part.__exit__(*error)
+        self._budget.__exit__(*error)
+        self._lock.__exit__(*error)

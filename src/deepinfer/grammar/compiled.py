@@ -89,7 +89,7 @@ class CompiledGrammar:
         self._frames: FrameRows | None = None
         self._generation = 0
         self._num_named = 0
-        self._parts: dict[tuple[int, ...], tuple[int, list[Tokens]]] = {}
+        self._parts: dict[frozenset[int], tuple[int, list[Tokens]]] = {}
         self._max_cache_bytes = max_cache_bytes
         self._lock = threading.RLock()
         self._keys: dict[int, int] = {}  # state -> state whose row it has
@@ -273,7 +273,7 @@ class CompiledGrammar:
             self._generation = frames.generation
             self._parts.clear()
         # States with the same parts share a row, under a key that no state has.
-        name = tuple(map(id, parts))
+        name = frozenset(map(id, parts))
         place = self._parts.get(name)
         if place is None:
             self._num_named += 1

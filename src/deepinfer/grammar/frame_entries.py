@@ -166,14 +166,11 @@ class Entry:
 
     Attributes:
         segments: (space, nodes, part of the vocabulary that counts or None for all), at most one for each space and part.
+        num_nodes: Nodes of all segments.
     """
 
     segments: tuple[Segment, ...]
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes of all segments."""
-        return sum([len(nodes) for _, nodes, _ in self.segments])
+    num_nodes: int
 
 
 @dataclass(slots=True)
@@ -216,7 +213,8 @@ class EntryStore:
         key = tuple([(id(space), nodes, id(keep)) for space, nodes, keep in segments])
         found = self._entries.get(key)
         if found is None:
-            found = self._entries.setdefault(key, Entry(tuple(segments)))
+            count = sum([len(nodes) for _, nodes, _ in segments])
+            found = self._entries.setdefault(key, Entry(tuple(segments), count))
         return found
 
     def of(self, places: Places) -> Entry | None:

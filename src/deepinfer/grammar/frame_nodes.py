@@ -28,7 +28,7 @@ from deepinfer.grammar.truncation import saturate
 
 __all__ = ["BAG", "END", "EXCEPT", "FrameNodes", "PARTS", "REPEAT", "STRINGS", "Task", "UNIT"]
 
-END, UNIT, STRINGS, PARTS, REPEAT, EXCEPT, BAG = range(7)
+END, UNIT, STRINGS, PARTS, REPEAT, BAG, EXCEPT = range(7)
 _JOINED = 7
 
 Task = tuple[int, "int | Branch | Node", Node, Node]
@@ -87,6 +87,16 @@ class FrameNodes:
         if len(node.parts) > MAX_STACKS:
             return []
         return [part for part in node.parts if self._automaton.is_live(part)]
+
+    def quick_task(self, node: Node) -> Task | None:
+        """As `task`, for a stack whose top frame was met before and is walked alone; else None."""
+        if node.kind != CONS:
+            return None
+        frame = node.a
+        if isinstance(frame, BagNode):
+            return BAG, frame, node.b, node
+        way = self._ways.get(frame.uid)
+        return None if way is None or way[0] >= EXCEPT else (*way, node.b, node)
 
     def task(self, stack: Node) -> Task:
         """How the top of a stack is walked.

@@ -8,6 +8,7 @@ string, and the members of an object whatever came before are walked once in a g
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ from deepinfer.grammar.frame_entries import Entry
 from deepinfer.grammar.frame_nodes import BAG, EXCEPT, PARTS, REPEAT, STRINGS, UNIT, Task
 from deepinfer.grammar.frame_tokens import Tokens
 from deepinfer.grammar.frame_units import FrameUnits
-from deepinfer.grammar.nodes import BagNode, Node
+from deepinfer.grammar.nodes import EPS, BagNode, Node
 from deepinfer.grammar.vocab import TokenVocab
 
 __all__ = ["FrameRows", "TooManyFrames"]
@@ -54,12 +55,12 @@ class Piece:
 
     Attributes:
         tokens: Those that end inside of them.
-        ids: More of them, as ids.
+        ids: More of them, as tuples of ids.
         ends: Where the end is reached: (member of the bag whose end it is, as a bit; 0 for an unknown rest; entry).
     """
 
     tokens: tuple[Tokens, ...]
-    ids: tuple[int, ...]
+    ids: tuple[tuple[int, ...], ...]
     ends: tuple[tuple[int, Entry], ...]
 
 
@@ -71,7 +72,7 @@ class _Run:
     def __init__(self) -> None:
         self.agenda: dict[int, tuple[Node, list[Entry]]] = {}
         self.tokens: dict[int, Tokens] = {}
-        self.ids: list[int] = []
+        self.ids: list[tuple[int, ...]] = []
         self.ends: dict[int, list[Entry]] = {}
 
     def push(self, node: Node, entry: Entry) -> None:
@@ -103,7 +104,9 @@ class FrameRows:
         self._tasks: dict[int, list[Task]] = {}
         self._pieces: dict[tuple[int, Entry, int], Piece] = {}
         self._choices: dict[tuple[int, Entry, int], Piece] = {}
-        self._id_sets: dict[tuple[int, ...], Tokens] = {}
+        self._rows: dict[tuple[int, int] | None, list[Tokens]] = {}
+        self._id_sets: dict[frozenset[int], Tokens] = {}
+        self._id_groups: dict[tuple[int, ...], tuple[list[tuple[int, ...]], Tokens]] = {}
         self._nesting = self._num_tasks = self._num_failures = 0
         self._empty = np.zeros(vocab.num_words, dtype=np.int32)
         self.generation = 0
@@ -135,6 +138,10 @@ class FrameRows:
             if node.recursive and self._num_failures > MAX_FAILURES:
                 raise TooManyFrames
             try:
+                place = self._place(node)
+                out = self._rows.get(place)
+                if out is not None:
+                    return out
                 found = self._run([node], self._units.root, EVERY)
             except TooManyFrames:
                 self._num_failures += 1
@@ -143,12 +150,33 @@ class FrameRows:
                 return [self._units.unit(state, self._units.root).tokens]
         out = list(found.tokens)
         if found.ids:
-            ids = tuple(sorted(set(found.ids)))
+            out.append(self._tokens(found.ids))
+        if place is not None:
+            self._rows[place] = out
+        return out
+
+    def _place(self, node: Node) -> tuple[int, int] | None:
+        """A name of what is walked for a node that is one frame over a rest: counts that no token tells apart share it."""
+        tasks = self._tasks.get(node.uid)
+        if tasks is None:
+            tasks = self._tasks[node.uid] = self._cut(node)
+        if len(tasks) == 1 and tasks[0][0] == UNIT:
+            return tasks[0][1], tasks[0][2].uid  # type: ignore[return-value]
+        return None
+
+    def _tokens(self, groups: Sequence[tuple[int, ...]]) -> Tokens:
+        """The tokens with some ids: one object for equal sets of ids."""
+        distinct = {id(group): group for group in groups}
+        name = tuple(sorted(distinct))
+        known = self._id_groups.get(name)
+        if known is None:
+            ids = frozenset().union(*distinct.values())
             tokens = self._id_sets.get(ids)
             if tokens is None:
                 tokens = self._id_sets[ids] = Tokens.of_ids(ids)
-            out.append(tokens)
-        return out
+            # The groups are kept, so that no other one takes their names.
+            known = self._id_groups[name] = (list(distinct.values()), tokens)
+        return known[1]
 
     def row(self, parts: list[Tokens]) -> MaskRow:
         """The row of some parts."""
@@ -175,36 +203,37 @@ class FrameRows:
             entry: Where they are entered.
             members: Members of bags whose ends count, as bits.
         """
-        run, units = _Run(), self._units
+        run, units, known = _Run(), self._units, self._tasks
+        entries_of, strings_of = units.entries, units.strings.of
         for node in nodes:
             run.push(node, entry)
         agenda = run.agenda
         while agenda:
             node, entries = agenda.pop(next(iter(agenda)))
-            self._num_tasks += 1
+            entry = entries[0] if len(entries) == 1 else entries_of.merged(entries)
+            self._num_tasks += 1 + entry.num_nodes // PLACES_A_TASK
             if self._num_tasks + self._work() > MAX_TASKS:
                 raise TooManyFrames
-            entry = entries[0] if len(entries) == 1 else units.entries.merged(entries)
-            self._num_tasks += entry.num_nodes // PLACES_A_TASK
-            tasks = self._tasks.get(node.uid)
+            tasks = known.get(node.uid)
             if tasks is None:
-                tasks = self._tasks[node.uid] = self._cut(node)
+                tasks = known[node.uid] = self._cut(node)
             for way, what, rest, stack in tasks:
                 exits: Entry | None
                 if stack.tags and not stack.tags & members:
                     continue
-                if way == UNIT:
+                if way == STRINGS:
+                    ids, exits = strings_of(what, entry)  # type: ignore[arg-type]
+                    if ids:
+                        run.ids.append(ids)
+                elif way == UNIT:
                     unit = units.unit(what, entry)  # type: ignore[arg-type]
                     if not unit.tokens.is_empty:
                         run.tokens[id(unit.tokens)] = unit.tokens
                     exits = unit.exits
-                elif way == STRINGS:
-                    ids, exits = units.strings.of(what, entry)  # type: ignore[arg-type]
-                    run.ids += ids
                 elif way == PARTS:
                     exits = self._through(what, entry, run)  # type: ignore[arg-type]
                 elif way == REPEAT:
-                    if what.nullable and not self._nodes.is_end(rest):  # type: ignore[union-attr]
+                    if what.nullable and rest.kind > EPS:  # type: ignore[union-attr]
                         run.push(rest, entry)
                     run.push(self._nodes.copy(what, rest), entry)  # type: ignore[arg-type]
                     continue
@@ -217,10 +246,10 @@ class FrameRows:
                 else:
                     run.ends.setdefault(stack.tags, []).append(entry)
                     continue
-                if exits is not None and not self._nodes.is_end(rest):
+                if exits is not None and rest.kind > EPS:  # a byte can follow
                     run.push(rest, exits)
-        ends = [(tag, units.entries.merged(some)) for tag, some in run.ends.items()]
-        return Piece(tuple(run.tokens.values()), tuple(run.ids), tuple(ends))
+        ends = tuple([(tag, entries_of.merged(some)) for tag, some in run.ends.items()])
+        return Piece(tuple(run.tokens.values()), tuple(run.ids), ends)
 
     def _work(self) -> int:
         """What was worked out so far rather than found, in tasks."""
@@ -229,6 +258,9 @@ class FrameRows:
 
     def _cut(self, node: Node) -> list[Task]:
         nodes = self._nodes
+        task = nodes.quick_task(node)
+        if task is not None:
+            return [task]
         stacks = nodes.stacks(node)
         if not stacks:
             raise TooManyFrames
@@ -290,14 +322,11 @@ class FrameRows:
         keys, others = self._nodes.members(pick)
         left = [(part, entry) for part in others]
         if keys is not None:
-            for members, ids in self._units.strings.keys(keys, entry)[0]:
+            spelled, over = self._units.strings.keys(keys, entry)
+            for members, ids in spelled:
                 if members & allowed:
-                    run.ids += ids
-            left += [
-                (rest, exits)
-                for number, exits in self._units.strings.keys(keys, entry)[1]
-                for rest in keys.rests[number]
-            ]
+                    run.ids.append(ids)
+            left += [(rest, exits) for number, exits in over for rest in keys.rests[number]]
         for part, start in left:
             members = part.tags & allowed
             if members:
@@ -332,6 +361,6 @@ class FrameRows:
     def forget(self) -> None:
         """Drops everything remembered; it is computed again when needed."""
         self._units.forget()
-        for kept in (self._tasks, self._pieces, self._choices, self._id_sets):
+        for kept in (self._tasks, self._pieces, self._choices, self._id_sets, self._id_groups):
             kept.clear()
         self.generation += 1

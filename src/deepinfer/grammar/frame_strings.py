@@ -210,12 +210,14 @@ class StringUnits:
                     count += int(np.isin(below, ranks).sum())
         return count
 
-    def without(self, tokens: Sequence[Tokens], ids: Sequence[int], banned: Banned) -> Tokens:
+    def without(
+        self, tokens: Sequence[Tokens], ids: Sequence[tuple[int, ...]], banned: Banned
+    ) -> Tokens:
         """Some tokens without those that are banned."""
         words = self._store.sets.empty.copy()
         for part in tokens:
             part.add_to(words)
         if ids:
-            Tokens.of_ids(ids).add_to(words)
+            Tokens.of_ids([index for group in ids for index in group]).add_to(words)
         self.size_bytes += words.nbytes
         return Tokens(words & banned.others.words)

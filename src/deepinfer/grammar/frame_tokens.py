@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,11 +37,11 @@ class Tokens:
     values: Int32Array | None = None
 
     @classmethod
-    def of_ids(cls, ids: Sequence[int]) -> Tokens:
+    def of_ids(cls, ids: Collection[int]) -> Tokens:
         """The tokens with some ids, which may repeat."""
         if len(ids) < FEW_IDS:
             return cls(None, *pack_few(ids))
-        return cls(None, *pack_ids(np.array(list(set(ids)), dtype=np.int32)))
+        return cls(None, *pack_ids(np.fromiter(set(ids), dtype=np.int32)))
 
     def add_to(self, out: Int32Array) -> None:
         """Sets the bits in a row."""
