@@ -100,6 +100,22 @@ def test_contiguous_products_leave_padding_alone(backend, kind) -> None:
         assert relative(d[rows], x @ cast_back(b[0][g], b[1][g], block=block).double().T) < 2e-6
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
+@pytest.mark.parametrize("rows", [16, 64])
+@pytest.mark.parametrize("num_rows", [0, 100, 5000, 70_016])
+def test_tiles_that_have_work_are_listed(rows, num_rows) -> None:
+    from deepinfer.kernels.triton.grouped_list import used_tiles_kernel
+
+    layout = torch.full((num_rows,), -1, dtype=torch.int32)
+    layout[:70], layout[128:129], layout[-40:] = 3, 1, 0
+    tiles = torch.full((-(-num_rows // rows) + 1,), 777, dtype=torch.int32)
+    used_tiles_kernel[(1,)](layout, tiles, num_rows, ROWS=rows, BLOCK=1024)
+    wanted = [r for r in range(0, num_rows, rows) if layout[r] >= 0]
+    assert tiles[0] == len(wanted)
+    assert tiles[1 : 1 + len(wanted)].tolist() == wanted
+    assert (tiles[1 + len(wanted) :] == 777).all()
+
+
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter multiplies the bits of bf16")
 def test_bf16_products() -> None:
     a, b = randn(5, 64).bfloat16(), randn(7, 64, seed=1).bfloat16()

@@ -73,15 +73,19 @@ def test_the_number_of_tokens_chooses(calls, kind, few, many) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp8", "fp8_32", "fp4", "fp4_32"])
-def test_tiles_of_groups_lie_in_one_group(calls, kind) -> None:
+@pytest.mark.parametrize("expected", [None, 4, 16, 40, 500])
+def test_tiles_of_groups_lie_in_one_group(calls, kind, expected) -> None:
     layout = torch.zeros(256, dtype=torch.int32)
     b = weights(kind, 2, 640, 256)
-    gemm_backends._contiguous_hopper(*tokens(kind, 256, 256), *b, torch.zeros(256, 640), layout)
+    out = torch.zeros(256, 640)
+    gemm_backends._contiguous_hopper(*tokens(kind, 256, 256), *b, out, layout, expected)
     name, tuning = calls[0]
     rows = {"gemm_tall": 64 * getattr(tuning, "parts", 0), "folded_decoded": 64 * getattr(tuning, "parts_m", 0)}.get(
         name, getattr(tuning, "block_m", 0)
     )  # fmt: skip
     assert gemm_backends.CONTIGUOUS_ALIGNMENT % rows == 0
+    if kind.startswith("fp4"):
+        assert rows == {4: 16, 16: 32, 40: 64}.get(expected or 0, 128)
 
 
 def test_only_the_weights_choose_the_order_of_a_sum(calls) -> None:
@@ -96,4 +100,5 @@ def test_only_the_weights_choose_the_order_of_a_sum(calls) -> None:
 def test_a_span_divides_the_steps() -> None:
     assert gemm_backends._spanned((16, 1, 5, 2, 3), 256) == (16, 1, 5, 2, 3)
     assert gemm_backends._spanned((16, 1, 5, 2, 3), 384) == (16, 1, 5, 1, 3)
+    assert gemm_backends._spanned((64, 1, 4, 2, 2, 2), 384) == (64, 1, 4, 1, 2, 2)
     assert gemm_backends._spanned((2, 1, 6, 2), 384) == (2, 1, 6, 2)

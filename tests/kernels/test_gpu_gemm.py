@@ -110,15 +110,21 @@ def test_masked_products(kind, expected) -> None:
 def test_contiguous_products(kind) -> None:
     a, b = tokens(kind, 512, 1024), weights(kind, 3, 640, 1024)
     layout = torch.full((512,), -1, device="cuda", dtype=torch.int32)
-    layout[:100], layout[128:384] = 2, 0
+    layout[:100], layout[128:301] = 2, 0
     poison(a, layout < 0)
-    found, wanted = (
-        torch.full((512, 640), 777.0, device="cuda", dtype=torch.bfloat16) for _ in "ab"
-    )
-    contiguous(kind)(a, b, found, layout, backend="hopper")
+    wanted = torch.full((512, 640), 777.0, device="cuda", dtype=torch.bfloat16)
     contiguous(kind)(a, b, wanted, layout, backend="torch")
-    assert torch.equal(found == 777, wanted == 777)
-    assert calc_diff(found[layout >= 0], wanted[layout >= 0]) < 5e-6
+    first = None
+    for expected in (None, 1, 9, 20, 40, 400):
+        found = torch.full_like(wanted, 777.0)
+        contiguous(kind)(a, b, found, layout, expected, backend="hopper")
+        assert torch.equal(found == 777, wanted == 777)
+        assert calc_diff(found[layout >= 0], wanted[layout >= 0]) < 5e-6
+        first = found if first is None else first
+        assert torch.equal(found, first), expected
+    untouched = torch.full_like(wanted, 777.0)
+    contiguous(kind)(a, b, untouched, torch.full_like(layout, -1), 9, backend="hopper")
+    assert bool((untouched == 777).all())
 
 
 @pytest.mark.parametrize("kind", KINDS)

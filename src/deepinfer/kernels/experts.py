@@ -167,13 +167,19 @@ def _product(
     if mapping.max_m is None:
         layout = mapping.pos_to_expert
         if isinstance(rows, Tensor) and isinstance(weights, Tensor):
-            gemm.m_grouped_bf16_gemm_nt_contiguous(rows, weights, out, layout, backend=backend)
+            gemm.m_grouped_bf16_gemm_nt_contiguous(
+                rows, weights, out, layout, expected, backend=backend
+            )
         elif isinstance(rows, Tensor) or isinstance(weights, Tensor):
             raise _mixed()
         elif weights[0].dtype == torch.float8_e4m3fn:
-            gemm.m_grouped_fp8_gemm_nt_contiguous(rows, weights, out, layout, backend=backend)
+            gemm.m_grouped_fp8_gemm_nt_contiguous(
+                rows, weights, out, layout, expected, backend=backend
+            )
         else:
-            gemm.m_grouped_fp8_fp4_gemm_nt_contiguous(rows, weights, out, layout, backend=backend)
+            gemm.m_grouped_fp8_fp4_gemm_nt_contiguous(
+                rows, weights, out, layout, expected, backend=backend
+            )
         return
     split = (num_experts, mapping.max_m)
     d, counts = out.unflatten(0, split), mapping.expert_end

@@ -46,7 +46,9 @@ _OUT = (torch.bfloat16, torch.float32)
 
 _OPERANDS = "Tensor a, Tensor? a_scale, Tensor b, Tensor? b_scale, Tensor(x!) d"
 DENSE = Operation("gemm_nt", _OPERANDS)
-CONTIGUOUS = Operation("m_grouped_gemm_nt_contiguous", f"{_OPERANDS}, Tensor layout")
+CONTIGUOUS = Operation(
+    "m_grouped_gemm_nt_contiguous", f"{_OPERANDS}, Tensor layout, int? expected_m"
+)
 MASKED = Operation("m_grouped_gemm_nt_masked", f"{_OPERANDS}, Tensor counts, int? expected_m")
 OPERATIONS = (DENSE, CONTIGUOUS, MASKED)
 
@@ -113,7 +115,13 @@ def fp8_fp4_gemm_nt(
 
 
 def m_grouped_bf16_gemm_nt_contiguous(
-    a: Tensor, b: Tensor, d: Tensor, grouped_layout: Tensor, *, backend: str | None = None
+    a: Tensor,
+    b: Tensor,
+    d: Tensor,
+    grouped_layout: Tensor,
+    expected_m: int | None = None,
+    *,
+    backend: str | None = None,
 ) -> Tensor:
     """Each row's product with the weights of its group, bf16; see `m_grouped_fp8_gemm_nt_contiguous`.
 
@@ -122,6 +130,7 @@ def m_grouped_bf16_gemm_nt_contiguous(
         b: Shape [groups, N, K], bf16, contiguous.
         d: Shape [M, N], bf16 or fp32, written and returned.
         grouped_layout: Group of each row, shape [M], int32.
+        expected_m: As there.
         backend: "torch" or "triton"; None for the best that serves the call.
 
     Returns:
@@ -131,11 +140,17 @@ def m_grouped_bf16_gemm_nt_contiguous(
         ShapeError: A shape, dtype or stride is not as above.
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
-    return _contiguous((a, None), (b, None), d, grouped_layout, _BF16, _BF16, backend)
+    return _contiguous((a, None), (b, None), d, grouped_layout, expected_m, _BF16, _BF16, backend)
 
 
 def m_grouped_fp8_gemm_nt_contiguous(
-    a: Pair, b: Pair, d: Tensor, grouped_layout: Tensor, *, backend: str | None = None
+    a: Pair,
+    b: Pair,
+    d: Tensor,
+    grouped_layout: Tensor,
+    expected_m: int | None = None,
+    *,
+    backend: str | None = None,
 ) -> Tensor:
     """Each row's product with the weights of its group.
 
@@ -147,6 +162,7 @@ def m_grouped_fp8_gemm_nt_contiguous(
         d: Shape [M, N], bf16 or fp32, written and returned.
         grouped_layout: Group of each row, shape [M], int32; rows of -1 are padding, and their part of `d` is left
             alone.
+        expected_m: Rows that a group is likely to have; it chooses the size of the tiles, never the result.
         backend: "torch" or "triton"; None for the best that serves the call.
 
     Returns:
@@ -156,11 +172,17 @@ def m_grouped_fp8_gemm_nt_contiguous(
         ShapeError: A shape, dtype or stride is not as above.
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
-    return _contiguous(a, b, d, grouped_layout, _FP8, _FP8, backend)
+    return _contiguous(a, b, d, grouped_layout, expected_m, _FP8, _FP8, backend)
 
 
 def m_grouped_fp8_fp4_gemm_nt_contiguous(
-    a: Pair, b: Pair, d: Tensor, grouped_layout: Tensor, *, backend: str | None = None
+    a: Pair,
+    b: Pair,
+    d: Tensor,
+    grouped_layout: Tensor,
+    expected_m: int | None = None,
+    *,
+    backend: str | None = None,
 ) -> Tensor:
     """Each row's product with the MXFP4 weights of its group; otherwise as `m_grouped_fp8_gemm_nt_contiguous`.
 
@@ -170,6 +192,7 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
             returns them; contiguous.
         d: Shape [M, N], bf16 or fp32, written and returned.
         grouped_layout: Group of each row, shape [M], int32.
+        expected_m: As there.
         backend: "torch" or "triton"; None for the best that serves the call.
 
     Returns:
@@ -179,7 +202,7 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
         ShapeError: A shape, dtype or stride is not as above.
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
-    return _contiguous(a, b, d, grouped_layout, _FP8, _FP4, backend)
+    return _contiguous(a, b, d, grouped_layout, expected_m, _FP8, _FP4, backend)
 
 
 def m_grouped_bf16_gemm_nt_masked(
@@ -321,7 +344,7 @@ def _dense(a, b, d, a_dtype, b_dtype, backend):  # type: ignore[no-untyped-def]
     return d
 
 
-def _contiguous(a, b, d, layout, a_dtype, b_dtype, backend):  # type: ignore[no-untyped-def]
+def _contiguous(a, b, d, layout, expected_m, a_dtype, b_dtype, backend):  # type: ignore[no-untyped-def]
     (x, xs), (w, ws) = a, b
     _same_k(_operand("a", x, a_dtype, 2), _operand("b", w, b_dtype, 3))
     _scales("a", x, xs)
@@ -330,7 +353,7 @@ def _contiguous(a, b, d, layout, a_dtype, b_dtype, backend):  # type: ignore[no-
     contract.check_shape("grouped_layout", layout, (x.shape[0],), "M")
     d = _out(d, (x.shape[0], w.shape[1]), x, "M, N")
     if d.numel():
-        CONTIGUOUS(backend, x, xs, w, ws, d, layout)
+        CONTIGUOUS(backend, x, xs, w, ws, d, layout, expected_m)
     return d
 
 
@@ -353,7 +376,11 @@ def _always(*args: object) -> None:
 
 
 DENSE.register("torch", supports=_always)(reference.dense)
-CONTIGUOUS.register("torch", supports=_always)(reference.contiguous)
+
+
+@CONTIGUOUS.register("torch", supports=_always)
+def _contiguous_torch(x, xs, w, ws, d, layout, expected_m=None):  # type: ignore[no-untyped-def]
+    reference.contiguous(x, xs, w, ws, d, layout)
 
 
 @MASKED.register("torch", supports=_always)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import torch
@@ -138,16 +139,19 @@ def _dense_hopper(x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d:
 def _folded(
     x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, rows_of: Tensor | None, d: Tensor, rows: int
 ) -> None:
-    """Prepared MXFP4 weights; `rows` 0: a group for each row."""
+    """Prepared MXFP4 weights; `rows` of a group, on average where each row has its group."""
     from deepinfer.kernels.triton import folded_decoded_launch as many
     from deepinfer.kernels.triton import grouped_folded_launch as few
     from deepinfer.kernels.triton.gemm_launch import SwappedTuning
 
     n, k = w.shape[1], channels(w)
-    table = configs.FOLDED_MXFP4 if xs.itemsize == 4 else configs.FOLDED_MXFP4_32
-    if rows == 0 and xs.itemsize == 4:
-        table = configs.CONTIGUOUS_MXFP4
-    sizes = _spanned(_tuning(table, x, n, k, rows or 128), k)
+    wide = xs.itemsize == 4
+    if rows_of is not None and x.dim() == 2:
+        table = configs.CONTIGUOUS_MXFP4 if wide else configs.CONTIGUOUS_MXFP4_32
+        rows += 2 * math.isqrt(rows)  # so that most groups are one tile
+    else:
+        table = configs.FOLDED_MXFP4 if wide else configs.FOLDED_MXFP4_32
+    sizes = _spanned(_tuning(table, x, n, k, rows), k)
     x, xs = x.contiguous(), _bytes(xs)
     if sizes[0] < 8:
         many.folded_decoded(x, xs, w, ws, rows_of, d, many.DecodedTuning(*sizes))
@@ -172,22 +176,34 @@ def _bytes(scale: Tensor) -> Tensor:
 def _spanned(sizes: tuple[int, ...], k: int) -> tuple[int, ...]:
     """The same sizes, with a span that divides the steps of K."""
     if sizes[0] >= 8 and sizes[3] == 2 and k % 256:
-        return (*sizes[:3], 1, sizes[4])
+        return (*sizes[:3], 1, *sizes[4:])
     return sizes
 
 
 def _contiguous_refusal(
-    x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d: Tensor, layout: Tensor
+    x: Tensor,
+    xs: Tensor | None,
+    w: Tensor,
+    ws: Tensor | None,
+    d: Tensor,
+    layout: Tensor,
+    expected: int | None = None,
 ) -> str | None:
     return _hopper_refusal(x, xs, w, ws, d) or contract.gluon_refusal(x, layout)
 
 
 def _contiguous_hopper(
-    x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d: Tensor, layout: Tensor
+    x: Tensor,
+    xs: Tensor | None,
+    w: Tensor,
+    ws: Tensor | None,
+    d: Tensor,
+    layout: Tensor,
+    expected: int | None = None,
 ) -> None:
     if xs is not None and ws is not None and w.dtype == torch.int32:
         with torch.cuda.device(x.device):
-            _folded(x, xs, w, ws, layout.contiguous(), d, 0)
+            _folded(x, xs, w, ws, layout.contiguous(), d, expected or CONTIGUOUS_ALIGNMENT)
         return
     if x.stride(0) * x.itemsize % 16:
         x = x.contiguous()
@@ -290,7 +306,7 @@ def register(dense: Operation, contiguous: Operation, masked: Operation) -> None
         lambda x, xs, w, ws, d: _portable(x[None], _lead(xs), w[None], _lead(ws), d[None], 0, d)
     )
     contiguous.register("triton", supports=_portable_refusal, priority=10)(
-        lambda x, xs, w, ws, d, layout: _portable(
+        lambda x, xs, w, ws, d, layout, expected=None: _portable(
             x[None], _lead(xs), w, ws, d[None], 1, layout.contiguous()
         )
     )

@@ -22,7 +22,10 @@ def cases() -> list[CompileCase]:
         found += [(_folded if s[0] >= 8 else _decoded)(s, group) for s in _sizes(table)]
     found += [_many(s, True, True) for s in _sizes(configs.CONTIGUOUS_FP8)]
     found += [_many(configs.TALL_SPLIT, True, False), _many(configs.TALL_FP8_32, True, True, 32)]
-    found += [_decoded(s, 128) for s in _sizes(configs.CONTIGUOUS_MXFP4)]
+    for table, group in ((configs.CONTIGUOUS_MXFP4, 128), (configs.CONTIGUOUS_MXFP4_32, 32)):
+        few = [s for s in _sizes(table) if s[0] >= 8]
+        found += [_folded(few[-1], group, True), *(_decoded(s, group) for s in _sizes(table) if s[0] < 8)]  # fmt: skip
+    found.append(_used_tiles())
     found += [_many(s, False, not cut, cut=cut) for s in _sizes(configs.TALL_BF16) for cut in (False, True)]  # fmt: skip
     small, large = configs.PORTABLE[0][4], configs.PORTABLE[-1][4]
     found += [
@@ -90,25 +93,37 @@ def _few(sizes: tuple[int, ...], group: int) -> CompileCase:
     return _hopper(name, entry, grouped_swapped_kernel, signature, constants, options, _SMALL_STACK)
 
 
-def _folded(sizes: tuple[int, ...], x_group: int) -> CompileCase:
+def _used_tiles() -> CompileCase:
+    """The list of the tiles that have work."""
+    from deepinfer.kernels.triton.grouped_list import used_tiles_kernel
+
+    return CompileCase(
+        "m_grouped_gemm_nt_contiguous", "list of tiles", used_tiles_kernel,
+        {"layout": "*i32", "tiles": "*i32", "num_rows": "i32"}, {"ROWS": 16, "BLOCK": 4096},
+        ("layout", "tiles"), {"num_warps": 16}, (90,),
+    )  # fmt: skip
+
+
+def _folded(sizes: tuple[int, ...], x_group: int, listed: bool = False) -> CompileCase:
     """Prepared MXFP4 weights."""
     from deepinfer.kernels.triton.gemm_launch import SwappedTuning, register_shares
     from deepinfer.kernels.triton.grouped_folded import grouped_folded_kernel
 
     t = SwappedTuning(*sizes)
     options, registers = register_shares(t)
-    many = t.block_m == 128
+    many = listed or t.block_m == 128
     signature = {
         "w_desc": _tile("u32", 64, 16 * t.span, 64 * t.span, 32), "x_desc": _tile("fp8e4nv", t.block_m, 128, 128, 8),
         "t_desc": _list("i32", 64), "out": "*bf16", "factors": "*fp32",
         "x_scale": "*fp32" if x_group == 128 else "*i32", "rows_of": "*i32",
+        "tiles": "*i32",
         **_integers("num_groups", "N", "max_m", "steps", "stride_og", "stride_om", "stride_fg", "stride_tg", "stride_tk",
                     "stride_xg", "stride_xm", "stride_xk"),
     }  # fmt: skip
     constants = {"MODE": 1 if many else 2, "X_GROUP": x_group, "WHOLE": t.split == 2, "SPAN": t.span, "PARTS": t.parts, "BLOCK_M": t.block_m, "DEPTH": t.depth,
                  "REGISTERS": registers}  # fmt: skip
     name = "m_grouped_gemm_nt_contiguous" if many else "m_grouped_gemm_nt_masked"
-    entry = f"prepared MXFP4, tokens 1x{x_group}, {'x'.join(map(str, sizes))}"
+    entry = f"prepared MXFP4, tokens 1x{x_group}{', listed' if listed else ''}, {'x'.join(map(str, sizes))}"
     return _hopper(name, entry, grouped_folded_kernel, signature, constants, options, _SMALL_STACK)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 __all__ = [
     "CONTIGUOUS_FP8",
     "CONTIGUOUS_MXFP4",
+    "CONTIGUOUS_MXFP4_32",
     "DENSE_FP8",
     "FOLDED_MXFP4",
     "FOLDED_MXFP4_32",
@@ -44,13 +45,25 @@ FOLDED_MXFP4: tuple[Row, ...] = (
     ("", 0, 0, 64, (64, 1, 4, 2, 2)),
     ("", 0, 0, 0, (128, 2, 8, 1, 1)),
 )
-CONTIGUOUS_MXFP4: tuple[Row, ...] = (("", 0, 0, 0, (2, 1, 6, 2)),)
+# The same for groups that stand one behind the other; tiles of up to 64 rows are listed on the device
+CONTIGUOUS_MXFP4: tuple[Row, ...] = (
+    ("", 0, 0, 16, (16, 1, 5, 2, 3)),
+    ("", 0, 0, 32, (32, 1, 3, 2, 3)),
+    ("", 0, 0, 64, (64, 1, 4, 2, 2)),
+    ("", 0, 0, 0, (2, 1, 6, 2)),
+)
 # The same with a scale for 32 channels of a token
 FOLDED_MXFP4_32: tuple[Row, ...] = (
     ("", 0, 0, 8, (8, 2, 11, 1, 2)),
     ("", 0, 0, 16, (16, 1, 5, 2, 3)),
     ("", 0, 0, 32, (32, 1, 3, 2, 3)),
     ("", 0, 0, 64, (1, 2, 5)),
+    ("", 0, 0, 0, (2, 1, 6)),
+)
+CONTIGUOUS_MXFP4_32: tuple[Row, ...] = (
+    ("", 0, 0, 16, (16, 1, 5, 2, 3)),
+    ("", 0, 0, 32, (32, 1, 3, 2, 3)),
+    ("", 0, 0, 64, (64, 1, 8, 1, 2)),
     ("", 0, 0, 0, (2, 1, 6)),
 )
 DENSE_FP8: tuple[Row, ...] = (

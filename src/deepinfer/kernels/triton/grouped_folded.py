@@ -21,6 +21,14 @@ __all__ = ["grouped_folded_kernel", "rows_of_group"]
 
 
 @gluon.jit
+def _num_tiles(rows_of, tiles, group, num_groups, max_m, MODE: gl.constexpr, BLOCK_M: gl.constexpr):
+    """Tiles of tokens of a group; with a group for each row, all that were listed."""
+    if MODE == 1:
+        return gl.load(tiles)
+    return gl.cdiv(rows_of_group(rows_of, group, num_groups, max_m, MODE), BLOCK_M)
+
+
+@gluon.jit
 def rows_of_group(counts, group, num_groups, max_m, MODE: gl.constexpr):
     """Tokens of a group."""
     return gl.load(counts + gl.minimum(group, num_groups - 1)) if MODE == 2 else max_m
@@ -30,7 +38,7 @@ def rows_of_group(counts, group, num_groups, max_m, MODE: gl.constexpr):
 def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, WHOLE: gl.constexpr, SPAN: gl.constexpr,
               PARTS: gl.constexpr, BLOCK_M: gl.constexpr, DEPTH: gl.constexpr, PART: gl.constexpr):  # fmt: skip
     """Multiplies, scales and writes 64 rows of weights of every tile."""
-    out, factors, rows_of, rings, bars, sizes, strides = given
+    out, factors, rows_of, tiles, rings, bars, sizes, strides = given
     num_groups, N, max_m, steps = sizes
     stride_og, stride_om, stride_fg = strides
     BLOCK_N: gl.constexpr = 64 * PARTS
@@ -44,7 +52,7 @@ def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, WHOLE: gl.conste
     slot = 0
     phase = 0
     rows = rows_of_group(rows_of, 0, num_groups, max_m, MODE)
-    width = gl.cdiv(rows, BLOCK_M) * tiles_n
+    width = _num_tiles(rows_of, tiles, 0, num_groups, max_m, MODE, BLOCK_M) * tiles_n
     while group < num_groups:
         if tile < first + width:
             tiles_m = width // tiles_n
@@ -53,6 +61,7 @@ def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, WHOLE: gl.conste
             n0 = (at // tiles_m) * BLOCK_N + 64 * PART
             g = group
             if MODE == 1:
+                m0 = gl.load(tiles + 1 + at % tiles_m)
                 g = gl.load(rows_of + m0)
             if g >= 0:
                 at_n = gl.minimum(n0 + row, N - 1)
@@ -76,14 +85,14 @@ def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, WHOLE: gl.conste
             first += width
             group += 1
             rows = rows_of_group(rows_of, group, num_groups, max_m, MODE)
-            width = gl.cdiv(rows, BLOCK_M) * tiles_n
+            width = _num_tiles(rows_of, tiles, group, num_groups, max_m, MODE, BLOCK_M) * tiles_n
 
 
 @gluon.jit
 def _copies(given, MODE: gl.constexpr, SPAN: gl.constexpr, PARTS: gl.constexpr, BLOCK_M: gl.constexpr,
             DEPTH: gl.constexpr):  # fmt: skip
     """Fills the ring, tile after tile."""
-    w_desc, x_desc, t_desc, x_scale, rows_of, rings, bars, sizes, strides = given
+    w_desc, x_desc, t_desc, x_scale, rows_of, tiles, rings, bars, sizes, strides = given
     w_ring, x_ring, t_ring, s_ring = rings
     full, empty = bars
     num_groups, N, max_m, steps = sizes
@@ -97,7 +106,7 @@ def _copies(given, MODE: gl.constexpr, SPAN: gl.constexpr, PARTS: gl.constexpr, 
     first = 0
     slot = 0
     phase = 1
-    width = gl.cdiv(rows_of_group(rows_of, 0, num_groups, max_m, MODE), BLOCK_M) * tiles_n
+    width = _num_tiles(rows_of, tiles, 0, num_groups, max_m, MODE, BLOCK_M) * tiles_n
     while group < num_groups:
         if tile < first + width:
             tiles_m = width // tiles_n
@@ -106,6 +115,7 @@ def _copies(given, MODE: gl.constexpr, SPAN: gl.constexpr, PARTS: gl.constexpr, 
             n0 = (at // tiles_m) * BLOCK_N
             g = group
             if MODE == 1:
+                m0 = gl.load(tiles + 1 + at % tiles_m)
                 g = gl.load(rows_of + m0)
             if g >= 0:
                 xs = x_scale + gl.minimum(m0 + token, max_m - 1).to(gl.int64) * stride_xm
@@ -143,9 +153,7 @@ def _copies(given, MODE: gl.constexpr, SPAN: gl.constexpr, PARTS: gl.constexpr, 
         else:
             first += width
             group += 1
-            width = (
-                gl.cdiv(rows_of_group(rows_of, group, num_groups, max_m, MODE), BLOCK_M) * tiles_n
-            )
+            width = _num_tiles(rows_of, tiles, group, num_groups, max_m, MODE, BLOCK_M) * tiles_n
 
 
 @gluon.jit(do_not_specialize=["num_groups", "max_m"])
@@ -157,6 +165,7 @@ def grouped_folded_kernel(
     factors,
     x_scale,
     rows_of,
+    tiles,
     num_groups,
     N,
     max_m,
@@ -178,7 +187,10 @@ def grouped_folded_kernel(
     DEPTH: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):
-    """`out[g, m, n] = sum over k of x[g, m, k] * weight[g, n, k]`; MODE 0 dense, 1 a group for each row, 2 counts."""
+    """`out[g, m, n] = sum over k of x[g, m, k] * weight[g, n, k]`; MODE 0 dense, 1 a group for each row, 2 counts.
+
+    With MODE 1, `tiles` holds the number of tiles of rows and the first row of each.
+    """
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [DEPTH * PARTS, 64, 16 * SPAN], w_desc.layout)
     x_ring = gl.allocate_shared_memory(gl.float8e4nv, [DEPTH * SPAN, BLOCK_M, 128], x_desc.layout)
     t_ring = gl.allocate_shared_memory(gl.int32, [DEPTH * PARTS * SPAN, 64], t_desc.layout)
@@ -198,9 +210,9 @@ def grouped_folded_kernel(
     bars = (full, empty)
     sizes = (num_groups, N, max_m, steps)
     to = (stride_og, stride_om, stride_fg)
-    multiply = (out, factors, rows_of, rings, bars, sizes, to)
+    multiply = (out, factors, rows_of, tiles, rings, bars, sizes, to)
     of = (stride_tg, stride_tk, stride_xg, stride_xm, stride_xk)
-    copy = (w_desc, x_desc, t_desc, x_scale, rows_of, rings, bars, sizes, of)
+    copy = (w_desc, x_desc, t_desc, x_scale, rows_of, tiles, rings, bars, sizes, of)
     if PARTS == 1:
         gl.warp_specialize(
             [

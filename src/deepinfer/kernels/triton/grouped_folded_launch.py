@@ -14,8 +14,25 @@ from deepinfer.kernels.triton.gemm_launch import (
     register_shares,
 )
 from deepinfer.kernels.triton.grouped_folded import grouped_folded_kernel
+from deepinfer.kernels.triton.grouped_list import used_tiles_kernel
 
-__all__ = ["grouped_folded"]
+__all__ = ["grouped_folded", "used_tiles"]
+
+
+def used_tiles(rows_of: Tensor, block_m: int) -> Tensor:
+    """Number of the tiles of rows that have work, and their first rows.
+
+    Args:
+        rows_of: Group of each row, shape [M], int32, -1 for none.
+        block_m: Rows of a tile.
+
+    Returns:
+        Shape [tiles + 1], int32; what lies behind the last is not written.
+    """
+    tiles = -(-len(rows_of) // block_m)
+    found = rows_of.new_empty(tiles + 1)
+    used_tiles_kernel[(1,)](rows_of, found, len(rows_of), ROWS=block_m, BLOCK=4096, num_warps=16)
+    return found
 
 
 def grouped_folded(
@@ -35,7 +52,8 @@ def grouped_folded(
         words: Shape [groups, N, K / 8], int32, contiguous.
         steps: Shape [groups, K / 128 + 1, N rounded up to 4], int32, contiguous.
         rows_of: None: dense, one group. Shape [M] for x [M, K]: the group of each row, -1 for rows that are left alone,
-            one group a tile. Shape [groups] for x [groups, max_m, K]: rows of each group. int32.
+            one group a tile, and no
+            rows of a group behind others of -1 in a tile. Shape [groups] for x [groups, max_m, K]: rows of each group. int32.
         out: Shape [..., N], bf16 or fp32, last stride 1.
         tuning: Sizes of the tiles.
     """
@@ -52,6 +70,9 @@ def grouped_folded(
     t_desc = TensorDescriptor(flat, [flat.numel()], [1], [64], list_layout())
     factors = steps.view(torch.float32)[:, -1]
     places = groups if mode == 2 else 1
+    listed = rows_of if rows_of is not None else steps
+    if mode == 1 and rows_of is not None:
+        listed = used_tiles(rows_of, tuning.block_m)
     tiles = places * -(-max_m // tuning.block_m) * -(-n // (64 * tuning.parts))
     grid = min(tiles, num_sms(x.device.index) * tuning.per_sm)
     options, registers = register_shares(tuning)
@@ -63,6 +84,7 @@ def grouped_folded(
         factors,
         x_scale,
         rows_of if rows_of is not None else steps,
+        listed,
         places,
         n,
         max_m,
