@@ -23,6 +23,7 @@ import platform
 import time
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ from deepinfer.models.deepseek_v41 import (
     ForwardBatch,
     Segment,
     SlotCache,
+    packed_stack,
+    wide_products,
 )
 from deepinfer.models.deepseek_v41.decode_inputs import DecodeInputs, row_values
 from deepinfer.models.deepseek_v41.decode_step import DecodeStep
@@ -359,9 +362,37 @@ class Bench:
                     self.say("FAILED", kind, job, size, traceback.format_exc()[-1500:])
                 if self.device == "cuda":
                     torch.cuda.empty_cache()
+        if options.profile and self.device == "cuda":
+            self.choices(full)
         print("\n".join(self.tables), flush=True)
         for (job, size), found in times.items():
             self.layers(job, size, found, context, full.config)
+
+    def choices(self, model: DeepseekV41) -> None:
+        """Both forms of steps whose form follows from the number of tokens."""
+        layer, hidden = model.layers[0], model.config.hidden_size
+        run = SimpleNamespace(kernels=fused_kernels(self.device))
+        for rows in (64, 256, 1024):
+            streams = torch.randn(rows, 4, hidden, device=self.device, dtype=torch.bfloat16)
+            pre = torch.rand(rows, 4, device=self.device)
+            y, gate = streams[:, 0].contiguous(), layer.ffn.gate
+
+            def enter() -> None:
+                packed_stack.enter(layer, streams, pre, run, "attn")  # noqa: B023
+
+            def router() -> None:
+                packed_stack.wide_linear(gate, (gate.weight,), y)  # noqa: B023
+
+            for module, call in ((packed_stack, enter), (wide_products, router)):
+                kept, found = module._MANY_TOKENS, []
+                for least in (1, 1 << 30):
+                    module._MANY_TOKENS = least
+                    found.append(self.time(call, record=True))
+                module._MANY_TOKENS = kept
+                names = f"form for many tokens {found[0]:.4f} ms, for few {found[1]:.4f} ms"
+                self.tables.append(
+                    f"-- {call.__name__}, {rows} tokens: {names}; many from {kept} on"
+                )
 
     def layers(self, job: str, size: int, found: dict[str, float], context: int, config: DeepseekV41Config) -> None:  # fmt: skip
         """Lines of one layer of each kind, from the differences of models."""

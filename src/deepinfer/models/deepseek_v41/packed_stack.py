@@ -120,7 +120,7 @@ def product(weight: PackedWeight, codes: Pair, like: Tensor) -> Tensor:
 def _side_by_side(joined: PackedWeight | None, modules: tuple[nn.Module, ...], y: Tensor) -> Tensor:
     """Products of weights with one input, side by side; one product where their bytes lie together."""
     codes = per_token_cast_to_fp8(y)
-    if joined is not None:
+    if joined is not None and joined.device == y.device:
         return product(joined, codes, y)
     return torch.cat([product(m.weight, codes, y) for m in modules], 1)
 

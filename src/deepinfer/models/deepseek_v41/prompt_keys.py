@@ -112,6 +112,7 @@ class PromptKeys:
         phases: Tensor | None,
         source: int | None,
         lists: Tensor | None,
+        counts: Tensor | None,
     ) -> Tensor:
         """Attends to window rows that are all written and to selected pool rows.
 
@@ -122,6 +123,7 @@ class PromptKeys:
                 outputs are turned back; None to leave them.
             source: KV source of the pool rows, or None.
             lists: Rows of `pool`, -1 for none, shape [tokens, rows], int32, or None.
+            counts: Leading rows of each list that count, shape [tokens], int32; None with `lists`.
 
         Returns:
             Shape [tokens, heads, head_dim].
@@ -130,13 +132,16 @@ class PromptKeys:
             self._rows.window_data[attention.layer_id], self._ring_rows, KVCacheFormat.V41_MXFP8, 1,
             dtype=queries.dtype,
         )  # fmt: skip
-        pool = None
-        if lists is not None and source is not None:
-            pool = self.pool(source, queries.dtype)
+        extra: dict[str, Tensor] = {}
+        if lists is not None and counts is not None and source is not None:
+            extra = {
+                "extra_kv": self.pool(source, queries.dtype),
+                "extra_indices": lists.unsqueeze(1),
+                "extra_topk_length": counts,
+            }
         starts, lengths = self._bands
         out, *_ = swa_attention(
-            queries, windows.unsqueeze(1), (starts, lengths), self._window, attention.softmax_scale, queries.shape[2],
-            attention.attn_sink, extra_kv=pool,
-            extra_indices=None if pool is None or lists is None else lists.unsqueeze(1), phases=phases,
+            queries, windows.unsqueeze(1), (starts, lengths), self._window, attention.softmax_scale,
+            queries.shape[2], attention.attn_sink, phases=phases, **extra,
         )  # fmt: skip
         return out

@@ -85,6 +85,13 @@ class PromptSelection:
             else:
                 self._take_all(i)
 
+    @property
+    def counts(self) -> Tensor | None:
+        """Leading places of each list behind which there are no rows, shape [tokens], int32."""
+        if self.lists is None:
+            return None
+        return self._visible_rows().clamp_max(self.lists.shape[1])
+
     def _scored(self, layer: int) -> list[bool]:
         config = self._cache.config
         makes_candidates = layer == config.candidate_source_layer_id

@@ -251,8 +251,8 @@ class StepPass:
         rows = self._cache.rows
         if self._prompt is not None:
             keys, selection = self._prompt
-            lists = selection.lists if attention.ratio else None
-            return keys.attend(attention, queries, phases, selection.source, lists)
+            lists, counts = (selection.lists, selection.counts) if attention.ratio else (None, None)
+            return keys.attend(attention, queries, phases, selection.source, lists, counts)
         if not isinstance(rows, PackedRows):
             raise InvariantBroken("The cache holds no packed rows; use attend_cached.")
         pool = self._selection.real_index if attention.ratio else None

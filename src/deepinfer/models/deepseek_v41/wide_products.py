@@ -41,7 +41,8 @@ def wide_linear(owner: nn.Module, weights: Sequence[Tensor], y: Tensor) -> list[
         One a weight, shape [tokens, out_channels], fp32.
     """
     parts = getattr(owner, "wide_parts", None)
-    if parts is None or y.dtype != torch.bfloat16 or len(y) < _MANY_TOKENS:
+    few = y.dtype != torch.bfloat16 or len(y) < _MANY_TOKENS
+    if parts is None or few or parts.device != y.device:
         wide = y.float()
         return [F.linear(wide, weight) for weight in weights]
     products = bf16_gemm_nt(y, parts, y.new_empty(len(y), len(parts), dtype=torch.float32))
