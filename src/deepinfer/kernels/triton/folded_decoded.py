@@ -199,12 +199,28 @@ def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, TM: gl.constexpr
         if g >= 0:
             m += 64 * ROWS
             n += 128 * COLUMNS
+            live = m < rows
+            if MODE == 1:
+                live = live & (gl.load(rows_of + gl.minimum(m, rows - 1)) >= 0)
+            if ROWS > 0:
+                # Half a tile without a row: its rooms are given back unread, and nothing is multiplied.
+                for _step in range(gl.where(live, 0, steps)):
+                    mbarrier.wait(full.index(slot), phase)
+                    mbarrier.wait(ready.index(2 * COLUMNS + side), turn)
+                    mbarrier.arrive(freed.index(2 * COLUMNS + side), count=1)
+                    mbarrier.arrive(empty.index(slot), count=1)
+                    turn ^= side
+                    side ^= 1
+                    slot += 1
+                    if slot == DEPTH:
+                        slot = 0
+                        phase ^= 1
             at_n = gl.minimum(n + column, N - 1)
             factor = gl.load(factors + g.to(gl.int64) * stride_fg + at_n)  # type: ignore[attr-defined]
             acc = gl.zeros((64, 128), gl.float32, acc_layout)
             part = acc
             other = acc
-            for _step in range(steps):
+            for _step in range(gl.where(live, steps, 0) if ROWS > 0 else steps):
                 mbarrier.wait(full.index(slot), phase)
                 xs = s_ring.index(slot).slice(64 * ROWS, 64).load(row_layout)
                 mbarrier.wait(ready.index(2 * COLUMNS + side), turn)
