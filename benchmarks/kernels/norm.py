@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from harness import Built, Case, assert_repeats, same_bits
-from quant import intact, room
-from row_checks import apart, assert_rows_alone, compiled, copy_of, eager, same_cast
+from quant import STEPS, intact, room
+from row_checks import apart, assert_rows_alone, compiled, copy_of, eager, hard_rows, same_cast
 
 HIDDEN, MANY, EPS = 5120, 8192, 1e-6
 
@@ -172,7 +172,7 @@ def rope(heads: int, in_place: bool, tuning: tuple[int, int] | None):
     return build
 
 
-def norm_rope_cast(heads: int, format: str, tuning: tuple[int, int] | None):
+def norm_rope_cast(heads: int, format: str, tuning: tuple[int, int] | None, pairs: bool = True):
     """Builds norm, rotation and cast of rows of 512 channels."""
 
     def build(small: bool) -> Built:
@@ -191,7 +191,7 @@ def norm_rope_cast(heads: int, format: str, tuning: tuple[int, int] | None):
         scale, scale_all = room(tokens * heads, 512 // group)
         number = {"fp8": 1, "mxfp4": 2, "nvfp4": 3}[format]
         run = lambda: launch.norm_rope_cast(  # noqa: E731
-            x, w, EPS, phases, None, q, scale, number, group, tuning
+            x, w, EPS, phases, None, q, scale, number, group, tuning, pairs
         )
 
         def check():
@@ -201,11 +201,12 @@ def norm_rope_cast(heads: int, format: str, tuning: tuple[int, int] | None):
             assert intact(q_all, scale_all)
             assert_repeats(run, q, scale)
             # without a norm nothing is summed, and every bit must be the reference's
-            for turns in (phases, None):
+            hard = hard_rows(tokens, heads * 512).view(tokens, heads, 512)
+            for values, turns in ((x, phases), (x, None), (hard, None)):
                 a, b = public.rms_norm_rope_quant(
-                    x, None, EPS, turns, format=format, backend="triton"
+                    values, None, EPS, turns, format=format, backend="triton"
                 )
-                rotated = x if turns is None else apply_rope(x, turns)
+                rotated = values if turns is None else apply_rope(values, turns)
                 c, d = cast_rows(rotated.cpu(), format, group)
                 assert same_cast(a, b, c, d), "bits differ without a norm"
             return {"share_of_codes_that_differ": float(differing)}
@@ -213,9 +214,7 @@ def norm_rope_cast(heads: int, format: str, tuning: tuple[int, int] | None):
         def steps(
             x: torch.Tensor, w: torch.Tensor, phases: torch.Tensor
         ) -> tuple[torch.Tensor, ...]:
-            from quant import steps_fp8
-
-            return steps_fp8(steps_rope(steps_norm(x, w), phases))
+            return STEPS[format](steps_rope(steps_norm(x, w), phases))
 
         peers = {"torch": eager(steps, x, w, phases), "compiled": compiled(steps, x, w, phases)}
         size = x.nbytes + q.nbytes + scale.nbytes + phases.nbytes
@@ -225,7 +224,7 @@ def norm_rope_cast(heads: int, format: str, tuning: tuple[int, int] | None):
             0,
             size,
             "none",
-            {"copy": copy_of(size), **(peers if format == "fp8" else {})},
+            {"copy": copy_of(size), **peers},
         )
 
     return build
@@ -255,6 +254,23 @@ def contract(small: bool) -> Built:
                 ),
                 [x, places],
             )
+        from deepinfer.kernels.reference.norm import rms_norm_rope_quant as plain
+
+        for width, turned in ((512, 64), (96, 32), (128, 128), (64, 16), (1536, 64), (352, 0)):
+            wide = hard_rows(40, 6 * (width + 32)).view(40, 6, width + 32)
+            for heads in (wide[:, 1:5, :width], wide[:, 2, 16 : 16 + width]):
+                turns = torch.randn(50, turned // 2, 2, device="cuda") if turned else None
+                at = torch.randint(0, 50, (40,), device="cuda") if turned else None
+                for format in ("fp8", "mxfp4", "nvfp4"):
+                    given = (heads[12:], None, EPS, turns, at if at is None else at[12:])
+                    a, b = k.rms_norm_rope_quant(*given, format=format, backend="triton")
+                    c, d = plain(*given, format)
+                    assert same_cast(a, b, c, d), (width, format)
+                    given = (heads[12:], torch.rand(width, device="cuda").bfloat16(), *given[2:])
+                    a, _ = k.rms_norm_rope_quant(*given, format=format, backend="triton")
+                    c, _ = plain(*given, format)
+                    differing = (a.view(torch.uint8) != c.view(torch.uint8)).float().mean()
+                    assert float(differing) < 5e-3, (width, format, float(differing))
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             for width in (5120, 4608, 1280, 512, 128, 7168, 100, 20000):
                 x = torch.randn(33, width, device="cuda").to(dtype)
@@ -305,14 +321,20 @@ def cases() -> list[Case]:
     for tuning in ((4, 4), (2, 2)):
         name = f"{tuning[0]} rows, {tuning[1]} warps"
         found.append(Case("apply_rope", f"{MANY} x 64 x 512", name, rope(64, False, tuning)))
-    for tuning in ((8, 4), (4, 2), (4, 4), (2, 1)):
-        name = f"{tuning[0]} rows, {tuning[1]} warps"
-        shape = f"{MANY} x 16 x 512, fp8"
-        found.append(Case("rms_norm_rope_quant", shape, name, norm_rope_cast(16, "fp8", tuning)))
-    for heads, format in ((1, "fp8"), (16, "mxfp4"), (16, "nvfp4")):
-        shape = f"{MANY} x {heads} x 512, {format}"
-        found.append(
-            Case("rms_norm_rope_quant", shape, "table", norm_rope_cast(heads, format, None))
-        )
+    for format in ("fp8", "mxfp4", "nvfp4"):
+        shape = f"{MANY} x 16 x 512, {format}"
+        for tuning in (None, (2, 1), (8, 1), (8, 2), (16, 4)):
+            name = f"{tuning[0]} rows, {tuning[1]} warps" if tuning else "table"
+            found.append(
+                Case("rms_norm_rope_quant", shape, name, norm_rope_cast(16, format, tuning))
+            )
+    shape = f"{MANY} x 16 x 512, fp8"
+    for tuning in ((8, 4), (2, 1)):
+        name = f"{tuning[0]} rows, {tuning[1]} warps, one at a time"
+        build = norm_rope_cast(16, "fp8", tuning, False)
+        found.append(Case("rms_norm_rope_quant", shape, name, build))
+    for format in ("fp8", "nvfp4"):
+        shape = f"{MANY} x 1 x 512, {format}"
+        found.append(Case("rms_norm_rope_quant", shape, "table", norm_rope_cast(1, format, None)))
     found.append(Case("norm", "contract", "all", contract, check_only=True))
     return found

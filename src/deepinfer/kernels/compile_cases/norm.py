@@ -10,13 +10,15 @@ from deepinfer.kernels.configs import rows as configs
 
 __all__ = ["cases"]
 
+_FORMATS = ("fp8", "mxfp4", "nvfp4")
+
 
 def cases() -> list[CompileCase]:
     """The cases; needs Triton."""
     found = [_norm(5120, False), _norm(5120, True), _norm(1280, False, (90,))]
     found += [_norm(512, False, (90,)), _norm(7168, True, (90,))]
-    found += [_cast("fp8", chip) for chip in CHIPS] + [_cast("mxfp4", 90), _cast("nvfp4", 90)]
-    return found
+    found += [_cast(name, chip) for name in _FORMATS for chip in (80, 89)]
+    return found + [_pairs(name) for name in _FORMATS]
 
 
 def _norm(channels: int, add: bool, chips: tuple[int, ...] = CHIPS) -> CompileCase:
@@ -44,11 +46,37 @@ def _cast(format: str, chip: int) -> CompileCase:
     }  # fmt: skip
     constants: dict[str, Any] = {
         "CHANNELS": 512, "ROPE": 64, "HAS_NORM": True, "HAS_POSITIONS": True,
-        "FORMAT": ("fp8", "mxfp4", "nvfp4").index(format) + 1, "HARDWARE": level(chip),
+        "FORMAT": _FORMATS.index(format) + 1, "HARDWARE": level(chip),
         "ROWS": rows, "SPAN": 512 // group,
         "TURNED": 64 // group, "GROUP": group,
     }  # fmt: skip
     entry = f"512 channels, {format}{'' if chip >= 89 else ', e4m3 by integers'}"
     return row_case(
         "rms_norm_rope_quant", entry, norm_rope_cast_kernel, types, constants, warps, (chip,)
+    )
+
+
+def _pairs(format: str) -> CompileCase:
+    from deepinfer.kernels.triton.norm_pairs import norm_rope_pairs_kernel
+
+    group = 16 if format == "nvfp4" else 32
+    rows, warps = configs.norm_rope_pairs(512)
+    types = {
+        "x": "*i32", "gains": "*i32", "phases": "*i64", "positions": "*i64",
+        "q": "*i16" if format == "fp8" else "*u8", "scale": "*u8", "eps": "fp32",
+    }  # fmt: skip
+    constants: dict[str, Any] = {
+        "CHANNELS": 512, "ROPE": 64, "HAS_NORM": True, "HAS_POSITIONS": True, "FLAT": True,
+        "FORMAT": _FORMATS.index(format) + 1, "ROWS": rows, "SPAN": 512 // group,
+        "TURNED": 64 // group, "GROUP": group,
+    }  # fmt: skip
+    entry = f"512 channels, {format}, in pairs"
+    return row_case(
+        "rms_norm_rope_quant",
+        entry,
+        norm_rope_pairs_kernel,
+        types,
+        constants,
+        warps,
+        (90, 100, 120),
     )

@@ -22,7 +22,8 @@ def cases() -> list[CompileCase]:
     found += [_cast(3, 16, 89), _pairs(True, 32), _pairs(False, 16)]
     found += [_back(False, 1, 32, chip) for chip in CHIPS]
     found += [_back(True, 2, 16, 90), _back(False, 1, 128, 90)]
-    found += [_swiglu(1, 32, chip) for chip in CHIPS] + [_swiglu(0, 32, 90), _swiglu(2, 32, 90)]
+    found += [_swiglu(1, 32, chip) for chip in (80, 89)] + [_swiglu(0, 32, 90), _swiglu(2, 32, 80)]
+    found += [_swiglu_pairs(format, 16 if format == 3 else 32) for format in (1, 2, 3)]
     for rows, columns, chip in (
         *((32, 32, chip) for chip in CHIPS),
         (128, 128, 80),
@@ -53,6 +54,23 @@ def _pairs(power: bool, group: int) -> CompileCase:
     chips = (90, 100, 120)
     return row_case(
         "per_token_cast_to_fp4", entry, cast_pairs_kernel, types, constants, warps, chips
+    )
+
+
+def _swiglu_pairs(format: int, group: int) -> CompileCase:
+    from deepinfer.kernels.triton.swiglu_pairs import swiglu_pairs_kernel
+
+    groups, warps, mode = configs.swiglu(group)
+    constants: dict[str, Any] = {
+        "CHANNELS": 2304, "HAS_LIMIT": True, "HAS_WEIGHTS": True, "MODE": mode, "FORMAT": format,
+        "GROUPS": groups, "GROUP": group,
+    }  # fmt: skip
+    types = {**_BYTES, "x": "*i32", "weights": "*fp32", "limit": "fp32"}
+    types["q"] = "*i16" if format == 1 else "*u8"
+    entry = f"{('fp8', 'mxfp4', 'nvfp4')[format - 1]}, in pairs"
+    chips = (90, 100, 120)
+    return row_case(
+        "silu_and_mul_quant", entry, swiglu_pairs_kernel, types, constants, warps, chips
     )
 
 

@@ -14,6 +14,7 @@ __all__ = [
     "groups",
     "norm",
     "norm_rope_cast",
+    "norm_rope_pairs",
     "pairs",
     "pieces",
     "project",
@@ -54,6 +55,11 @@ def norm(channels: int) -> tuple[int, int]:
 def norm_rope_cast(channels: int) -> tuple[int, int]:
     """Rows and warps of the norm before rotation and cast."""
     return max(1, 4096 // _power_above(channels)), max(4, _power_above(channels) // 1024)
+
+
+def norm_rope_pairs(channels: int) -> tuple[int, int]:
+    """Rows and warps of the norm before rotation and cast, two values at a time."""
+    return max(1, 2048 // _power_above(channels)), 1
 
 
 def groups(group: int) -> tuple[int, int]:

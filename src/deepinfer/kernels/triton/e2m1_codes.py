@@ -1,4 +1,4 @@
-"""Codes of e2m1 two values at a time, for chips with packed bf16 arithmetic (compute capability 9.0)."""
+"""Codes of e2m1 four pairs at a time, for chips with packed arithmetic of half-wide numbers (compute capability 9.0)."""
 
 from __future__ import annotations
 
@@ -7,38 +7,40 @@ import triton.language as tl
 
 __all__ = ["packed", "power_pairs", "quotient_pairs"]
 
-# A code is the least of three numbers, each found by one addition that rounds to nearest even in steps of 0.5, 1 and 2:
-# round(2y), round(y) + 2 and round(y / 2) + 4. They are the last bits of 64 + y, 128 + y and 256 + y.
-_LEAST = tl.constexpr(
-    "add.rn.bf16x2 p, a, c; add.rn.bf16x2 q, a, d; add.rn.bf16x2 r, a, e; "
-    "sub.u32 q, q, 0x007E007E; sub.u32 r, r, 0x00FC00FC; min.u16x2 p, p, q; min.u16x2 p, p, r; "
-    "and.b32 p, p, 0x00070007; shr.u32 s, y, 12; and.b32 s, s, 0x00080008; or.b32 p, p, s; "
-    "shr.u32 s, p, 12; or.b32 $0, p, s; }"
-)
+# Times 2^-14 the codes are the leading bits of an fp16 number, zero and 0.5 included: three bits from bit 9 up. Bits below
+# them round to nearest, ties to even, as integers. Pairs z0 to z3 come out as the bytes of $0.
 _BEGIN = tl.constexpr(
-    "{ .reg .b32 y, a, c, d, e, p, q, r, s, z; mov.b32 c, 0x42804280; mov.b32 d, 0x43004300; "
-    "mov.b32 e, 0x43804380; mov.b32 z, 0; "
+    "{ .reg .b32 z0, z1, z2, z3, s, p, q; .reg .f32 a, b; .reg .b32 c; mov.b32 c, BOUND; "
 )
+_PAIR = tl.constexpr(
+    "shl.b32 s, WORD, 16; mov.b32 a, s; and.b32 s, WORD, 0xFFFF0000; mov.b32 b, s; mul.rn.f32 a, a, FACTOR; "
+    "mul.rn.f32 b, b, FACTOR; cvt.rn.f16x2.f32 Z, b, a; CLAMP.xorsign.abs.f16x2 Z, Z, c; "
+    "shr.u32 s, Z, 9; and.b32 s, s, 0x00010001; add.u32 Z, Z, s; add.u32 Z, Z, 0x00FF00FF; "
+)
+_BYTES = tl.constexpr(
+    "prmt.b32 p, z0, z1, 0x7351; prmt.b32 q, z2, z3, 0x7351; prmt.b32 s, p, q, 0x5410; "
+    "prmt.b32 p, p, q, 0x7632; shr.u32 q, s, 1; and.b32 q, q, 0x07070707; shr.u32 s, s, 4; "
+    "and.b32 s, s, 0x08080808; or.b32 q, q, s; and.b32 s, p, 0x80808080; or.b32 q, q, s; "
+    "shl.b32 p, p, 3; and.b32 p, p, 0x70707070; or.b32 $0, p, q; }"
+)
+
+
+def _four(clamp: str, bound: str) -> tl.constexpr:
+    """The instructions for words $1 to $4 and factors $5 to $8."""
+    pairs = "".join(
+        _PAIR.value.replace("WORD", f"${i + 1}")
+        .replace("FACTOR", f"${i + 5}")
+        .replace("Z", f"z{i}")
+        for i in range(4)
+    )
+    return tl.constexpr((_BEGIN.value + pairs).replace("CLAMP", clamp).replace("BOUND", bound) + _BYTES.value)  # fmt: skip
+
+
 # Not finite times zero is a positive NaN, and the larger of a NaN and zero is zero.
-_POWER = tl.constexpr(
-    _BEGIN.value + "mul.rn.bf16x2 y, $1, $2; abs.bf16x2 a, y; max.bf16x2 a, a, z; " + _LEAST.value
-)
-_TAKEN = tl.constexpr(
-    _BEGIN.value
-    + "mov.b32 y, $1; abs.bf16x2 a, y; mov.b32 z, 0x40C040C0; min.bf16x2 a, a, z; "
-    + _LEAST.value
-)
-
-
-@triton.jit
-def _sticky(v, inverse):
-    """Quotients of bf16 numbers and an e4m3 number, finite, as bf16 whose last bit says whether there was more.
-
-    The product with the inverse is wrong by two units at most, and no quotient that is not a tie is nearer to one than 2^-8
-    of it: rounding to 17 bits mends ties, and the last bit keeps all others from becoming one.
-    """
-    bits = (v * inverse).to(tl.int32, bitcast=True) + 64
-    return bits | ((bits & 0xFF80) + 0xFF80)
+_POWER = _four("max", "0")
+# A quotient by an e4m3 number that is no tie is 2^-8 of it away from one or more, as a tie has seven bits at most: so
+# neither the inverse, which may be wrong in its last bits, nor fp16 takes it there. 6 is the largest.
+_QUOTIENT = _four("min", "0x0E000E00")
 
 
 @triton.jit
@@ -54,21 +56,22 @@ def packed(v, GROUPS: tl.constexpr, GROUP: tl.constexpr):
 
 @triton.jit
 def power_pairs(w, inverse):
-    """Bytes of codes, with rubbish above the lowest byte, of pairs times a power of two, shape [groups]."""
-    half = inverse.to(tl.int32, bitcast=True)
-    half = (half | ((half >> 16) & 0xFFFF))[:, None]
+    """Bytes of codes of pairs times powers of two, of one shape but for ones."""
     return tl.inline_asm_elementwise(
-        _POWER, "=r,r,r", [w, tl.broadcast_to(half, w.shape)], dtype=tl.int32, is_pure=True, pack=1
-    )
+        _POWER, "=r,r,r,r,r,f,f,f,f", [w, tl.broadcast_to(inverse * 0.00006103515625, w.shape)],
+        dtype=tl.uint8, is_pure=True, pack=4,
+    )  # fmt: skip
 
 
 @triton.jit
 def quotient_pairs(w, divisor, broken):
-    """As `power_pairs`, of pairs divided by e4m3 numbers, shape [groups]; zero where a group is broken."""
-    inverse = tl.math.div_rn(1.0, tl.where(broken, 1.0, divisor))
-    inverse = tl.where(broken, 0.0, inverse)[:, None]
-    low = _sticky((w << 16).to(tl.float32, bitcast=True), inverse)
-    high = _sticky((w & -65536).to(tl.float32, bitcast=True), inverse)
-    both = ((low >> 16) & 0xFFFF) | (high & -65536)
-    pairs = tl.inline_asm_elementwise(_TAKEN, "=r,r", [both], dtype=tl.int32, is_pure=True, pack=1)
-    return pairs & tl.where(broken, 0, 0xFF)[:, None]
+    """As `power_pairs`, of pairs divided by e4m3 numbers; zero where a group is broken."""
+    inverse = tl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [divisor], dtype=tl.float32, is_pure=True, pack=1
+    )
+    kept = w & tl.where(broken, 0, -1)
+    inverse = tl.where(broken, 0.0, inverse * 0.00006103515625)
+    return tl.inline_asm_elementwise(
+        _QUOTIENT, "=r,r,r,r,r,f,f,f,f", [kept, tl.broadcast_to(inverse, w.shape)], dtype=tl.uint8,
+        is_pure=True, pack=4,
+    )  # fmt: skip

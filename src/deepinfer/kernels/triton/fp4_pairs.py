@@ -5,8 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deepinfer.kernels.triton.e2m1_codes import power_pairs, quotient_pairs
-from deepinfer.kernels.triton.small_floats import e4m3_scale, e4m3_values, power_scale
+from deepinfer.kernels.triton.bf16_pairs import pair_codes
 
 __all__ = ["cast_pairs_kernel"]
 
@@ -38,14 +37,7 @@ def cast_pairs_kernel(
     c = tl.arange(0, PAIRS)[None, :]
     inside = there[:, None] & (c < PAIRS)
     w = tl.load((x + row * x_row + at * PAIRS)[:, None] + c, mask=inside, other=0)
-    size = w & 0x7FFF7FFF
-    highest = tl.max(tl.maximum(size >> 16, size & 0xFFFF), axis=1) << 16
-    if POWER:
-        byte, inverse = power_scale(highest, 6.0, 7.052966104933725e-38)
-        pairs = power_pairs(w, inverse)
-    else:
-        byte = e4m3_scale(highest, True)
-        pairs = quotient_pairs(w, e4m3_values(byte, False), byte == 0x7F)
-    tl.store(scale + f, byte.to(tl.uint8), mask=there)
+    codes, byte = pair_codes(w, 2 if POWER else 3)
+    tl.store(scale + f[:, None], byte, mask=there[:, None])
     to = q + row * (CHANNELS // 2) + at * PAIRS
-    tl.store(to[:, None] + c, pairs.to(tl.uint8), mask=inside)
+    tl.store(to[:, None] + c, codes, mask=inside)

@@ -6,10 +6,12 @@ import torch
 import triton
 from torch import Tensor
 
+from deepinfer.kernels import contract
 from deepinfer.kernels.configs import rows as configs
 from deepinfer.kernels.triton.norms import norm_rope_cast_kernel, rms_norm_kernel
 from deepinfer.kernels.triton.quant_launch import hardware_level
 from deepinfer.kernels.triton.ropes import rope_kernel
+from deepinfer.kernels.triton.small_floats import E4M3_E8M0
 
 __all__ = ["norm_rope_cast", "rms_norm", "rope"]
 
@@ -44,6 +46,7 @@ def rms_norm(
 def norm_rope_cast(
     x: Tensor, weight: Tensor | None, eps: float, phases: Tensor | None, positions: Tensor | None,
     q: Tensor, scale: Tensor, format: int, group: int, tuning: tuple[int, int] | None = None,
+    pairs: bool = True,
 ) -> None:  # fmt: skip
     """RMS norm, rotation and cast of the heads of tokens.
 
@@ -58,10 +61,14 @@ def norm_rope_cast(
         format: As in `small_floats`.
         group: Channels of a group.
         tuning: Rows a program, and warps; None for those of the table.
+        pairs: Whether two values may go at a time where they can.
     """
     tokens, heads, channels = x.shape
-    rows, warps = tuning or configs.norm_rope_cast(channels)
     turned = 0 if phases is None else triton.cdiv(2 * phases.shape[1], group)
+    if pairs and _in_pairs(x, weight, phases, q):
+        _norm_rope_pairs(x, weight, eps, phases, positions, q, scale, format, group, turned, tuning)
+        return
+    rows, warps = tuning or configs.norm_rope_cast(channels)
     with torch.cuda.device_of(x):
         norm_rope_cast_kernel[(triton.cdiv(tokens * heads, rows),)](
             x, x if weight is None else weight, x if phases is None else phases,
@@ -70,6 +77,41 @@ def norm_rope_cast(
             HAS_NORM=weight is not None, HAS_POSITIONS=positions is not None, FORMAT=format,
             HARDWARE=hardware_level(x), ROWS=rows, SPAN=triton.next_power_of_2(channels // group),
             TURNED=triton.next_power_of_2(turned) if turned else 0, GROUP=group, num_warps=warps, enable_fp_fusion=False,
+        )  # fmt: skip
+
+
+def _in_pairs(x: Tensor, weight: Tensor | None, phases: Tensor | None, q: Tensor) -> bool:
+    """Whether bf16 can be read two at a time, on a chip that computes with pairs."""
+    if x.dtype != torch.bfloat16 or hardware_level(x) != 2 or not contract.has_gluon():
+        return False
+    aligned = (x.data_ptr() | q.data_ptr()) % 4 == 0 and (x.stride(0) | x.stride(1)) % 2 == 0
+    if weight is not None:
+        aligned = aligned and weight.dtype == torch.bfloat16 and weight.data_ptr() % 4 == 0
+    return aligned and (phases is None or phases.data_ptr() % 8 == 0)
+
+
+def _norm_rope_pairs(
+    x: Tensor, weight: Tensor | None, eps: float, phases: Tensor | None, positions: Tensor | None,
+    q: Tensor, scale: Tensor, format: int, group: int, turned: int, tuning: tuple[int, int] | None,
+) -> None:  # fmt: skip
+    from deepinfer.kernels.triton.norm_pairs import norm_rope_pairs_kernel
+
+    tokens, heads, channels = x.shape
+    rows, warps = tuning or configs.norm_rope_pairs(channels)
+    words = x.view(torch.int32)
+    flat = heads == 1 or x.stride(0) == heads * x.stride(1)
+    with torch.cuda.device_of(x):
+        norm_rope_pairs_kernel[(triton.cdiv(tokens * heads, rows),)](
+            words, words if weight is None else weight.view(torch.int32),
+            words if phases is None else phases.view(torch.int64),
+            words if positions is None else positions,
+            q.view(torch.int16) if format == E4M3_E8M0 else q, scale, tokens * heads, heads,
+            words.stride(0), words.stride(0 if heads == 1 else 1), eps, CHANNELS=channels,
+            ROPE=0 if phases is None else 2 * phases.shape[1], HAS_NORM=weight is not None,
+            HAS_POSITIONS=positions is not None, FLAT=flat, FORMAT=format, ROWS=rows,
+            SPAN=triton.next_power_of_2(channels // group),
+            TURNED=triton.next_power_of_2(turned) if turned else 0, GROUP=group, num_warps=warps,
+            enable_fp_fusion=False,
         )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from deepinfer.kernels.triton.quant_casts import (
 )
 from deepinfer.kernels.triton.small_floats import E2M1_E8M0, E4M3_E8M0
 from deepinfer.kernels.triton.swiglu_cast import swiglu_cast_kernel
+from deepinfer.kernels.triton.swiglu_pairs import swiglu_pairs_kernel
 
 __all__ = [
     "cast_back",
@@ -143,7 +144,7 @@ def cast_back(
 
 def swiglu_cast(
     x: Tensor, weights: Tensor | None, limit: float, q: Tensor, scale: Tensor, format: int, group: int,
-    tuning: tuple[int, int, int] | None = None,
+    tuning: tuple[int, int, int] | None = None, pairs: bool = True,
 ) -> None:  # fmt: skip
     """SwiGLU of rows, and its cast.
 
@@ -156,12 +157,24 @@ def swiglu_cast(
         format: As in `small_floats`, or 0 for no cast.
         group: Channels of a group, a power of two.
         tuning: Groups a program, warps, and how exact the steps are (1 fast, 2 as torch); None for those of the table.
+        pairs: Whether two values may go at a time where they can.
     """
     groups, warps, mode = tuning or configs.swiglu(group)
     if os.environ.get("TRITON_INTERPRET") == "1":
         mode = 0
     channels = x.shape[1] // 2
     total = x.shape[0] * (channels // group)
+    even = format and scale.dtype == torch.uint8 and q.data_ptr() % 2 == 0
+    if pairs and even and _in_pairs(x):
+        with torch.cuda.device_of(x):
+            swiglu_pairs_kernel[(triton.cdiv(total, groups),)](
+                x.view(torch.int32), x if weights is None else weights,
+                q.view(torch.int16) if format == E4M3_E8M0 else q, scale, total, x.stride(0) // 2, limit,
+                CHANNELS=channels, HAS_LIMIT=math.isfinite(limit), HAS_WEIGHTS=weights is not None,
+                MODE=mode, FORMAT=format, GROUPS=groups, GROUP=group, num_warps=warps,
+                enable_fp_fusion=False,
+            )  # fmt: skip
+        return
     with torch.cuda.device_of(x):
         swiglu_cast_kernel[(triton.cdiv(total, groups),)](
             x, x if weights is None else weights, q, scale, total, x.stride(0), limit,

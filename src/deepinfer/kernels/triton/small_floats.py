@@ -107,11 +107,15 @@ def through(v, kind, HARDWARE: tl.constexpr):
 def power_scale(highest, MOST: tl.constexpr, FLOOR: tl.constexpr):
     """Exponent byte of the smallest power of two that is at least highest / MOST, and its inverse.
 
-    Takes the bits of the largest magnitude. A group that is not finite has byte 255 and inverse 0.
+    Takes the bits of the largest magnitude. A group that is not finite has byte 255 and inverse 0. MOST is 448 or 6: 1.75
+    or 1.5 times a power of two, and the exponent is one more for numbers whose leading digits are above these.
     """
     broken = highest >= 0x7F800000
-    size = tl.maximum(tl.where(broken, 0, highest).to(tl.float32, bitcast=True), FLOOR)
-    exponent = (tl.math.div_rn(size, MOST).to(tl.int32, bitcast=True) + 0x7FFFFF) >> 23
+    SHIFT: tl.constexpr = 8 if MOST == 448.0 else 2
+    BELOW: tl.constexpr = 0x1FFFFF if MOST == 448.0 else 0x3FFFFF
+    # The bits of the smallest largest magnitude that counts.
+    LEAST: tl.constexpr = 0x38D1B717 if FLOOR == 1e-4 else 0x01C00000
+    exponent = ((tl.maximum(highest, LEAST) + BELOW) >> 23) - SHIFT
     inverse = tl.where(broken, 0, (254 - exponent) << 23).to(tl.float32, bitcast=True)
     return tl.where(broken, 255, exponent), inverse
 
@@ -121,7 +125,13 @@ def e4m3_scale(highest, HARDWARE: tl.constexpr):
     """Byte of the e4m3 number nearest to highest / 6, at most 448; 0x7F when the group is not finite."""
     broken = highest >= 0x7F800000
     size = tl.maximum(tl.where(broken, 0, highest).to(tl.float32, bitcast=True), 0.01171875)
-    code = e4m3_codes(tl.minimum(tl.math.div_rn(size, 6.0), 448.0), HARDWARE)
+    if HARDWARE:
+        # A product with the inverse, corrected by its exact remainder.
+        near = size * 0.16666667163372040
+        near = tl.fma(tl.fma(-near, 6.0, size), 0.16666667163372040, near)
+    else:
+        near = tl.math.div_rn(size, 6.0)
+    code = e4m3_codes(tl.minimum(near, 448.0), HARDWARE)
     return tl.where(broken, 0x7F, code).to(tl.uint8)
 
 
@@ -173,7 +183,7 @@ def write_groups(
             exponent, inverse = power_scale(highest, 6.0, 7.052966104933725e-38)
             tl.store(scale, exponent.to(tl.uint8), mask=there)
             if IN_PAIRS:
-                pairs = power_pairs(packed(v, GROUPS, GROUP), inverse)
+                pairs = power_pairs(packed(v, GROUPS, GROUP), inverse[:, None])
             else:
                 bits = e2m1_bits(v * inverse[:, None], NARROW)
                 pairs = e2m1_pairs(bits, GROUPS, GROUP)
@@ -182,7 +192,8 @@ def write_groups(
             tl.store(scale, byte, mask=there)
             divisor = e4m3_values(byte, False)
             if IN_PAIRS:
-                pairs = quotient_pairs(packed(v, GROUPS, GROUP), divisor, byte == 0x7F)
+                broken = byte == 0x7F
+                pairs = quotient_pairs(packed(v, GROUPS, GROUP), divisor[:, None], broken[:, None])
             else:
                 # Of the magnitude, because the correction of a quotient loses the sign of zero.
                 y = quotients(tl.abs(v), divisor[:, None], HARDWARE)

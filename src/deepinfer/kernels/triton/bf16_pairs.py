@@ -1,0 +1,79 @@
+"""Pairs of bf16 as int32, the even one in the low half: their values, and groups of them as codes and scales."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from deepinfer.kernels.triton.e2m1_codes import power_pairs, quotient_pairs
+from deepinfer.kernels.triton.small_floats import e4m3_scale, e4m3_values, power_scale
+
+__all__ = ["even", "highest_of", "odd", "pair_codes", "pair_of"]
+
+
+@triton.jit
+def even(w):
+    """The even values of pairs, in fp32."""
+    return (w << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def odd(w):
+    """The odd values of pairs, in fp32."""
+    return (w & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def pair_of(a, b):
+    """Pairs of fp32 values, each rounded to bf16."""
+    return tl.inline_asm_elementwise(
+        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def _larger(a, b):
+    return tl.inline_asm_elementwise(
+        "max.u16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def highest_of(w):
+    """Bits of the largest magnitude of pairs along the last axis, which stays, as fp32 numbers have them; NaN is the largest."""
+    both = tl.reduce(w & 0x7FFF7FFF, len(w.shape) - 1, _larger, keep_dims=True)
+    return tl.maximum(both & 0x7FFF0000, both << 16)
+
+
+@triton.jit
+def _e4m3_pairs(w, inverse):
+    """Two codes of e4m3 as int16, of pairs times a power of two."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 a, b; .reg .b32 c; shl.b32 c, $1, 16; mov.b32 a, c; and.b32 c, $1, 0xFFFF0000; "
+        "mov.b32 b, c; mul.rn.f32 a, a, $2; mul.rn.f32 b, b, $2; cvt.rn.satfinite.e4m3x2.f32 $0, b, a; }",
+        "=h,r,f", [w, tl.broadcast_to(inverse, w.shape)], dtype=tl.int16, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def pair_codes(w, FORMAT: tl.constexpr):
+    """Quantises groups of pairs, which lie on the last axis.
+
+    Args:
+        w: The pairs.
+        FORMAT: As in `small_floats`.
+
+    Returns:
+        Two codes of e4m3 as int16, or of e2m1 as uint8; bytes of the scales, with one on the last axis.
+    """
+    highest = highest_of(w)
+    if FORMAT == 1:
+        byte, inverse = power_scale(highest, 448.0, 1e-4)
+        codes = _e4m3_pairs(w, inverse)
+    elif FORMAT == 2:
+        byte, inverse = power_scale(highest, 6.0, 7.052966104933725e-38)
+        codes = power_pairs(w, inverse)
+    else:
+        byte = e4m3_scale(highest, 2)
+        codes = quotient_pairs(w, e4m3_values(byte, False), byte == 0x7F)
+    return codes, byte.to(tl.uint8)
