@@ -39,7 +39,24 @@ def verify(x: torch.Tensor, k: int, lengths: torch.Tensor, out: torch.Tensor) ->
         assert bool((out[r, len(best) :] == -1).all()), f"fill of row {r}"
 
 
-def select(dtype: torch.dtype, rows: int, n: int, k: int, kind: str, tuning: tuple[int, ...]):
+def shaped(x: torch.Tensor, data: str) -> torch.Tensor:
+    """Normal values, or what is hard to select from."""
+    if data == "equal":
+        return torch.full_like(x, 1.5)
+    if data == "few values":
+        return x.round()
+    if data == "positive parts":  # more zeros than there is room for
+        return (x.float() - 3).relu().to(x.dtype)
+    if data == "rising":
+        return torch.arange(x.shape[1], device="cuda").to(x.dtype).expand_as(x).contiguous()
+    if data == "a cluster":  # all winners are neighbours
+        x[:, x.shape[1] // 3 :][:, :4096] += 9
+    return x
+
+
+def select(
+    dtype: torch.dtype, rows: int, n: int, k: int, kind: str, tuning: tuple[int, ...], data: str
+):
     """Builds a selection by one of the kernels, or by the table."""
 
     def build(small: bool) -> Built:
@@ -47,7 +64,7 @@ def select(dtype: torch.dtype, rows: int, n: int, k: int, kind: str, tuning: tup
         from deepinfer.kernels.triton import topk_launch as launch
 
         count = 18 if small else rows
-        x = torch.randn(count, n, device="cuda").to(dtype)
+        x = shaped(torch.randn(count, n, device="cuda").to(dtype), data)
         lengths = spoil(x, k) if small else None
         wide = torch.full((count, k + 9), -7, device="cuda", dtype=torch.int32)
         out = wide[:, 5 : 5 + k]
@@ -87,7 +104,7 @@ def select(dtype: torch.dtype, rows: int, n: int, k: int, kind: str, tuning: tup
 
             return lambda: flashinfer.top_k(x, k)
 
-        peers = {"torch": torch_peer, "flashinfer": flashinfer_peer}
+        peers = {} if data else {"torch": torch_peer, "flashinfer": flashinfer_peer}
         size = count * (n * x.itemsize + 4 * k)
         return Built(run, check, size_bytes=size, peers=peers)
 
@@ -159,59 +176,91 @@ def blocks(rows: int, n: int):
 
 
 def case(
-    dtype: torch.dtype, rows: int, n: int, k: int, kind: str, tuning: tuple[int, ...] = ()
+    dtype: torch.dtype,
+    rows: int,
+    n: int,
+    k: int,
+    kind: str,
+    tuning: tuple[int, ...] = (),
+    data: str = "",
 ) -> Case:
     """A case by its parts."""
     return Case(
         "topk",
-        f"{NAMES[dtype]} {rows}x{n} k {k}",
+        f"{NAMES[dtype]} {rows}x{n} k {k}" + (f", {data}" if data else ""),
         " ".join([kind, *map(str, tuning)]),
-        select(dtype, rows, n, k, kind, tuning),
+        select(dtype, rows, n, k, kind, tuning, data),
     )
+
+
+GROUPS = {
+    (torch.bfloat16, 64, 131072, 512): (
+        (16, 4096, 4, 2048, 1024, 3, 8, True),
+        (16, 4096, 4, 2048, 1024, 3, 4, True),
+        (16, 4096, 4, 4096, 1024, 2, 16, True),
+        (16, 8192, 8, 2048, 1024, 3, 8, True),
+        (32, 4096, 4, 2048, 1024, 3, 8, True),
+    ),
+    (torch.float32, 64, 129280, 512): (
+        (16, 4096, 4, 2048, 1024, 3, 8, True),
+        (16, 8192, 8, 2048, 1024, 3, 8, True),
+        (32, 4096, 4, 2048, 1024, 3, 8, True),
+    ),
+    (torch.bfloat16, 768, 65536, 1024): (
+        (16, 4096, 4, 4096, 2048, 1, 8, True, 128),
+        (8, 4096, 4, 4096, 2048, 2, 8, False, 128),
+        (16, 4096, 4, 2048, 2048, 1, 8, False, 80),
+        (16, 4096, 4, 2048, 2048, 1, 4, False, 96),
+    ),
+    (torch.bfloat16, 256, 32768, 2048): (
+        (4, 4096, 4, 4096, 4096, 2, 8, True, 128),
+        (8, 4096, 4, 4096, 4096, 2, 8, True, 128),
+        (8, 4096, 4, 4096, 4096, 2, 16, True, 64),
+    ),
+    (torch.bfloat16, 64, 131072, 4096): ((8, 4096, 4, 8192, 8192, 2, 16, True),),
+    (torch.bfloat16, 64, 131072, 2048): (
+        (8, 4096, 4, 4096, 4096, 2, 16, True),
+        (16, 4096, 4, 4096, 4096, 1, 16, True),
+    ),
+    (torch.bfloat16, 64, 1048576, 1024): ((64, 16384, 8, 4096, 2048, 1, 16, True),),
+    (torch.float32, 6, 1048576, 512): (
+        (64, 16384, 8, 2048, 1024, 3, 8, True),
+        (64, 4096, 4, 4096, 1024, 1, 16, True),
+    ),
+    (torch.bfloat16, 1024, 32768, 512): (
+        (16, 4096, 4, 2048, 1024, 1, 4, True, 96),
+        (8, 4096, 4, 2048, 1024, 2, 4, False, 112),
+    ),
+}
+WIDE = {
+    (torch.float32, 256, 4096, 512): ((4096, 4096, 4), (4096, 4096, 16), (1024, 1024, 8)),
+    (torch.bfloat16, 256, 256, 64): ((256, 256, 2),),
+    (torch.bfloat16, 4096, 8192, 512): ((1024, 1024, 8, 64), (8192, 8192, 8)),
+    (torch.float32, 4096, 16384, 512): ((1024, 1024, 8, 64),),
+    (torch.bfloat16, 256, 32768, 2048): ((4096, 4096, 16, 64),),
+    (torch.bfloat16, 768, 65536, 1024): ((2048, 2048, 8, 64),),
+    (torch.bfloat16, 4096, 1024, 512): ((1024, 1024, 2),),
+}
 
 
 def cases() -> list[Case]:
-    """The shapes of the goals with several tunings, then a sweep by the table."""
+    """The shapes of the goals by the table and with other sizes, the plane by the table, rows that are hard."""
     b, f = torch.bfloat16, torch.float32
     found = []
-    long = [
-        (16, 4096, 4, 1024, 3, 8, 0, 4, True),
-        (16, 4096, 4, 1024, 3, 8, 0, 4, False),
-        (16, 4096, 4, 1024, 4, 8, 0, 8, False),
-        (16, 4096, 4, 2048, 3, 8, 0, 3, True),
-        (16, 4096, 4, 1024, 2, 16, 0, 4, True),
-        (16, 2048, 4, 1024, 3, 8, 0, 4, True),
-        (16, 8192, 8, 1024, 3, 8, 0, 4, True),
-        (8, 4096, 4, 1024, 3, 8, 0, 4, True),
-        (16, 4096, 4, 1024, 3, 8, 128, 4, True),
-    ]
-    for dtype, n in ((b, 131072), (f, 129280)):
-        found += [case(dtype, 64, n, 512, "groups", t) for t in long]
-        found.append(case(dtype, 64, n, 512, "wide", (1024, 1024, 16)))
-    middle = (
-        (16, 4096, 4, 1024, 2, 4, 96, 4, False),
-        (16, 4096, 4, 1024, 3, 4, 128, 4, False),
-        (8, 4096, 4, 1024, 4, 4, 128, 4, False),
-        (8, 4096, 4, 1024, 2, 4, 96, 4, True),
-        (8, 2048, 4, 1024, 2, 4, 96, 4, False),
-    )
-    found += [case(b, 1024, 32768, 512, "groups", t) for t in middle]
-    found.append(case(b, 1024, 32768, 512, "wide", (1024, 1024, 8)))
-    found.append(case(b, 4096, 8192, 512, "wide", (1024, 1024, 4)))
-    found.append(case(f, 4096, 16384, 512, "groups", (8, 4096, 4, 1024, 2, 4, 96, 4, False)))
-    found.append(case(f, 4096, 16384, 512, "wide", (1024, 1024, 4)))
-    for t in ((32, 4096, 4, 1024, 1, 16, 0, 4, True), (64, 8192, 8, 1024, 1, 8, 0, 4, True)):
-        found += [case(f, 64, 1048576, 512, "groups", t), case(b, 64, 1048576, 512, "groups", t)]
-    for t in ((16, 4096, 4, 4096, 2, 16, 0, 6, True), (8, 4096, 4, 4096, 2, 16, 0, 6, True)):
-        found.append(case(b, 64, 131072, 2048, "groups", t))
-    found.append(case(b, 64, 131072, 2048, "wide", (4096, 4096, 16)))
-    sweep = [
-        (b, 256, 256, 64), (b, 4096, 1024, 512), (f, 256, 4096, 512), (f, 4096, 16384, 512),
-        (b, 6, 65536, 512), (b, 768, 65536, 1024), (f, 6, 1048576, 512), (b, 64, 1048576, 1024),
-        (b, 256, 32768, 2048), (b, 64, 131072, 4096), (f, 64, 129280, 64), (b, 1, 131072, 512),
-        (b, 64, 131072, 512), (b, 1024, 32768, 512), (b, 4096, 8192, 512), (f, 64, 129280, 512),
+    for shape in [*GROUPS, *(w for w in WIDE if w not in GROUPS)]:
+        found.append(case(*shape, "table"))
+        found += [case(*shape, "groups", t) for t in GROUPS.get(shape, ())]
+        found += [case(*shape, "wide", t) for t in WIDE.get(shape, ())]
+    for data in ("equal", "few values", "positive parts", "rising", "a cluster"):
+        for shape in ((b, 64, 131072, 512), (f, 64, 129280, 512), (b, 4096, 8192, 512)):
+            found.append(case(*shape, "table", data=data))
+    plane = [
+        (b, 1, 131072, 512), (b, 6, 65536, 512), (f, 64, 129280, 64), (f, 256, 16384, 512),
+        (b, 512, 262144, 1024), (f, 768, 32768, 512), (b, 4096, 65536, 512), (b, 1, 8192, 512),
+        (b, 4096, 256, 64), (f, 64, 1048576, 512), (f, 4096, 4096, 512), (b, 64, 8192, 4096),
+        (b, 256, 16384, 2048), (b, 64, 32768, 512),
     ]  # fmt: skip
-    found += [case(*shape, "table") for shape in sweep]
+    found += [case(*shape, "table") for shape in plane]
     for rows in (512, 8192):
         found.append(Case("topk_to_physical_indices", f"{rows}x512", "table", slots(rows, 512)))
     found.append(Case("candidate_block_max", "4096x16384 by 8", "table", blocks(4096, 16384)))

@@ -155,25 +155,41 @@ def test_candidates_are_those_of_the_model() -> None:
     assert torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize("k", [1, 512, 513, 1024, 2048])
+@pytest.mark.parametrize("k", [1, 512, 513, 1024, 2048, 4096])
 @pytest.mark.parametrize("n", [32768, 50000, 129280, 131072, 262144, 1048576])
 def test_the_table_holds_what_selection_by_groups_asks_for(n, k) -> None:
-    for rows_, item_bytes in ((1, 2), (64, 4), (2000, 4)):
+    for rows_, item_bytes in ((1, 2), (64, 4), (256, 2), (2000, 4)):
         sizes = configs.lookup_by_groups(rows_, n, k, item_bytes)
         if sizes is None:
             continue
-        group, block, _, capacity, tiles, warps, *_ = sizes
-        coarse = 256 * warps  # groups that the bound is searched in
+        group, block, _, coarse, capacity, tiles, warps, *_ = sizes
         everything = max(1 << (-(-n // group) - 1).bit_length(), coarse)
         assert coarse >= 2 * k
         assert capacity >= 2 * k
-        assert min(coarse, capacity) // (32 * warps) in (1, 2, 4, 8)
+        assert coarse // (256 * warps) in (1, 2)
+        assert min(256 * warps, capacity) // (32 * warps) in (1, 2, 4, 8)
         assert everything // coarse in (1, 2, 4, 8, 16)
+        assert (
+            everything // (256 * warps) <= 8
+        )  # of 8 maxima a thread: more do not fit into registers
+        assert capacity // (32 * warps) <= 32
         assert block % group == 0
         assert tiles <= 4
-        assert 32 * warps * max(group, 8) < 1 << 16  # four counts share an integer
-    assert configs.lookup_by_groups(64, n, 4096, 2) is None
+        assert 32 * warps * max(min(group, 16), 8) < 1 << 16  # four counts share an integer
     assert configs.lookup_by_groups(64, (1 << 20) + 1, k, 2) is None
+
+
+@pytest.mark.parametrize("k", [1, 64, 512, 513, 2048, 4096])
+@pytest.mark.parametrize("n", [5, 256, 1000, 4096, 8192, 16384, 65536, 1 << 21])
+def test_the_table_holds_what_a_program_a_row_asks_for(n, k) -> None:
+    for rows_ in (1, 264, 265, 4096):
+        groups, capacity, warps, _ = configs.lookup_wide(rows_, n, k)
+        assert capacity // (32 * warps) in (2, 4, 8, 16)
+        assert warps <= 32
+        if n > capacity:
+            assert groups >= 2 * k
+            assert capacity >= 2 * k
+            assert groups // (32 * warps) in (1, 2, 4, 8)
 
 
 def test_sorted_by_value() -> None:

@@ -270,7 +270,7 @@ def _wide_refusal(x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: 
 def _wide(x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: int) -> None:
     from deepinfer.kernels.triton import topk_launch as launch
 
-    tuning = launch.WideTuning(*configs.lookup_wide(x.shape[1], k))
+    tuning = launch.WideTuning(*configs.lookup_wide(x.shape[0], x.shape[1], k))
     with torch.cuda.device(x.device):
         launch.topk_wide(x, k, None if lengths is None else lengths.contiguous(), out, fill, tuning)
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from deepinfer.kernels.codegen import CHIPS, CompileCase
 from deepinfer.kernels.configs import topk as configs
+
+if TYPE_CHECKING:
+    from deepinfer.kernels.triton.topk_launch import ByGroupsTuning
 
 __all__ = ["cases"]
 
@@ -14,16 +20,18 @@ def cases() -> list[CompileCase]:
     """One entry of each kernel and dtype on every chip, the others on Hopper."""
     found: list[CompileCase] = []
     chips: tuple[int, ...]
-    for bits, n, k, chips in (
-        (16, 131072, 512, (80, 90, 120)),
-        (32, 129280, 512, (90,)),
-        (16, 32768, 512, (90,)),
-        (32, 1048576, 512, (90,)),
-        (16, 131072, 2048, (90,)),
+    for bits, rows, n, k, chips in (
+        (16, 64, 131072, 512, (80, 90, 120)),
+        (32, 64, 129280, 512, (90,)),
+        (16, 1024, 32768, 512, (90,)),
+        (16, 768, 65536, 1024, (90,)),
+        (32, 6, 1048576, 512, (90,)),
+        (16, 64, 131072, 4096, (90,)),
     ):
-        entry = f"{'bf16' if bits == 16 else 'fp32'} {n} k {k}"
-        found.append(_maxima(bits, n, k, chips, entry))
-        found.append(_by_groups(bits, n, k, chips, f"{entry}, by groups"))
+        entry = f"{'bf16' if bits == 16 else 'fp32'} {rows} x {n} k {k}"
+        found.append(_maxima(bits, rows, n, k, chips, entry))
+        found.append(_by_groups(bits, rows, n, k, chips, f"{entry}, by groups"))
+    found.append(_early())
     found.append(_grouped(16, 131072, 512, (90,), "bf16 131072 k 512"))
     for bits, n, k, chips in (
         (16, 131072, 512, CHIPS),
@@ -32,14 +40,15 @@ def cases() -> list[CompileCase]:
     ):
         entry = f"{'bf16' if bits == 16 else 'fp32'} {n} k {k}"
         found.append(_select(bits, n, k, chips, entry))
-    for bits, n, k, chips in (
-        (16, 8192, 512, (80, 90, 120)),
-        (32, 8192, 512, (90,)),
-        (16, 32768, 4096, (90,)),
+    for bits, rows, n, k, chips in (
+        (16, 4096, 8192, 512, (80, 90, 120)),
+        (32, 4096, 16384, 512, (90,)),
+        (16, 512, 16384, 4096, (90,)),
+        (16, 256, 256, 64, (90,)),
+        (32, 256, 4096, 512, (90,)),
     ):
-        found.append(
-            _wide(bits, n, k, chips, f"{'bf16' if bits == 16 else 'fp32'} {n} k {k}, wide")
-        )
+        entry = f"{'bf16' if bits == 16 else 'fp32'} {rows} x {n} k {k}, wide"
+        found.append(_wide(bits, rows, n, k, chips, entry))
     return found
 
 
@@ -49,26 +58,25 @@ def _signature(bits: int, *integers: str) -> dict[str, str]:
             **dict.fromkeys(integers, "i32")}  # fmt: skip
 
 
-def _maxima(bits: int, n: int, k: int, chips: tuple[int, ...], entry: str) -> CompileCase:
+def _tuning(bits: int, rows: int, n: int, k: int) -> ByGroupsTuning:
+    from deepinfer.kernels.triton.topk_launch import ByGroupsTuning
+
+    sizes = configs.lookup_by_groups(rows, n, k, bits // 8)
+    return ByGroupsTuning(*(sizes or (16, 4096, 4, 2048, 1024, 3, 8)))
+
+
+def _maxima(
+    bits: int, rows: int, n: int, k: int, chips: tuple[int, ...], entry: str
+) -> CompileCase:
     from deepinfer.kernels.triton.topk_select import group_maxima_kernel
 
-    sizes = configs.lookup_by_groups(64, n, k, bits // 8) or (
-        16,
-        4096,
-        4,
-        1024,
-        3,
-        8,
-        0,
-        4,
-        False,
-    )
+    tuning = _tuning(bits, rows, n, k)
     return CompileCase(
         "topk", f"{entry}, maxima", group_maxima_kernel,
         {"x": "*i16" if bits == 16 else "*i32", "lengths": "*i32", "maxima": "*fp32",
          **dict.fromkeys(("n", "chunks", "least_length", "stride_x", "stride_maxima"), "i32")},
-        {"HAS_LENGTHS": True, "BITS": bits, "BLOCK": sizes[1], "GROUP": sizes[0], "EARLY": False},
-        ("x", "maxima", "stride_x", "stride_maxima"), {"num_warps": sizes[2]}, chips,
+        {"HAS_LENGTHS": True, "BITS": bits, "BLOCK": tuning.block, "GROUP": tuning.group, "EARLY": False},
+        ("x", "maxima", "stride_x", "stride_maxima"), {"num_warps": tuning.block_warps}, chips,
     )  # fmt: skip
 
 
@@ -86,12 +94,26 @@ def _grouped(bits: int, n: int, k: int, chips: tuple[int, ...], entry: str) -> C
     )  # fmt: skip
 
 
-def _by_groups(bits: int, n: int, k: int, chips: tuple[int, ...], entry: str) -> CompileCase:
+def _by_groups(
+    bits: int, rows: int, n: int, k: int, chips: tuple[int, ...], entry: str
+) -> CompileCase:
+    return _by_groups_case(_tuning(bits, rows, n, k), bits, n, chips, entry)
+
+
+def _early() -> CompileCase:
+    """What only Hopper and later chips take: a launch before the end of the one before it."""
+    tuning = replace(_tuning(16, 64, 131072, 512), early=True)
+    return _by_groups_case(
+        tuning, 16, 131072, (90, 120), "bf16 64 x 131072 k 512, by groups, early"
+    )
+
+
+def _by_groups_case(
+    tuning: ByGroupsTuning, bits: int, n: int, chips: tuple[int, ...], entry: str
+) -> CompileCase:
     from deepinfer.kernels.triton import topk_launch as launch
     from deepinfer.kernels.triton.topk_grouped import topk_by_groups_kernel
 
-    sizes = configs.lookup_by_groups(64, n, k, bits // 8)
-    tuning = launch.ByGroupsTuning(*(sizes or (16, 4096, 4, 1024, 3, 8, 0, 4, False)))
     integers = ("n", "k", "fill", "least_length", "stride_x", "stride_out", "stride_maxima")
     pointer = "*i16" if bits == 16 else "*i32"
     limit = {"maxnreg": tuning.max_registers} if tuning.max_registers else {}
@@ -101,7 +123,7 @@ def _by_groups(bits: int, n: int, k: int, chips: tuple[int, ...], entry: str) ->
          **dict.fromkeys(integers, "i32")},
         {"HAS_LENGTHS": True, "BITS": bits, **launch.by_groups_constants(tuning, n)},
         ("x", "lengths", "out", "maxima", "groups_of", "found", "stride_x", "stride_out", "stride_maxima"),
-        {"num_warps": tuning.num_warps, **limit}, chips, stack_bytes=128,
+        {"num_warps": tuning.num_warps, **limit}, chips, stack_bytes=64,
     )  # fmt: skip
 
 
@@ -118,12 +140,15 @@ def _select(bits: int, n: int, k: int, chips: tuple[int, ...], entry: str) -> Co
     )  # fmt: skip
 
 
-def _wide(bits: int, n: int, k: int, chips: tuple[int, ...], entry: str) -> CompileCase:
+def _wide(bits: int, rows: int, n: int, k: int, chips: tuple[int, ...], entry: str) -> CompileCase:
     from deepinfer.kernels.triton.topk_wide import topk_wide_kernel
 
-    groups, capacity, warps = configs.lookup_wide(n, k)
+    groups, capacity, warps, registers = configs.lookup_wide(rows, n, k)
     return CompileCase(
-        "topk", entry, topk_wide_kernel, _signature(bits, "n", "k", "fill", "stride_x", "stride_out"),
-        {"HAS_LENGTHS": True, "BITS": bits, "GROUPS": groups, "CAPACITY": capacity},
-        _ALIGNED, {"num_warps": warps}, chips, stack_bytes=128,
+        "topk", entry, topk_wide_kernel,
+        {"x": "*i16" if bits == 16 else "*i32", "lengths": "*i32", "out": "*i32", "found": "*i64",
+         **dict.fromkeys(("n", "k", "fill", "stride_x", "stride_out"), "i32")},
+        {"HAS_LENGTHS": True, "BITS": bits, "GROUPS": groups, "CAPACITY": capacity, "SHORT": n <= capacity},
+        ("x", "lengths", "out", "found", "stride_x", "stride_out"),
+        {"num_warps": warps, **({"maxnreg": registers} if registers else {})}, chips, stack_bytes=64,
     )  # fmt: skip

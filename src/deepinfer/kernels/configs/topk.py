@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+_PROCESSORS = 132
+
 __all__ = ["lookup", "lookup_by_groups", "lookup_grouped", "lookup_wide"]
 
 
@@ -26,21 +28,26 @@ def lookup(rows: int, n: int, k: int) -> tuple[int, int, int, int]:
     return max(4096, capacity), capacity, capacity, 16
 
 
-def lookup_wide(n: int, k: int) -> tuple[int, int, int]:
-    """Groups, capacity and warps where registers are set by hand.
+def lookup_wide(rows: int, n: int, k: int) -> tuple[int, int, int, int]:
+    """Groups, capacity, warps and registers where registers are set by hand.
 
     Args:
+        rows: Rows.
         n: Elements of a row.
         k: How many are selected.
 
     Returns:
         In the order of the tuning's fields.
     """
-    groups = 1024
-    while groups < 2 * k:
-        groups *= 2
-    warps = 4 if n <= 16384 else 8 if n <= 65536 else 16
-    return groups, groups, max(warps, groups // 256)
+    few = rows <= 2 * _PROCESSORS
+    if n <= (8192 if few else 2048):
+        # A row is held whole, 8 or 16 elements a thread.
+        held = max(256, _power(n))
+        return held, held, held // (256 if held <= 1024 else 512), 0
+    groups = max(1024, _power(2 * k))
+    warps = 4 if n <= 16384 and not few else 8 if n <= 65536 else 16
+    warps = max(warps, groups // 256)
+    return groups, groups, warps, 64 if warps < 32 and rows > _PROCESSORS else 0
 
 
 def lookup_grouped(n: int, k: int) -> tuple[int, int, int, int, int, int, int] | None:
@@ -67,8 +74,11 @@ def lookup_grouped(n: int, k: int) -> tuple[int, int, int, int, int, int, int] |
 
 def lookup_by_groups(
     rows: int, n: int, k: int, item_bytes: int
-) -> tuple[int, int, int, int, int, int, int, int, bool] | None:
+) -> tuple[int, int, int, int, int, int, int, bool, int] | None:
     """Sizes where the maxima of small groups are made first and registers are set by hand.
+
+    The second program reads n / group maxima, and about 1.1 * k * group elements: a group of sqrt(n / (1.1 * k)) makes
+    the sum least.
 
     Args:
         rows: Rows.
@@ -79,24 +89,41 @@ def lookup_by_groups(
     Returns:
         In the order of the tuning's fields; None where a program a row does better.
     """
-    if k > 2048 or not 32768 <= n <= 1 << 20 or (rows > 256 and n * item_bytes < 65536):
+    if not 32768 <= n <= 1 << 20 or (rows > 2 * _PROCESSORS and n * item_bytes < 65536):
         return None
+    group = 4
+    while group < 64 and 2.2 * k * group * group < n:
+        group *= 2
+    few = rows <= _PROCESSORS
+    while group < 64 and (n // group > 16384 or (not few and n // group >= max(4096, 8 * k))):
+        group *= 2
+    coarse = max(2048, min(4096, _power(4 * k)), _power(2 * k))
+    warps = 8 if few else 4
     if k > 512:
-        return (16 if n <= 262144 else 64), 4096, 4, 2 * _power(k), 2, 16, 0, 8, False
-    if n <= 32768:
-        return 16, 4096, 4, 1024, 2, 4, 96, 8, False
-    if n <= 262144:
-        return 16, 4096, 4, 1024, 4, 8, 0, 8, False
+        warps = 16 if few or k > 2048 else 8
+    # With fewer registers a thread holds 32 maxima, else 64.
+    while warps < 16 and 256 * warps * (8 if few else 4) < _power(-(-n // group)):
+        warps *= 2
+    coarse = max(coarse, 256 * warps)
+    block, block_warps = (16384, 8) if n > 262144 else (4096, 4)
+    capacity = max(1024, _power(2 * k))
+    tiles = 3 if few and warps == 8 else 1 if group > 8 else 2
     return (
-        (32, 16384, 8, 1024, 1, 16, 0, 8, False)
-        if item_bytes == 2
-        else (64, 16384, 8, 1024, 1, 8, 0, 8, False)
+        group,
+        block,
+        block_warps,
+        coarse,
+        capacity,
+        tiles,
+        warps,
+        False,
+        0 if few else 96 if warps == 4 else 128,
     )
 
 
-def _power(k: int) -> int:
-    """The power of two that is not below k, 512 at least."""
-    found = 512
-    while found < k:
+def _power(n: int) -> int:
+    """The power of two that is not below n."""
+    found = 1
+    while found < n:
         found *= 2
     return found

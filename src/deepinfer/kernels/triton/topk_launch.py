@@ -52,13 +52,15 @@ class WideTuning:
 
     Attributes:
         groups: Disjoint groups whose maxima bound the k-th largest value: 32, 64, 128 or 256 a warp, and k at least.
-        capacity: Elements gathered for the exact search, a power of two; more than k.
+        capacity: Elements gathered for the exact search, a power of two; more than k. Shorter rows are held whole.
         num_warps: Warps a row.
+        max_registers: Of a thread; 0 for as many as it wants.
     """
 
     groups: int
     capacity: int
     num_warps: int
+    max_registers: int = 0
 
 
 @dataclass(frozen=True)
@@ -140,26 +142,26 @@ class ByGroupsTuning:
     """How long rows are searched by `topk_by_groups`.
 
     Attributes:
-        group: Neighbours of which the maximum is kept, 8 or 16.
+        group: Neighbours of which the maximum is kept, a power of two from 4 on.
         block: Elements of a program that makes maxima, a power of two.
         block_warps: Its warps.
+        coarse: Groups that groups are joined to for the bound, a power of two: 2 * k, 256 * num_warps at least.
         capacity: Elements gathered for the exact search, a power of two; more than k.
-        tiles: Groups that a thread gathers at once, up to 4.
-        num_warps: Warps a row: 256 * num_warps is 2 * k at least.
-        max_registers: Of a thread of the program that selects; 0 for as many as it wants.
-        steps: Pairs of bits to which the bound is found; a coarse bound lets more elements pass.
+        tiles: Parts of groups that a thread gathers at once, up to 4.
+        num_warps: Warps a row.
         early: Whether the program that selects may begin before all maxima are made, and wait for them (Hopper).
+        max_registers: Of a thread of the program that selects; 0 for as many as it wants.
     """
 
     group: int
     block: int
     block_warps: int
+    coarse: int
     capacity: int
     tiles: int
     num_warps: int
-    max_registers: int = 0
-    steps: int = 4
     early: bool = False
+    max_registers: int = 0
 
 
 def by_groups_constants(tuning: ByGroupsTuning, n: int) -> dict[str, int]:
@@ -169,12 +171,15 @@ def by_groups_constants(tuning: ByGroupsTuning, n: int) -> dict[str, int]:
         tuning: Sizes.
         n: Elements of a row.
     """
-    coarse = 256 * tuning.num_warps
     count = triton.next_power_of_2(triton.cdiv(n, tuning.group))
     return {
-        "GROUPS": min(coarse, tuning.capacity), "CAPACITY": tuning.capacity, "GROUP": tuning.group,
-        "ALL": max(count, coarse), "TILES": tuning.tiles, "STEPS": tuning.steps, "EARLY": tuning.early,
+        "GROUPS": min(256 * tuning.num_warps, tuning.capacity), "CAPACITY": tuning.capacity, "GROUP": tuning.group,
+        "ALL": max(count, tuning.coarse), "COARSE": tuning.coarse, "TILES": tuning.tiles, "EARLY": tuning.early,
     }  # fmt: skip
+
+
+def _limit(registers: int) -> dict[str, int]:
+    return {"maxnreg": registers} if registers else {}
 
 
 def topk_by_groups(
@@ -196,7 +201,8 @@ def topk_by_groups(
     bits = 8 * x.itemsize
     raw = x.view(torch.int16 if bits == 16 else torch.int32)
     chunks = triton.cdiv(n, tuning.block)
-    sizes = by_groups_constants(tuning, n)
+    early = tuning.early and torch.cuda.get_device_capability(x.device) >= (9, 0)
+    sizes = by_groups_constants(tuning, n) | {"EARLY": early}
     width = max(sizes["ALL"], chunks * tuning.block // tuning.group)
     maxima = torch.empty((rows, width), dtype=raw.dtype, device=x.device)
     groups = torch.empty((rows, sizes["ALL"]), dtype=torch.int32, device=x.device)
@@ -207,12 +213,11 @@ def topk_by_groups(
     flags = {"HAS_LENGTHS": lengths is not None, "BITS": bits}
     group_maxima_kernel[(rows * chunks,)](
         raw, given, maxima, n, chunks, least, x.stride(0), width, **flags,
-        BLOCK=tuning.block, GROUP=tuning.group, EARLY=tuning.early, num_warps=tuning.block_warps,
+        BLOCK=tuning.block, GROUP=tuning.group, EARLY=early, num_warps=tuning.block_warps,
     )  # fmt: skip
-    limit = {"maxnreg": tuning.max_registers} if tuning.max_registers else {}
     topk_by_groups_kernel[(rows,)](
         raw, given, out, maxima, groups, found, n, k, fill, least, x.stride(0), out.stride(0), width, **flags,
-        **sizes, num_warps=tuning.num_warps, launch_pdl=tuning.early, **limit,
+        **sizes, num_warps=tuning.num_warps, launch_pdl=early, **_limit(tuning.max_registers),
     )  # fmt: skip
 
 
@@ -233,7 +238,10 @@ def topk_wide(
 
     rows, n = x.shape
     bits = 8 * x.itemsize
-    scratch = torch.empty((rows, tuning.capacity), dtype=torch.int32, device=x.device)
+    short = n <= tuning.capacity
+    scratch = torch.empty(
+        (0 if short else rows, tuning.capacity), dtype=torch.int64, device=x.device
+    )
     topk_wide_kernel[(rows,)](
         x.view(torch.int16 if bits == 16 else torch.int32),
         lengths if lengths is not None else out,
@@ -248,7 +256,9 @@ def topk_wide(
         BITS=bits,
         GROUPS=tuning.groups,
         CAPACITY=tuning.capacity,
+        SHORT=short,
         num_warps=tuning.num_warps,
+        **_limit(tuning.max_registers),
     )
 
 

@@ -65,7 +65,7 @@ def group_maxima_kernel(
     x, lengths, maxima, n, chunks, least_length, stride_x, stride_maxima,
     HAS_LENGTHS: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Maxima of groups of neighbours, as bits of the dtype; rows shorter than `least_length` are left out.
+    """Maxima of groups of neighbours, as bits of the dtype, NaN where all are; rows below `least_length` are left out.
 
     EARLY: the next kernel may begin, and wait for this one at the place where it needs the maxima.
     """
@@ -88,21 +88,19 @@ def group_maxima_kernel(
                     + start
                     + (g[:, None] * GROUP + tl.arange(0, VECTOR)[None, :])
                 )
-                parts = tl.full((BLOCK // GROUP, VECTOR), float("-inf"), tl.float32)
-                for i in tl.static_range(0, GROUP, VECTOR):
-                    # NaN is not above anything.
-                    part = value_of(tl.load(xs + i), BITS)
-                    parts = tl.where(part > parts, part, parts)
+                # Of NaN and a number, the number is the maximum.
+                parts = value_of(tl.load(xs), BITS)
+                for i in tl.static_range(VECTOR, GROUP, VECTOR):
+                    parts = tl.maximum(parts, value_of(tl.load(xs + i), BITS))
                 best = tl.max(parts, 1)
             else:
                 v = value_of(tl.load(x + row * stride_x + start + tl.arange(0, BLOCK)), BITS)
-                v = tl.where(v == v, v, float("-inf"))
                 best = tl.max(tl.reshape(v, (BLOCK // GROUP, GROUP)), 1)
         else:
             at = start + tl.arange(0, BLOCK)
             inside = at < length
             v = value_of(tl.load(x + row * stride_x + at, mask=inside, other=0), BITS)
-            v = tl.where(inside & (v == v), v, float("-inf"))
+            v = tl.where(inside, v, float("nan"))
             best = tl.max(tl.reshape(v, (BLOCK // GROUP, GROUP)), 1)
         bits = best.to(tl.int32, bitcast=True)
         if BITS == 16:

@@ -1,0 +1,272 @@
+"""Device functions of the selections whose registers are set by hand: keys, the search of the k-th, and the choice.
+
+Threads hold tensors of shape [threads, each], in the order of the index.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+__all__ = [
+    "before",
+    "choose",
+    "ends",
+    "from_key",
+    "keys_of",
+    "lowest_key",
+    "search",
+    "sift",
+    "value_of",
+]
+
+
+@gluon.jit
+def _add(a, b):
+    return a + b
+
+
+@gluon.jit
+def _wider(low_a, high_a, low_b, high_b):
+    return gl.minimum(low_a, low_b), gl.maximum(high_a, high_b)
+
+
+@gluon.jit
+def value_of(raw, BITS: gl.constexpr):
+    """Bits of bf16 or fp32, as integers, to fp32."""
+    if BITS == 16:
+        value = (raw.to(gl.int32) << 16).to(gl.float32, bitcast=True)
+    else:
+        value = raw.to(gl.float32, bitcast=True)
+    return value
+
+
+@gluon.jit
+def lowest_key(BITS: gl.constexpr):
+    """The key of NaN."""
+    return gl.to_tensor(-0x7FFF if BITS == 16 else -0x7FFFFFFF)
+
+
+@gluon.jit
+def keys_of(value, BITS: gl.constexpr):
+    """Signed integers in the order of fp32 values, NaN lowest and both zeros equal; of the upper bits for bf16."""
+    raw = value.to(gl.int32, bitcast=True)
+    raw = gl.where(value == 0.0, 0, raw)
+    key = gl.where(raw < 0, raw ^ 0x7FFFFFFF, raw)
+    if BITS == 16:
+        key = key >> 16
+    return gl.where(value != value, -0x7FFF if BITS == 16 else -0x7FFFFFFF, key)
+
+
+@gluon.jit
+def from_key(key, BITS: gl.constexpr):
+    """The value of a key as fp32; NaN where it has none."""
+    if BITS == 16:
+        raw = gl.where(key < 0, key ^ 0x7FFF, key) << 16
+    else:
+        raw = gl.where(key < 0, key ^ 0x7FFFFFFF, key)
+    return raw.to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def ends(keys, used):
+    """The smallest and the largest of the used keys."""
+    low = gl.where(used, keys, 0x7FFFFFFF)
+    high = gl.where(used, keys, -0x80000000)
+    low, high = gl.reduce((low, high), 1, _wider)
+    return gl.reduce((low, high), 0, _wider)
+
+
+@gluon.jit
+def before(counts):
+    """Sum of the counts of all threads before each one."""
+    flat: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    own = gl.convert_layout(counts, flat)
+    return gl.convert_layout(gl.associative_scan(own, 0, _add) - own, counts.type.layout)
+
+
+@gluon.jit
+def _first_step(low, high):
+    """The step of the first three trials between two keys; 0 when they are equal."""
+    differ = high - low
+    bits = differ.to(gl.float32).to(gl.int32, bitcast=True)
+    # The float may be rounded up to the next power of two.
+    steps = gl.minimum((gl.maximum((bits >> 23) - 126, 0) + 1) // 2, 16)
+    steps = gl.where(differ < 0, 16, steps)
+    return gl.where(steps > 0, gl.to_tensor(1) << (2 * gl.maximum(steps - 1, 0)), 0)
+
+
+@gluon.jit
+def _narrow(found, step, reached, above, at_first, at_second, at_third, k):
+    """Takes the last of three trials that k keys reach."""
+    above = gl.where(
+        at_third >= k,
+        above,
+        gl.where(at_second >= k, at_third, gl.where(at_first >= k, at_second, at_first)),
+    )
+    reached = gl.where(
+        at_third >= k,
+        at_third,
+        gl.where(at_second >= k, at_second, gl.where(at_first >= k, at_first, reached)),
+    )
+    taken = gl.where(at_third >= k, 3, gl.where(at_second >= k, 2, gl.where(at_first >= k, 1, 0)))
+    return found + taken * step, reached, above
+
+
+@gluon.jit
+def search(keys, low, high, k, slack):
+    """A key that k to k + slack of the keys reach, or the k-th largest; two bits a step from `low`, its first bound.
+
+    Args:
+        keys: A tuple of tensors of shape [threads, each], -2^31 where there is none; 255 a thread at most.
+        low: Not above the k-th largest.
+        high: Not below the largest.
+        k: Which.
+        slack: How many more are as good.
+
+    Returns:
+        The key, and how many keys reach it and how many are above it, if the k-th was found by its last bit.
+    """
+    # Distances from `low` are unsigned numbers: signed ones with the first bit turned.
+    turn = -0x80000000 - low
+    found = gl.to_tensor(-0x80000000)
+    step = _first_step(low, high)
+    reached = gl.to_tensor(0x7FFFFFFF)
+    above = gl.to_tensor(0)
+    while step != 0:
+        first = found + step
+        second = first + step
+        third = second + step
+        own = 0
+        for u in gl.static_range(len(keys)):
+            # What is no key lies below `low`: its distance has wrapped.
+            at = gl.where(keys[u] < low, -0x80000000, keys[u] + turn)
+            part = (at >= first).to(gl.int32) + ((at >= second).to(gl.int32) << 8)
+            own += gl.sum(part + ((at >= third).to(gl.int32) << 16), 1)
+        wide = (own & 255).to(gl.int64) + (((own >> 8) & 255).to(gl.int64) << 21)
+        count = gl.sum(wide + ((own >> 16).to(gl.int64) << 42), 0)
+        at_first = (count & 0x1FFFFF).to(gl.int32)
+        at_second = ((count >> 21) & 0x1FFFFF).to(gl.int32)
+        at_third = (count >> 42).to(gl.int32)
+        found, reached, above = _narrow(
+            found, step, reached, above, at_first, at_second, at_third, k
+        )
+        step = gl.where(reached <= k + slack, 0, step >> 2)
+    return found - turn, reached, above
+
+
+@gluon.jit
+def choose(to, keys, index, low, high, k):
+    """Writes the indices of the k largest keys, -2^31 where there is none; ties to the lowest index."""
+    last, reached, above = search((keys,), low, high, k, 0)
+    # With k keys from some key on, no bit behind it matters: all above the one before it are taken.
+    exact = reached == k
+    last = gl.where(exact, last - 1, last)
+    room = gl.where(exact, 0, k - above)
+    more = (keys > last).to(gl.int32)
+    same = (keys == last).to(gl.int32)
+    both = more + (same << 16)
+    place = before(gl.sum(both, 1))[:, None] + gl.associative_scan(both, 1, _add) - both
+    ties = place >> 16
+    chosen = (more > 0) | ((same > 0) & (ties < room))
+    gl.store(to + (place & 0xFFFF) + gl.minimum(ties, room), index, mask=chosen)
+
+
+@gluon.jit
+def _units(xs, groups_at, start, units, length, at, BITS: gl.constexpr, GROUP: gl.constexpr, PART: gl.constexpr,
+           LISTED: gl.constexpr):  # fmt: skip
+    """Keys and indices of some parts of groups, -2^31 behind the last one; `at` is a thread and an element."""
+    SUBS: gl.constexpr = GROUP // PART
+    q = start + at[0]
+    live = q < units
+    if LISTED:  # noqa: SIM108 - one branch is compiled
+        group = gl.load(groups_at + q // SUBS, mask=live, other=0)
+    else:
+        group = q // SUBS
+    index = (group * GROUP + q % SUBS * PART)[:, None] + at[1]
+    inside = live[:, None] & (index < length)
+    # Reads are masked by 16 bytes, which may end behind the row: what holds its last element is there.
+    VECTOR: gl.constexpr = 128 // BITS if PART >= 128 // BITS else PART
+    there = live[:, None] & (index // VECTOR * VECTOR < length)
+    keys = keys_of(value_of(gl.load(xs + index, mask=there, other=0), BITS), BITS)
+    return gl.where(inside, keys, -0x80000000), index
+
+
+@gluon.jit
+def sift(xs, groups_at, units, length, to, low, high, k, BITS: gl.constexpr, GROUP: gl.constexpr, PART: gl.constexpr,
+         LISTED: gl.constexpr):  # fmt: skip
+    """Writes the k largest elements of groups, or of a row, of any number: it is read again for each two bits.
+
+    Args:
+        xs: The row.
+        groups_at: Ascending groups, when LISTED.
+        units: Parts of groups: PART elements a thread.
+        length: Elements of the row.
+        to: Written with the indices.
+        low: Not above the key of the k-th largest.
+        high: Not below the largest key.
+        k: How many.
+        BITS: Of an element.
+        GROUP: Elements of a group.
+        PART: Elements a thread; divides GROUP.
+        LISTED: Whether the groups are listed; else they are all those of the row.
+    """
+    WARPS: gl.constexpr = gl.num_warps()
+    THREADS: gl.constexpr = 32 * WARPS
+    layout: gl.constexpr = gl.BlockedLayout([1, PART], [32, 1], [WARPS, 1], [1, 0])
+    i = gl.arange(0, THREADS, layout=gl.SliceLayout(1, layout))
+    e = gl.arange(0, PART, layout=gl.SliceLayout(0, layout))[None, :]
+    turn = -0x80000000 - low
+    found = gl.to_tensor(-0x80000000)
+    step = _first_step(low, high)
+    reached = gl.to_tensor(0x7FFFFFFF)
+    above = gl.to_tensor(0)
+    while step != 0:
+        first = found + step
+        second = first + step
+        third = second + step
+        one = gl.zeros([THREADS], gl.int32, gl.SliceLayout(1, layout))
+        two = gl.zeros([THREADS], gl.int32, gl.SliceLayout(1, layout))
+        three = gl.zeros([THREADS], gl.int32, gl.SliceLayout(1, layout))
+        for start in range(0, units, 2 * THREADS):
+            for u in gl.static_range(2):
+                keys, _ = _units(
+                    xs,
+                    groups_at,
+                    start + u * THREADS,
+                    units,
+                    length,
+                    (i, e),
+                    BITS,
+                    GROUP,
+                    PART,
+                    LISTED,
+                )
+                at = gl.where(keys < low, -0x80000000, keys + turn)
+                one += gl.sum((at >= first).to(gl.int32), 1)
+                two += gl.sum((at >= second).to(gl.int32), 1)
+                three += gl.sum((at >= third).to(gl.int32), 1)
+        found, reached, above = _narrow(
+            found, step, reached, above, gl.sum(one, 0), gl.sum(two, 0), gl.sum(three, 0), k
+        )
+        step = gl.where(reached == k, 0, step >> 2)
+    exact = reached == k
+    last = gl.where(exact, found - turn - 1, found - turn)
+    room = gl.where(exact, 0, k - above)
+    done = gl.to_tensor(0)
+    start = gl.to_tensor(0)
+    while (start < units) & (done < k):
+        keys, index = _units(xs, groups_at, start, units, length, (i, e), BITS, GROUP, PART, LISTED)
+        more = (keys > last).to(gl.int32)
+        same = (keys == last).to(gl.int32)
+        both = more + (same << 16)
+        own = gl.sum(both, 1)
+        place = before(own)[:, None] + gl.associative_scan(both, 1, _add) - both
+        ties = place >> 16
+        chosen = (more > 0) | ((same > 0) & (ties < room))
+        gl.store(to + done + (place & 0xFFFF) + gl.minimum(ties, room), index, mask=chosen)
+        count_all = gl.sum(own, 0)
+        taken = gl.minimum(count_all >> 16, room)
+        done += (count_all & 0xFFFF) + taken
+        room -= taken
+        start += THREADS
