@@ -314,7 +314,8 @@ def test_operations_of_torch() -> None:
     torch.library.opcheck(ops.apply_penalties, (None, x.clone(), ids, None, warm, warm, warm))
     best = torch.zeros((3, 2), dtype=torch.int32)
     torch.library.opcheck(
-        ops.log_probs, (None, x, three, best, torch.empty(3), out, torch.empty(3, 2))
+        ops.log_probs,
+        (None, x, three, best, torch.empty(3), out, torch.empty_like(best), torch.empty(3, 2)),
     )
 
     def step(x: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
@@ -324,6 +325,58 @@ def test_operations_of_torch() -> None:
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x, bits), step(x, bits))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the compiler of torch is not for the interpreter")
+def test_one_graph_holds_penalties_draws_and_log_probabilities() -> None:
+    three, one = torch.tensor([3, 0, 7]), torch.ones(3)
+    ids = torch.tensor([[1, 1, -1], [5, 2, 9], [-1, -1, -1]])
+
+    def step(x: torch.Tensor, num_top: int) -> tuple[torch.Tensor, ...]:
+        y = sampling.apply_penalties(
+            x.clone(), ids, prompt_ids=ids[:, 1:], presence=one, frequency=one * 0.5, repetition=one * 1.3
+        )  # fmt: skip
+        token = sampling.top_k_top_p_sample(y, three, three, 9, 0.9)
+        return y, token, *sampling.log_probs(y, token, num_top)
+
+    x = randn(3, 40)
+    for num_top in (0, 4):
+        compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+        for own, wanted in zip(compiled(x, num_top), step(x, num_top), strict=True):
+            assert torch.equal(own, wanted)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_temperature_or_share_of_nan_draws_nothing(backend) -> None:
+    x, nan = torch.zeros(1, 1), torch.full((1,), math.nan)
+    one = torch.ones(1, dtype=torch.int64)
+    for keys in ({"temperature": nan}, {"min_p": nan}, {"min_p": torch.full((1,), 2.0)}):
+        for top_k in (0, 1):
+            found = sampling.top_k_top_p_sample(x, one, one, top_k, 0.5, backend=backend, **keys)
+            assert found.tolist() == [-1]
+    assert sampling.gumbel_sample(x, one, one, temperature=nan, backend=backend).tolist() == [0]
+    # A top-p of NaN keeps the highest alone.
+    found = sampling.top_k_top_p_sample(randn(1, 9), one, one, 0, nan, backend=backend)
+    assert found.tolist() == [int(randn(1, 9).argmax())]
+
+
+def test_purposes_of_the_noise_are_words_of_32_bits() -> None:
+    x, one = randn(1, 30), torch.ones(1, dtype=torch.int64)
+    sampling.gumbel_sample(x, one, one, stream=2**32 - 1)
+    for stream in (-1, 2**32):
+        with pytest.raises(ShapeError, match="in \\[0, 2"):
+            sampling.gumbel_sample(x, one, one, stream=stream)
+        with pytest.raises(ShapeError, match=f"stream is {stream}"):
+            sampling.top_k_top_p_sample(x, one, one, 3, stream=stream)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ids_behind_32_bits_are_no_tokens_for_penalties(backend) -> None:
+    x = torch.ones(1, 3)
+    ids = torch.tensor([[2**32 + 1, 2, 2**40]])
+    one = torch.ones(1)
+    sampling.apply_penalties(x, ids, presence=one, frequency=one, repetition=one, backend=backend)
+    assert x.tolist() == [[1.0, 1.0, -1.0]]
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="a form of the kernels")
@@ -347,3 +400,63 @@ def test_rows_in_several_chunks_give_the_same() -> None:
         launch.draw_filtered(x, filters, seeds, positions, 0, out, sizes=small)
         reference.top_k_top_p_sample(x, *filters[:4], seeds, positions, 0, 0, wanted)
         assert torch.equal(out, wanted)
+
+
+def rows_of_every_kind(vocab: int) -> torch.Tensor:
+    """Random, NaN, equal, masked, one token, few values."""
+    x = randn(7, vocab, seed=5) * 2
+    x[1, 3] = math.nan
+    x[2] = 0.5
+    x[3, 5:] = -math.inf
+    x[4] = -20.0
+    x[4, vocab // 2] = 20.0
+    x[5] = torch.randint(-1, 2, (vocab,), generator=torch.Generator().manual_seed(1)).float()
+    return x
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a form of the kernels")
+@pytest.mark.parametrize(
+    ("kind", "rounds"), [("k", 1), ("p", 0), ("p", 1), ("both", 0), ("all", 1)]
+)
+def test_draws_by_rounds_are_those_of_the_reference(kind, rounds) -> None:
+    from deepinfer.kernels.reference import sampling as reference
+    from deepinfer.kernels.triton import sampling_launch as launch
+
+    x, sizes = rows_of_every_kind(300), (256, 1)
+    seeds, positions = torch.arange(7) * 99, torch.arange(7)
+    warm = torch.tensor([1.0, 1.0, 0.7, 1.0, 2.0, 0.5, 0.0], dtype=torch.float64)
+    top_k = torch.tensor([9, 3, 40, 0, 299, 100, 5]) if kind != "p" else None
+    top_p = torch.tensor([0.3, 0.5, 0.6, 0.9, 0.0, 0.5, 0.4]) if kind != "k" else None
+    min_p = torch.full((7,), 0.01) if kind == "all" else None
+    filters = launch.Filters(warm, top_k, top_p, min_p, 0)
+    out, wanted = torch.empty((2, 7), dtype=torch.int64).unbind(0)
+    launch.draw_by_rounds(
+        x, filters, seeds, positions, 0, out,
+        sizes=sizes, next_sizes=sizes, settle_sizes=sizes, rounds=rounds,
+    )  # fmt: skip
+    reference.top_k_top_p_sample(x, *filters[:4], seeds, positions, 0, 0, wanted)
+    assert torch.equal(out, wanted)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a form of the kernels")
+def test_a_row_of_more_equal_logits_than_candidates_is_searched_as_a_whole() -> None:
+    from deepinfer.kernels.reference import sampling as reference
+    from deepinfer.kernels.triton import sampling_launch as launch
+
+    x = rows_of_every_kind(400)[[2, 5]]
+    seeds, positions = torch.arange(2), torch.arange(2)
+    out, wanted = torch.empty((2, 2), dtype=torch.int64).unbind(0)
+    filters = launch.Filters(None, torch.tensor([20, 150]), torch.tensor([1.0, 0.5]), None, 150)
+    launch.draw_filtered(x, filters, seeds, positions, 0, out, sizes=(256, 1), capacity=256)
+    reference.top_k_top_p_sample(x, *filters[:4], seeds, positions, 0, 0, wanted)
+    assert torch.equal(out, wanted)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a form of the kernels")
+def test_the_highest_logit_by_a_program_a_row() -> None:
+    from deepinfer.kernels.triton import sampling_launch as launch
+
+    x = hard_rows(300)
+    out = torch.empty(6, dtype=torch.int64)
+    launch.best_tokens(x, out, row_sizes=(256, 1, 1))
+    assert torch.equal(out, sampling.argmax_sample(x))

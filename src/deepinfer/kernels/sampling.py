@@ -14,6 +14,7 @@ from torch import Tensor
 
 from deepinfer.core.errors import ShapeError
 from deepinfer.kernels import contract
+from deepinfer.kernels.configs import sampling as configs
 from deepinfer.kernels.sampling_backends import (
     ARGMAX,
     BITMASK,
@@ -79,7 +80,7 @@ def gumbel_sample(
         seeds: 64 bits each, shape [rows], int64.
         positions: Position of the token to be chosen, shape [rows], int64 or int32.
         temperature: Shape [rows], fp64 or fp32; 0 takes the highest logit. None for 1.
-        stream: Purpose of the noise, from 0; what uses another is independent.
+        stream: Purpose of the noise, in [0, 2^32); what uses another is independent.
         backend: "torch" or "triton"; None for the best that serves the call.
 
     Returns:
@@ -93,6 +94,7 @@ def gumbel_sample(
     _check_option("seeds", seeds, rows, torch.int64)
     _check_option("positions", positions, rows, *_INTS)
     _check_option("temperature", temperature, rows, *_REALS)
+    _check_stream(stream)
     out = logits.new_empty((rows,), dtype=torch.int64)
     if rows:
         GUMBEL(backend, logits, temperature, seeds, positions, stream, out)
@@ -186,6 +188,7 @@ def top_k_top_p_sample(
     rows = _check_logits(logits)
     _check_option("seeds", seeds, rows, torch.int64)
     _check_option("positions", positions, rows, *_INTS)
+    _check_stream(stream)
     *options, most = _options(logits, temperature, top_k, top_p, min_p, widest)
     out = logits.new_empty((rows,), dtype=torch.int64)
     if rows:
@@ -260,7 +263,7 @@ def apply_penalties(
         logits: Shape [rows, vocab], fp32, bf16 or fp16; rows may lie apart.
         output_ids: Tokens generated so far, shape [rows, length], int64 or int32, -1 behind the last of a row; what is
             no id of the vocabulary is left out.
-        prompt_ids: The same for prompts, shape [rows, length], or None when they do not count. Time grows with the square of both together.
+        prompt_ids: The same for prompts, shape [rows, length], or None when they do not count.
         presence: Shape [rows], fp32 or fp64; 0 is off.
         frequency: Shape [rows], fp32 or fp64; 0 is off.
         repetition: Above 0, shape [rows], fp32 or fp64; 1 is off.
@@ -315,14 +318,19 @@ def log_probs(
             argument="num_top", expected="[0, 4096]", found=num_top,
         )  # fmt: skip
     best = logits.new_empty((rows, num_top), dtype=torch.int32)
+    found = None
     if num_top:
+        found = torch.empty_like(best)
         values = logits.float() if logits.dtype == torch.float16 else logits
-        topk(values, num_top, sorted=True, output_idx=best, return_value=False, backend=backend)
+        in_order = num_top > configs.MOST_SORTED
+        topk(
+            values, num_top, sorted=in_order, output_idx=found, return_value=False, backend=backend
+        )
     out = logits.new_empty((rows,), dtype=torch.float32)
     ranks = logits.new_empty((rows,), dtype=torch.int64)
     top = logits.new_empty((rows, num_top), dtype=torch.float32)
     if rows:
-        LOG_PROBS(backend, logits, token_ids, best if num_top else None, out, ranks, top)
+        LOG_PROBS(backend, logits, token_ids, found, out, ranks, best, top)
     return out, ranks, best, top
 
 
@@ -349,6 +357,14 @@ def _check_option(name: str, value: Tensor | None, rows: int, *dtypes: torch.dty
         contract.check_dtype(name, value, *dtypes)
         contract.check_shape(name, value, (rows,), "rows")
         contract.check_last_stride(name, value)
+
+
+def _check_stream(stream: int) -> None:
+    if not 0 <= stream < 2**32:
+        raise ShapeError(
+            f"stream is {stream}; the purpose of the noise is a word of 32 bits, in [0, 2^32).",
+            argument="stream", expected="[0, 2^32)", found=stream,
+        )  # fmt: skip
 
 
 def _options(

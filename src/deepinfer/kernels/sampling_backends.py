@@ -39,7 +39,8 @@ PENALTIES = Operation(
 )
 LOG_PROBS = Operation(
     "log_probs",
-    "Tensor logits, Tensor tokens, Tensor? best_ids, Tensor(x!) logprobs, Tensor(y!) ranks, Tensor(z!) best_logprobs",
+    "Tensor logits, Tensor tokens, Tensor? found_ids, Tensor(x!) logprobs, Tensor(y!) ranks, Tensor(z!) best_ids, "
+    "Tensor(w!) best_logprobs",
 )
 OPERATIONS = (ARGMAX, GUMBEL, MASK, SAMPLE, BITMASK, PENALTIES, LOG_PROBS)
 
@@ -153,12 +154,13 @@ def _penalties(
 def _log_probs(
     logits: Tensor,
     tokens: Tensor,
-    best_ids: Tensor | None,
+    found_ids: Tensor | None,
     logprobs: Tensor,
     ranks: Tensor,
+    best_ids: Tensor,
     best_logprobs: Tensor,
 ) -> None:
     from deepinfer.kernels.triton import edit_launch as launch
 
     with launch.on_device(logits):
-        launch.log_probs(logits, tokens, best_ids, logprobs, ranks, best_logprobs)
+        launch.log_probs(logits, tokens, found_ids, logprobs, ranks, best_ids, best_logprobs)

@@ -27,6 +27,40 @@ def _case(
     return CompileCase(operation, entry, kernel, signature, constants, aligned, **rest)
 
 
+def _rounds(row: dict[str, str], rounds: Any, settle: Any) -> list[CompileCase]:
+    """The kernels that draw and judge by rounds."""
+    first, warps = configs.lookup("first_round", _VOCAB)
+    following, more_warps = configs.lookup("next_round", _VOCAB)
+    last, last_warps = configs.lookup("settle", _VOCAB)
+    row = row | {"waiting": "*i32", "facts": "*fp32", "masses": "*fp32", "counts": "*i32"}
+    every = {"WARM": True, "TOP_K": True, "TOP_P": True, "MIN_P": True}
+    chunks = 2 ** (-(-_VOCAB // first) - 1).bit_length()
+    some = {"GROUPS": first // 16, "CHUNKS": chunks}
+    forms: tuple[tuple[str, Any, dict[str, Any], int], ...] = (
+        ("first round", rounds.first_round_kernel,
+         {"WARM": True, "MASS": True, "FAST": True, "BLOCK": first, "GROUPS": first // 16}, warps),
+        ("first judge", rounds.first_judge_kernel,
+         every | some | {"ALL_GROUPS": chunks * first // 16}, 16),
+        ("next round", rounds.next_round_kernel,
+         {"WARM": True, "MIN_P": True, "FAST": True, "BLOCK": following}, more_warps),
+        ("judge", rounds.judge_kernel, every | {"CHUNKS": 16}, 4),
+        ("settle", settle.settle_kernel, every | {"FAST": True, "BLOCK": last}, last_warps),
+    )  # fmt: skip
+    return [
+        _case(
+            "top_k_top_p_sample",
+            name,
+            kernel,
+            row,
+            constants,
+            options={"num_warps": count},
+            stack_bytes=160,  # around the calls of fp64 divisions
+            chips=(80, 90, 120) if name == "first round" else (90,),
+        )
+        for name, kernel, constants, count in forms
+    ]
+
+
 def cases() -> list[CompileCase]:
     """The cases; needs Triton 3.6 or newer."""
     from deepinfer.kernels.triton import sampling_bracket as bracket
@@ -34,6 +68,8 @@ def cases() -> list[CompileCase]:
     from deepinfer.kernels.triton import sampling_draw as draw
     from deepinfer.kernels.triton import sampling_edit as edit
     from deepinfer.kernels.triton import sampling_logprobs as logprobs
+    from deepinfer.kernels.triton import sampling_rounds as rounds
+    from deepinfer.kernels.triton import sampling_settle as settle
 
     sizes = {name: configs.lookup(name, _VOCAB) for name in ("argmax", "gumbel", "maxima", "edit")}
     filters = {"temperatures": "*fp64", "top_ks": "*i64", "top_ps": "*fp64", "min_ps": "*fp64"}
@@ -77,6 +113,17 @@ def cases() -> list[CompileCase]:
                     chips=(90,),
                 )
             )
+    found.append(
+        _case(
+            "argmax_sample",
+            "whole row",
+            draw.best_of_row_kernel,
+            row | {"logits": "*bf16"},
+            {"BLOCK": 8192, "STAGES": 3},
+            options={"num_warps": 16},
+            chips=(90,),
+        )
+    )
     block, warps = sizes["maxima"]
     groups, options = block // 32, {"num_warps": warps}
     row |= {
@@ -103,10 +150,13 @@ def cases() -> list[CompileCase]:
     last = {
         "GROUPS": groups,
         "ALL_GROUPS": 16 * groups,
-        "MOST_K": configs.MOST_TOP_K,
+        "MOST_K": 2 * configs.MOST_TOP_K,
         "CAPACITY": 2048,
         "EACH": 256,
         "TOP_P": True,
+        "SPAN": 2048,
+        "STEPS": 14,
+        "FAST": True,
     }
     for is_sample, bins in ((True, False), (True, True)):
         found.append(
@@ -121,6 +171,19 @@ def cases() -> list[CompileCase]:
                 chips=(80, 90, 120) if bins else (90,),
             )
         )
+    found.append(
+        _case(
+            "top_k_top_p_sample",
+            "row wide",
+            cut.row_cut_kernel,
+            row,
+            flags | last | {"BINS": False, "SAMPLE": True, "FEW": True, "SPAN": 8192, "STEPS": 32},
+            options={"num_warps": 16},
+            stack_bytes=160,
+            chips=(90,),
+        )
+    )
+    found += _rounds(row, rounds, settle)
     few = ("WARM", "MIN_P", "CHUNKS", "TOP_P", "MOST_K", "CAPACITY")
     found.append(
         _case(
@@ -186,17 +249,18 @@ def cases() -> list[CompileCase]:
     found.append(
         _case(
             "apply_penalties",
-            "64",
+            "last launch",
             edit.penalty_kernel,
             {
                 "logits": "*fp32",
                 "prompt": "*i64",
                 "output": "*i64",
+                "seen": "*i32",
                 "presence": "*fp32",
                 "frequency": "*fp32",
                 "repetition": "*fp32",
             },
-            {"BLOCK": configs.PENALTY_BLOCK},
+            {"BLOCK": configs.PENALTY_BLOCK, "PHASE": 2},
             options={"num_warps": 4, "enable_fp_fusion": False},
         )
     )
@@ -205,6 +269,7 @@ def cases() -> list[CompileCase]:
         "tokens": "*i64",
         "counts": "*i32",
         "best_ids": "*i32",
+        "found_ids": "*i32",
         "logprobs": "*fp32",
         "ranks": "*i64",
         "best_logprobs": "*fp32",
@@ -225,7 +290,7 @@ def cases() -> list[CompileCase]:
             "row",
             logprobs.logprob_row_kernel,
             row,
-            {"CHUNKS": 16, "TOP": 8},
+            {"CHUNKS": 16, "TOP": 32, "SORT": True},
             options={"num_warps": 1},
             chips=(90,),
         )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["MOST_TOP_K", "PENALTY_BLOCK", "chunk_of", "lookup"]
+__all__ = ["MOST_SORTED", "MOST_TOP_K", "PENALTY_BLOCK", "chunk_of", "lookup"]
 
 MOST_TOP_K = 1024
 """Rows with a top-k up to this are cut among the groups of the highest maxima."""
 
-PENALTY_BLOCK = 64
-"""Places of tokens that are compared with as many others at once."""
+MOST_SORTED = 64
+"""Up to so many likeliest tokens are put in order by the kernel of log probabilities."""
+
+PENALTY_BLOCK = 256
+"""Places of a row's tokens that a program looks at."""
 
 # (tokens of a chunk, warps)
 _SIZES = {
@@ -16,6 +19,9 @@ _SIZES = {
     "gumbel": (4096, 8),
     "maxima": (8192, 8),
     "bracket": (8192, 16),
+    "first_round": (2048, 4),
+    "next_round": (8192, 16),
+    "settle": (8192, 16),
     "logprobs": (4096, 8),
     "bitmask": (4096, 4),
     "edit": (8192, 8),

@@ -196,9 +196,10 @@ def apply_penalties(
 def log_probs(
     logits: Tensor,
     tokens: Tensor,
-    best_ids: Tensor | None,
+    found_ids: Tensor | None,
     logprobs: Tensor,
     ranks: Tensor,
+    best_ids: Tensor,
     best_logprobs: Tensor,
 ) -> None:
     """Writes log probabilities of a token of each row and of its likeliest ones, and the token's rank from 1.
@@ -206,9 +207,10 @@ def log_probs(
     Args:
         logits: Shape [rows, vocab].
         tokens: Shape [rows], integers; one that is no token gets NaN and rank 0.
-        best_ids: Shape [rows, n], or None.
+        found_ids: The likeliest tokens in any order, -1 for none, shape [rows, n], or None.
         logprobs: Shape [rows], fp32.
         ranks: Shape [rows], int64.
+        best_ids: These tokens, highest first, ties to the lower id, shape [rows, n].
         best_logprobs: Shape [rows, n], fp32.
     """
     values = logits.double()
@@ -221,7 +223,13 @@ def log_probs(
     rank = 1 + ((values > chosen) | ((values == chosen) & earlier)).sum(-1)
     logprobs.copy_((chosen - total)[:, 0].clamp(max=0.0).masked_fill(~is_token, math.nan))
     ranks.copy_(rank.masked_fill(~is_token, 0))
-    if best_ids is not None:
+    if found_ids is not None:
+        ids = found_ids.long()
+        ids = torch.where(ids < 0, values.shape[1], ids).sort(-1).values
+        ids = torch.where(ids == values.shape[1], -1, ids)
+        keys = order_keys(logits.gather(-1, ids.clamp_min(0)))
+        keys = keys.masked_fill(ids < 0, torch.iinfo(torch.int64).min)
+        best_ids.copy_(ids.gather(-1, keys.argsort(dim=-1, descending=True, stable=True)))
         best = values.gather(-1, best_ids.long().clamp_min(0)) - total
         best_logprobs.copy_(best.clamp(max=0.0).masked_fill(best_ids < 0, -math.inf))
 

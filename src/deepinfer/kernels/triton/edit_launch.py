@@ -65,11 +65,13 @@ def penalties(
     num_prompt = 0 if prompt is None else prompt.shape[1]
     prompt = output if prompt is None else prompt
     blocks = triton.cdiv(num_prompt + output.shape[1], configs.PENALTY_BLOCK)
-    if blocks:
+    seen = torch.empty((rows, vocab), dtype=torch.int32, device=logits.device)
+    for phase in range(3 if blocks else 0):
         penalty_kernel[(rows * blocks,)](
             logits,
             prompt,
             output,
+            seen,
             presence,
             frequency,
             repetition,
@@ -80,6 +82,7 @@ def penalties(
             prompt.stride(0),
             output.stride(0),
             blocks,
+            PHASE=phase,
             BLOCK=configs.PENALTY_BLOCK,
             num_warps=warps(4),
             enable_fp_fusion=False,
@@ -89,9 +92,10 @@ def penalties(
 def log_probs(
     logits: Tensor,
     tokens: Tensor,
-    best_ids: Tensor | None,
+    found_ids: Tensor | None,
     logprobs: Tensor,
     ranks: Tensor,
+    best_ids: Tensor,
     best_logprobs: Tensor,
     sizes: tuple[int, int] | None = None,
 ) -> None:
@@ -100,9 +104,11 @@ def log_probs(
     Args:
         logits: Shape [rows, vocab], last stride 1.
         tokens: Shape [rows], integers.
-        best_ids: The likeliest tokens, shape [rows, n], int32, contiguous, or None.
+        found_ids: The likeliest tokens, shape [rows, n], int32, contiguous, in any order up to `MOST_SORTED`, else highest
+            first; or None.
         logprobs: Shape [rows], fp32.
         ranks: Shape [rows], int64.
+        best_ids: These tokens, highest first, shape [rows, n], int32, contiguous.
         best_logprobs: Shape [rows, n], fp32, contiguous.
         sizes: Tokens of a chunk, and warps.
     """
@@ -115,10 +121,10 @@ def log_probs(
         logits, tokens, tops, sums, counts, vocab, logits.stride(0), chunks,
         BLOCK=block, num_warps=warps(num_warps),
     )  # fmt: skip
-    n = 0 if best_ids is None else best_ids.shape[1]
+    n = 0 if found_ids is None else found_ids.shape[1]
     logprob_row_kernel[(rows,)](
-        logits, tokens, tops, sums, counts, best_ids if best_ids is not None else counts,
-        logprobs, ranks, best_logprobs, vocab, logits.stride(0), chunks, n,
+        logits, tokens, tops, sums, counts, found_ids if found_ids is not None else counts,
+        logprobs, ranks, best_ids, best_logprobs, vocab, logits.stride(0), chunks, n,
         CHUNKS=triton.next_power_of_2(chunks), TOP=triton.next_power_of_2(n) if n else 0,
-        num_warps=1,
+        SORT=n <= configs.MOST_SORTED, num_warps=1,
     )  # fmt: skip

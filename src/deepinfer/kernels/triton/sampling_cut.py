@@ -98,7 +98,8 @@ def drawn_candidate(
     score = (values.to(tl.float64) - highest.to(tl.float64)) / temperature
     score += exact_gumbel(seed, position, ids, stream)
     score = tl.where(kept, score, float("-inf"))
-    return tl.min(tl.where(kept & (score == tl.max(score, 0)), ids, 2147483647), 0)
+    token = tl.min(tl.where(kept & (score == tl.max(score, 0)), ids, 2147483647), 0)
+    return tl.where(token < 2147483647, token, -1)
 
 
 @triton.jit
@@ -117,6 +118,8 @@ def row_options(
     top_p = tl.full((), 1.0, tl.float64)
     if TOP_P:
         top_p = tl.load(top_ps + row).to(tl.float64)
+        # NaN keeps the highest alone, as in the reference.
+        top_p = tl.where(top_p == top_p, top_p, 0.0)
     min_p = tl.full((), 0.0, tl.float64)
     if MIN_P:
         min_p = tl.load(min_ps + row).to(tl.float64)
@@ -159,6 +162,9 @@ def row_cut_kernel(
     MOST_K: tl.constexpr,
     CAPACITY: tl.constexpr,
     EACH: tl.constexpr,
+    SPAN: tl.constexpr,
+    STEPS: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """Cuts one row, or leaves its few candidates to `few_cut_kernel`, which `cut_id` -3 says.
 
@@ -194,10 +200,18 @@ def row_cut_kernel(
         cut_id = tl.min(tl.where(values == highest, at, 2147483647), 0)
         token = cut_id
         done = True
+    is_none = temperature != temperature
+    if MIN_P:
+        is_none |= (is_greedy == 0) & ((min_p <= 1) == 0)
+    if is_none & is_good:
+        # NaN, or no share at all: nothing is kept.
+        key = key_of(tl.full((), float("inf"), tl.float32))
+        token = -1
+        done = True
     mine = scratch + row * (MOST_K + CAPACITY + 1)
     few = 0
     if TOP_K:  # noqa: SIM102 - known when it is compiled
-        if (done == 0) & (k <= MOST_K):
+        if (done == 0) & (k <= MOST_K // 2):
             g = tl.arange(0, ALL_GROUPS)
             num_groups = num_chunks * GROUPS
             maxima = tl.load(
@@ -207,7 +221,7 @@ def row_cut_kernel(
             group_keys = key_of(maxima)
             high = key_of(highest)
             low = tl.min(tl.where(is_group, group_keys, high), 0)
-            bound = count_search(group_keys, is_group, k, low, high, 14)
+            bound = count_search(group_keys, is_group, k, low, high, STEPS)
             # With fewer groups than k their maxima bound nothing.
             bound = tl.where(tl.sum(is_group.to(tl.int32), 0) >= k, bound, 0)
             chosen = (is_group & (group_keys >= bound)).to(tl.int32)
@@ -216,8 +230,8 @@ def row_cut_kernel(
                 tl.store(mine + tl.cumsum(chosen, 0) - 1, g, mask=chosen > 0)
                 tl.debug_barrier()
                 total = 0
-                e = tl.arange(0, 2048)
-                for start in range(0, num_chosen, 64):
+                e = tl.arange(0, SPAN)
+                for start in range(0, num_chosen, SPAN // 32):
                     which = start + (e >> 5)
                     group = tl.load(mine + which, mask=which < num_chosen, other=0)
                     at = (group // GROUPS) * BLOCK + ((e >> 2) & 7) * (4 * GROUPS)
@@ -290,8 +304,10 @@ def row_cut_kernel(
         if FEW:  # noqa: SIM102 - known when it is compiled
             if (token < -1) & (few == 0):
                 token = draw_whole_row(
-                    x, vocab, key, cut_id, highest, temperature, seeds, positions, row, stream, 2048
-                )
+                    x, vocab, key, cut_id, highest, temperature, seeds, positions, row, stream,
+                    FAST, 2048,
+                )  # fmt: skip
+                token = tl.where(token < vocab, token, -1)
         if token >= -1:
             cut_id = -2
             tl.store(out + row, token.to(out.dtype.element_ty))

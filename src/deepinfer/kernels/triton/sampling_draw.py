@@ -13,24 +13,38 @@ import triton.language as tl
 from deepinfer.kernels.triton.philox import exact_gumbel, fast_log2_exponential, token_words
 from deepinfer.kernels.triton.sampling_keys import larger
 
-__all__ = ["best_of_chunks_kernel", "best_token_kernel", "noisy_block"]
+__all__ = [
+    "best_of_chunks_kernel",
+    "best_of_row_kernel",
+    "best_token_kernel",
+    "exact_scores",
+    "kept_values",
+    "noisy_block",
+    "scale_of",
+    "winner_of_chunks",
+]
 
 
 @triton.jit
-def _kept(values, at, cuts, cut_ids, row, CUT: tl.constexpr):
+def kept_values(values, at, cut, cut_id, CUT: tl.constexpr):
     """The values with -inf at what a cut drops; NaN goes through, so that it is seen."""
     if CUT:
-        cut = tl.load(cuts + row)
-        out = (values < cut) | ((values == cut) & (at > tl.load(cut_ids + row)))
+        out = (values < cut) | ((values == cut) & (at > cut_id))
         values = tl.where(out, float("-inf"), values)
     return values
 
 
 @triton.jit
-def _exact_scores(x, at, inside, highest, temperature, seed, position, stream, cuts, cut_ids, row, CUT: tl.constexpr):  # fmt: skip
+def scale_of(temperature):
+    """log2(e) / temperature in fp32, finite."""
+    return tl.minimum(1.4426950408889634 / temperature, 3e38).to(tl.float32)
+
+
+@triton.jit
+def exact_scores(x, at, inside, highest, temperature, seed, position, stream, cut, cut_id, CUT: tl.constexpr):  # fmt: skip
     """Scores of some tokens in fp64, -inf where a token does not count."""
     values = tl.load(x + at, mask=inside, other=float("-inf")).to(tl.float32)
-    values = _kept(values, at, cuts, cut_ids, row, CUT)
+    values = kept_values(values, at, cut, cut_id, CUT)
     scores = (values.to(tl.float64) - highest.to(tl.float64)) / temperature
     scores += exact_gumbel(seed, position, at, stream)
     return tl.where(values > float("-inf"), scores, float("-inf"))
@@ -38,7 +52,7 @@ def _exact_scores(x, at, inside, highest, temperature, seed, position, stream, c
 
 @triton.jit
 def noisy_block(
-    x, values, first, vocab, highest, temperature, seed, position, stream, cuts, cut_ids, row,
+    x, values, first, vocab, highest, temperature, seed, position, stream, cut, cut_id,
     CUT: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The block of four tokens in which the highest `value / temperature + noise` of a chunk is; -1 if there is none.
@@ -49,7 +63,7 @@ def noisy_block(
     quarter = tl.arange(0, BLOCK // 4) + first // 4
     w0, w1, w2, w3 = token_words(seed, position, quarter, stream)
     words = tl.join(tl.join(w0, w2), tl.join(w1, w3)).reshape(BLOCK)
-    factor = (1.4426950408889634 / temperature).to(tl.float32)
+    factor = scale_of(temperature)
     # Times log2(e), like the noise.
     scores = (values - anchor) * factor - fast_log2_exponential(words, FAST)
     best = tl.max(scores.reshape(BLOCK // 4, 4), 1)
@@ -61,9 +75,9 @@ def noisy_block(
         block = found
         while block < 2147483647:
             at = block * 4 + tl.arange(0, 4)
-            exact = _exact_scores(
-                x, at, at < vocab, anchor, temperature, seed, position, stream, cuts, cut_ids, row, CUT
-            )  # fmt: skip
+            exact = exact_scores(
+                x, at, at < vocab, anchor, temperature, seed, position, stream, cut, cut_id, CUT
+            )
             own = tl.max(exact, 0)
             found = tl.where(own > top, block, found)
             top = tl.maximum(own, top)
@@ -102,7 +116,12 @@ def best_token_kernel(
         x = logits + row * stride
         at = first + tl.arange(0, BLOCK)
         values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-        values = _kept(values, at, cuts, cut_ids, row, CUT)
+        cut = float("-inf")
+        cut_id = 0
+        if CUT:
+            cut = tl.load(cuts + row)
+            cut_id = tl.load(cut_ids + row)
+        values = kept_values(values, at, cut, cut_id, CUT)
         highest = tl.reduce(values, 0, larger)
         temperature = tl.full((), 0.0, tl.float64)
         if DRAWN:
@@ -113,13 +132,27 @@ def best_token_kernel(
             seed = tl.load(seeds + row).to(tl.int64)
             position = tl.load(positions + row).to(tl.int64)
             token = noisy_block(
-                x, values, first, vocab, highest, temperature, seed, position, stream, cuts, cut_ids, row,
+                x, values, first, vocab, highest, temperature, seed, position, stream, cut, cut_id,
                 CUT, FAST, BLOCK,
             )  # fmt: skip
         else:
             token = tl.min(tl.where(values == highest, at, 2147483647), 0)
         tl.store(tokens + to, token)
         tl.store(tops + to, highest)
+
+
+@triton.jit
+def winner_of_chunks(
+    x, blocks, usable, vocab, highest, temperature, seed, position, stream, cut, cut_id, CUT: tl.constexpr
+):  # fmt: skip
+    """The token of the highest score in fp64 among the usable blocks of four tokens, ties to the lowest id."""
+    at = tl.where(usable, blocks, 0)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    inside = usable[:, None] & (at < vocab)
+    scores = exact_scores(
+        x, at, inside, highest, temperature, seed, position, stream, cut, cut_id, CUT
+    )
+    best = tl.max(tl.max(scores, 1), 0)
+    return tl.min(tl.min(tl.where(inside & (scores == best), at, 2147483647), 1), 0)
 
 
 @triton.jit(do_not_specialize=["stream"])
@@ -162,15 +195,36 @@ def best_of_chunks_kernel(
         usable = inside & (token >= 0) & (tops_row > float("-inf"))
         best_token = tl.min(tl.where(usable & (tops_row == highest), token, 2147483647), 0)
         if temperature > 0:
-            at = token[:, None] * 4 + tl.arange(0, 4)[None, :]
-            at = tl.where(usable[:, None], at, 0)
+            cut = float("-inf")
+            cut_id = 0
+            if CUT:
+                cut = tl.load(cuts + row)
+                cut_id = tl.load(cut_ids + row)
             seed = tl.load(seeds + row).to(tl.int64)
             position = tl.load(positions + row).to(tl.int64)
-            scores = _exact_scores(
-                logits + row * stride, at, usable[:, None] & (at < vocab), highest, temperature, seed, position,
-                stream, cuts, cut_ids, row, CUT,
+            best_token = winner_of_chunks(
+                logits + row * stride, token, usable, vocab, highest, temperature, seed, position,
+                stream, cut, cut_id, CUT,
             )  # fmt: skip
-            best = tl.max(tl.max(scores, 1), 0)
-            at = tl.where(scores == best, at, 2147483647)
-            best_token = tl.min(tl.min(at, 1), 0)
+        good &= best_token < vocab
         tl.store(out + row, tl.where(good, best_token, -1).to(out.dtype.element_ty))
+
+
+@triton.jit
+def best_of_row_kernel(logits, out, vocab, stride, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+    """The token of the highest logit of one row, by one program; for many rows."""
+    row = tl.program_id(0).to(tl.int64)
+    x = logits + row * stride
+    best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    token = tl.full((BLOCK,), 2147483647, tl.int32)
+    for start in tl.range(0, vocab, BLOCK, num_stages=STAGES):
+        at = start + tl.arange(0, BLOCK)
+        values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+        # NaN stays.
+        better = (values > best) | (values != values)
+        best = tl.where(better, values, best)
+        token = tl.where(better, at, token)
+    highest = tl.reduce(best, 0, larger)
+    good = (highest > float("-inf")) & (highest < float("inf"))
+    found = tl.min(tl.where(best == highest, token, 2147483647), 0)
+    tl.store(out + row, tl.where(good, found, -1).to(out.dtype.element_ty))

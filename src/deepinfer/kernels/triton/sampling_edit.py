@@ -68,6 +68,7 @@ def penalty_kernel(
     logits,
     prompt,
     output,
+    seen,
     presence,
     frequency,
     repetition,
@@ -78,41 +79,46 @@ def penalty_kernel(
     stride_prompt,
     stride_output,
     num_blocks,
+    PHASE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The places of one block of a row's tokens, prompt before output: each token is changed at its first place."""
+    """The places of one block of a row's tokens, prompt before output, in one of three launches.
+
+    0 clears the entries of these tokens in `seen`, shape [rows, vocab], of which no other is looked at; 1 counts the
+    output's and marks the prompt's; in 2 whoever takes an entry first changes the logit, and leaves 0 behind.
+    """
     to = tl.program_id(0).to(tl.int64)
     row = to // num_blocks
     length = num_prompt + num_output
     i = (to % num_blocks).to(tl.int32) * BLOCK + tl.arange(0, BLOCK)
-    mine = tl.load(prompt + row * stride_prompt + i, mask=i < num_prompt, other=-1).to(tl.int32)
+    is_prompt = i < num_prompt
+    early = tl.load(prompt + row * stride_prompt + i, mask=is_prompt, other=-1)
     late = tl.load(
-        output + row * stride_output + i - num_prompt, mask=(i >= num_prompt) & (i < length), other=-1
-    ).to(tl.int32)  # fmt: skip
-    mine = tl.where(i < num_prompt, mine, late)
-    earliest = tl.full((BLOCK,), 2147483647, tl.int32)
-    count = tl.zeros((BLOCK,), tl.int32)
-    for start in range(0, length, BLOCK):
-        j = start + tl.arange(0, BLOCK)
-        other = tl.load(prompt + row * stride_prompt + j, mask=j < num_prompt, other=-1)
-        later = tl.load(
-            output + row * stride_output + j - num_prompt,
-            mask=(j >= num_prompt) & (j < length),
-            other=-1,
-        )
-        other = tl.where(j < num_prompt, other.to(tl.int32), later.to(tl.int32))
-        same = mine[:, None] == other[None, :]
-        earliest = tl.minimum(earliest, tl.min(tl.where(same, j[None, :], 2147483647), 1))
-        if start + BLOCK > num_prompt:
-            count += tl.sum((same & (j >= num_prompt)[None, :]).to(tl.int32), 1)
-    is_first = (earliest == i) & (mine >= 0) & (mine < vocab)
-    factor = tl.load(repetition + row).to(tl.float32)
-    address = logits + row * stride + mine
-    x = tl.load(address, mask=is_first, other=0.0).to(tl.float32)
-    y = tl.where(x > 0, tl.math.div_rn(x, factor), x * factor)
-    y = tl.where(factor == 1.0, x, y)
-    each = tl.load(frequency + row).to(tl.float32)
-    once = tl.load(presence + row).to(tl.float32)
-    # Not contracted: product and sum are rounded one by one, as in the reference.
-    y = tl.where(count > 0, y - (count.to(tl.float32) * each + once), y)
-    tl.store(address, y.to(logits.dtype.element_ty), mask=is_first)
+        output + row * stride_output + i - num_prompt,
+        mask=(i >= num_prompt) & (i < length),
+        other=-1,
+    )
+    # Not cut to 32 bits before the test: an id behind them is none.
+    token = tl.where(is_prompt, early.to(tl.int64), late.to(tl.int64))
+    inside = (token >= 0) & (token < vocab)
+    token = tl.where(inside, token, 0)
+    entry = seen + row * vocab + token
+    if PHASE == 0:
+        tl.store(entry, tl.zeros((BLOCK,), tl.int32), mask=inside)
+    elif PHASE == 1:
+        tl.atomic_add(entry, tl.full((BLOCK,), 1, tl.int32), mask=inside & (is_prompt == 0))
+        tl.atomic_or(entry, tl.full((BLOCK,), 0x40000000, tl.int32), mask=inside & is_prompt)
+    else:
+        found = tl.atomic_xchg(entry, tl.zeros((BLOCK,), tl.int32), mask=inside)
+        is_first = inside & (found != 0)
+        count = found & 0x3FFFFFFF
+        factor = tl.load(repetition + row).to(tl.float32)
+        address = logits + row * stride + token
+        x = tl.load(address, mask=is_first, other=0.0).to(tl.float32)
+        y = tl.where(x > 0, tl.math.div_rn(x, factor), x * factor)
+        y = tl.where(factor == 1.0, x, y)
+        each = tl.load(frequency + row).to(tl.float32)
+        once = tl.load(presence + row).to(tl.float32)
+        # Not contracted: product and sum are rounded one by one, as in the reference.
+        y = tl.where(count > 0, y - (count.to(tl.float32) * each + once), y)
+        tl.store(address, y.to(logits.dtype.element_ty), mask=is_first)

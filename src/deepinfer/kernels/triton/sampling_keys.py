@@ -7,6 +7,7 @@ import triton.language as tl
 
 __all__ = [
     "count_search",
+    "first_bit",
     "id_search",
     "key_of",
     "larger",
@@ -47,7 +48,7 @@ def mass_of(x, highest, temperature):
 
 
 @triton.jit
-def _first_bit(low, high):
+def first_bit(low, high):
     """The highest bit in which two keys differ, 0 if none; and what they have in common above it."""
     bits = low ^ high
     bits |= bits >> 1
@@ -64,7 +65,7 @@ def count_search(keys, used, k, low, high, STEPS: tl.constexpr):
 
     With fewer than k used keys, a key that is not above the lowest.
     """
-    bit, found = _first_bit(low, high)
+    bit, found = first_bit(low, high)
     step = 0
     while (bit > 0) & (step < STEPS):
         trial = found | bit
@@ -81,7 +82,7 @@ def mass_search(keys, mass, target, low, high, FEW: tl.constexpr):
 
     FEW says that there are at most 256, whose halves of 21 bits can be summed as int32.
     """
-    bit, found = _first_bit(low, high)
+    bit, found = first_bit(low, high)
     lower = (mass & 0x1FFFFF).to(tl.int32)
     upper = (mass >> 21).to(tl.int32)
     while bit > 0:

@@ -18,11 +18,27 @@ from deepinfer.kernels.triton.sampling_cut import (
 )
 from deepinfer.kernels.triton.sampling_draw import (
     best_of_chunks_kernel,
+    best_of_row_kernel,
     best_token_kernel,
 )
 from deepinfer.kernels.triton.sampling_edit import apply_cut_kernel
+from deepinfer.kernels.triton.sampling_rounds import (
+    first_judge_kernel,
+    first_round_kernel,
+    judge_kernel,
+    next_round_kernel,
+)
+from deepinfer.kernels.triton.sampling_settle import settle_kernel
 
-__all__ = ["Filters", "apply_cuts", "best_tokens", "cut_rows", "draw_filtered", "on_device"]
+__all__ = [
+    "Filters",
+    "apply_cuts",
+    "best_tokens",
+    "cut_rows",
+    "draw_by_rounds",
+    "draw_filtered",
+    "on_device",
+]
 
 
 class Filters(NamedTuple):
@@ -53,6 +69,7 @@ def best_tokens(
     stream: int = 0,
     cuts: tuple[Tensor, Tensor] | None = None,
     sizes: tuple[int, int] | None = None,
+    row_sizes: tuple[int, int, int] | None = None,
 ) -> None:
     """Writes the token of the highest logit of each row, or of the highest sum of logit and noise.
 
@@ -65,9 +82,16 @@ def best_tokens(
         stream: Purpose of the noise.
         cuts: Logit and id at which each row is cut.
         sizes: Tokens of a chunk, and warps.
+        row_sizes: For the highest logit by one program a row: tokens at once, warps, and loads that are under way.
     """
     rows, vocab = logits.shape
     drawn = seeds is not None
+    if row_sizes is not None and not drawn:
+        best_of_row_kernel[(rows,)](
+            logits, out, vocab, logits.stride(0),
+            BLOCK=row_sizes[0], STAGES=row_sizes[2], num_warps=warps(row_sizes[1]),
+        )  # fmt: skip
+        return
     block, num_warps = sizes or configs.lookup("gumbel" if drawn else "argmax", vocab)
     chunks = triton.cdiv(vocab, block)
     tokens = torch.empty((rows, chunks), dtype=torch.int32, device=logits.device)
@@ -101,7 +125,8 @@ def cut_rows(
     stream: int = 0,
     out: Tensor | None = None,
     sizes: tuple[int, int] | None = None,
-    row_warps: int = 8,
+    row_warps: int | None = None,
+    span: int | None = None,
     capacity: int = 2048,
     bracket_warps: int | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -115,7 +140,8 @@ def cut_rows(
         stream: Purpose of the noise.
         out: Where these tokens go, shape [rows], int64.
         sizes: Tokens of a chunk, and warps.
-        row_warps: Warps of the program of a row.
+        row_warps: Warps of the program of a row; None for a choice by `widest`.
+        span: Tokens of groups that it looks at together; None for a choice by `widest`.
         capacity: Candidates of a row with a top-k, a power of two.
         bracket_warps: Warps of the programs that look for brackets.
 
@@ -164,7 +190,11 @@ def cut_rows(
             logits, *given, tops, coarse, fine, exact, found, counts, vocab,
             logits.stride(0), chunks, EACH=each, **flags,
         )  # fmt: skip
-    scratch = empty(rows, configs.MOST_TOP_K + capacity + 1, dtype=torch.int32)
+    is_wide = filters.widest > 256 or not few
+    span = span or (8192 if is_wide else 2048)
+    row_warps = row_warps or (16 if is_wide else 8)
+    most = 2 * configs.MOST_TOP_K
+    scratch = empty(rows, most + capacity + 1, dtype=torch.int32)
     seeds_or = seeds if seeds is not None else tops
     positions_or = positions if positions is not None else tops
     to = out if out is not None else tops
@@ -175,14 +205,15 @@ def cut_rows(
         "MIN_P": filters.min_p is not None,
         "SAMPLE": seeds is not None,
         "CHUNKS": padded,
-        "MOST_K": configs.MOST_TOP_K,
+        "MOST_K": most,
         "CAPACITY": capacity,
     }
     row_cut_kernel[(rows,)](
         logits, *given, seeds_or, positions_or, maxima, tops, exact, found, counts, scratch, cuts,
         cut_ids, to, *where,
         TOP_K=filters.top_k is not None, BINS=bins, FEW=few, BLOCK=block, GROUPS=groups,
-        ALL_GROUPS=padded * groups, EACH=each, num_warps=warps(row_warps), **flags,
+        ALL_GROUPS=padded * groups, EACH=each, SPAN=span, STEPS=32 if is_wide else 14,
+        FAST=not interpreted(), num_warps=warps(row_warps), **flags,
     )  # fmt: skip
     if filters.top_k is not None:
         few_cut_kernel[(rows,)](
@@ -212,12 +243,90 @@ def draw_filtered(
         out: Shape [rows], int64.
         sizes: As in `cut_rows`.
     """
-    cuts = cut_rows(logits, filters, seeds, positions, stream, out, **sizes)
-    if not 0 < filters.widest <= configs.MOST_TOP_K:
-        best_tokens(
-            logits, out, temperature=filters.temperature, seeds=seeds, positions=positions,
-            stream=stream, cuts=cuts,
+    if 0 < filters.widest <= configs.MOST_TOP_K:
+        cut_rows(logits, filters, seeds, positions, stream, out, **sizes)
+    else:
+        draw_by_rounds(logits, filters, seeds, positions, stream, out, **sizes)
+
+
+def draw_by_rounds(
+    logits: Tensor,
+    filters: Filters,
+    seeds: Tensor,
+    positions: Tensor,
+    stream: int,
+    out: Tensor,
+    sizes: tuple[int, int] | None = None,
+    next_sizes: tuple[int, int] | None = None,
+    settle_sizes: tuple[int, int] | None = None,
+    judge_warps: int = 16,
+    rounds: int = 2,
+) -> None:
+    """Writes the token of each row, drawn from all tokens and judged, until one is kept.
+
+    Args:
+        logits: Shape [rows, vocab], last stride 1.
+        filters: Options of the rows.
+        seeds: Shape [rows], int64.
+        positions: Shape [rows], integers.
+        stream: Purpose of the noise.
+        out: Shape [rows], int64.
+        sizes: Tokens of a chunk of the first round, and warps.
+        next_sizes: The same for the next rounds.
+        settle_sizes: The same for the program of a row that finishes what they leave.
+        judge_warps: Warps of the program that judges the first round of a row.
+        rounds: Rounds of several programs a row behind the first.
+    """
+    rows, vocab = logits.shape
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=logits.device)
+
+    given = [t if t is not None else logits for t in filters[:4]]
+    warm = given[0]
+    flags = {"WARM": filters.temperature is not None}
+    kinds = flags | {
+        "TOP_K": filters.top_k is not None,
+        "TOP_P": filters.top_p is not None,
+        "MIN_P": filters.min_p is not None,
+    }
+    fast = not interpreted()
+    block, num_warps = sizes or configs.lookup("first_round", vocab)
+    chunks, groups = triton.cdiv(vocab, block), block // 16
+    padded = triton.next_power_of_2(chunks)
+    tokens, tops = empty(rows, chunks, dtype=torch.int32), empty(rows, chunks)
+    maxima, masses = empty(rows, chunks, groups), empty(rows, chunks, groups)
+    where = (vocab, logits.stride(0), chunks, stream)
+    first_round_kernel[(rows * chunks,)](
+        logits, warm, seeds, positions, tokens, tops, maxima, masses, *where,
+        MASS=kinds["TOP_P"], FAST=fast, BLOCK=block, GROUPS=groups, num_warps=warps(num_warps), **flags,
+    )  # fmt: skip
+    cuts, facts = empty(rows), empty(rows, 4)
+    cut_ids, waiting = empty(rows, dtype=torch.int32), empty(rows, dtype=torch.int32)
+    state = (cuts, cut_ids, waiting, facts, out)
+    first_judge_kernel[(rows,)](
+        logits, *given, seeds, positions, tokens, tops, maxima, masses, *state, *where,
+        CHUNKS=padded, GROUPS=groups, ALL_GROUPS=padded * groups, num_warps=warps(judge_warps), **kinds,
+    )  # fmt: skip
+    block, num_warps = next_sizes or configs.lookup("next_round", vocab)
+    chunks = triton.cdiv(vocab, block)
+    where = (vocab, logits.stride(0), chunks, stream)
+    tokens, tops = empty(rows, chunks, dtype=torch.int32), empty(rows, chunks)
+    counts, sums = empty(rows, chunks, dtype=torch.int32), empty(rows, chunks, 2)
+    for _ in range(rounds):
+        next_round_kernel[(rows * chunks,)](
+            logits, warm, seeds, positions, cuts, cut_ids, facts, tokens, tops, counts, sums, *where,
+            MIN_P=kinds["MIN_P"], FAST=fast, BLOCK=block, num_warps=warps(num_warps), **flags,
         )  # fmt: skip
+        judge_kernel[(rows,)](
+            logits, *given, seeds, positions, tokens, tops, counts, sums, *state, *where,
+            CHUNKS=triton.next_power_of_2(chunks), num_warps=warps(4), **kinds,
+        )  # fmt: skip
+    block, num_warps = settle_sizes or configs.lookup("settle", vocab)
+    settle_kernel[(rows,)](
+        logits, *given, seeds, positions, *state, vocab, logits.stride(0), stream,
+        FAST=fast, BLOCK=block, num_warps=warps(num_warps), **kinds,
+    )  # fmt: skip
 
 
 def apply_cuts(logits: Tensor, cuts: tuple[Tensor, Tensor], out: Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deepinfer.kernels.triton.sampling_keys import larger
+from deepinfer.kernels.triton.sampling_keys import key_of, larger
 
 __all__ = ["chunk_logsum", "logprob_chunk_kernel", "logprob_row_kernel", "logsum_of_chunks"]
 
@@ -55,9 +55,10 @@ def logprob_row_kernel(
     tops,
     sums,
     counts,
-    best_ids,
+    found_ids,
     logprobs,
     ranks,
+    best_ids,
     best_logprobs,
     vocab,
     stride,
@@ -65,6 +66,7 @@ def logprob_row_kernel(
     num_top,
     CHUNKS: tl.constexpr,
     TOP: tl.constexpr,
+    SORT: tl.constexpr,
 ):
     """Log probabilities of a row's token and of its likeliest ones, and the token's rank."""
     row = tl.program_id(0).to(tl.int64)
@@ -80,9 +82,19 @@ def logprob_row_kernel(
     tl.store(ranks + row, tl.where(is_token, rank, 0).to(ranks.dtype.element_ty))
     if TOP > 0:
         t = tl.arange(0, TOP)
-        ids = tl.load(best_ids + row * num_top + t, mask=t < num_top, other=0)
+        ids = tl.load(found_ids + row * num_top + t, mask=t < num_top, other=-1)
         some = (t < num_top) & (ids >= 0)
-        best = tl.load(logits + row * stride + ids, mask=some, other=0.0).to(tl.float32)
-        best = tl.minimum(best.to(tl.float64) - total, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        values = tl.load(logits + row * stride + ids, mask=some, other=float("-inf")).to(tl.float32)
+        place = t
+        if SORT:
+            # How many of them go before it: no two have the same place.
+            keys = tl.where(some, key_of(values).to(tl.int64) + 1, 0)
+            before = keys[None, :] > keys[:, None]
+            same = keys[None, :] == keys[:, None]
+            before |= same & ((ids[None, :] < ids[:, None]) & some[:, None])
+            before |= same & (some[:, None] == 0) & (t[None, :] < t[:, None])
+            place = tl.sum(before.to(tl.int32), 1)
+        best = tl.minimum(values.to(tl.float64) - total, 0.0, propagate_nan=tl.PropagateNan.ALL)
         best = tl.where(some, best.to(tl.float32), float("-inf"))
-        tl.store(best_logprobs + row * num_top + t, best, mask=t < num_top)
+        tl.store(best_logprobs + row * num_top + place, best, mask=t < num_top)
+        tl.store(best_ids + row * num_top + place, ids, mask=t < num_top)

@@ -1,34 +1,33 @@
-"""The cut of a row by passes over all of it: slow, for rows that the fast ways cannot serve."""
+"""Cuts and draws of one row by passes over all of it in one program, for rows that the fast ways cannot serve."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from deepinfer.kernels.triton.philox import exact_gumbel
-from deepinfer.kernels.triton.sampling_keys import key_of, mass_of
+from deepinfer.kernels.triton.sampling_draw import exact_scores, kept_values, noisy_block
+from deepinfer.kernels.triton.sampling_keys import first_bit, key_of, mass_of, value_of
 
-__all__ = ["cut_whole_row", "draw_whole_row"]
+__all__ = ["best_before", "cut_whole_row", "draw_whole_row", "exact_mass", "kth_of_row"]
 
 
 @triton.jit
-def _sums(
-    x, vocab, low, cut_id, highest, temperature, least, MASS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Sum, over tokens above the key `low` or equal to it with an id up to `cut_id`, of 1 or of their mass."""
-    total = tl.zeros((), tl.int64)
+def _block(x, vocab, start, BLOCK: tl.constexpr):
+    at = start + tl.arange(0, BLOCK)
+    return at, tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def exact_mass(x, vocab, low, cut_id, highest, temperature, least, BLOCK: tl.constexpr):
+    """Integer mass of tokens above the key `low`, or equal to it with an id up to `cut_id`, from the key `least` on."""
+    total = tl.zeros((BLOCK,), tl.int64)
     for start in range(0, vocab, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+        at, values = _block(x, vocab, start, BLOCK)
         keys = key_of(values)
         good = (values > float("-inf")) & (keys >= least)
         good &= (keys > low) | ((keys == low) & (at <= cut_id))
-        if MASS:
-            part = tl.where(good, mass_of(values, highest, temperature), 0)
-        else:
-            part = good.to(tl.int64)
-        total += tl.sum(part, 0)
-    return total
+        total += tl.where(good, mass_of(values, highest, temperature), 0)
+    return tl.sum(total, 0)
 
 
 @triton.jit
@@ -36,15 +35,86 @@ def _id_of(x, vocab, key, room, BLOCK: tl.constexpr):
     """Id of the `room`-th token with this key; the highest id if there are no more than that."""
     found = 2147483647
     seen = 0
-    for start in range(0, vocab, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+    start = 0
+    while (start < vocab) & (seen < room):
+        at, values = _block(x, vocab, start, BLOCK)
         same = ((key_of(values) == key) & (at < vocab)).to(tl.int32)
         count = tl.sum(same, 0)
-        if (seen < room) & (seen + count >= room):
+        if seen + count >= room:
             place = seen + tl.cumsum(same, 0)
             found = tl.min(tl.where((same > 0) & (place == room), at, 2147483647), 0)
         seen += count
+        start += BLOCK
+    return found
+
+
+@triton.jit
+def kth_of_row(x, vocab, k, low, high, BLOCK: tl.constexpr):
+    """The k-th largest key of a row and how many of its equals are among the k; 0 where fewer than k are finite.
+
+    The k-th key lies in [low, high], of which no token is above `high`. Three bits a pass are settled.
+    """
+    bins = tl.arange(0, 8)
+    prefix = tl.zeros((), tl.int64)
+    left = k
+    shift = 30
+    enough = True
+    while (shift >= 0) & enough:
+        # 33 bits, so that eleven digits of three bits are all of them.
+        lowest = (low.to(tl.int64) << 1) >> shift
+        top = (high.to(tl.int64) << 1) >> shift
+        if lowest == top:
+            prefix = top
+        else:
+            total = tl.zeros((8,), tl.int32)
+            for far in range(0, vocab, 255 * BLOCK):
+                # Eight counts of eight bits.
+                packed = tl.zeros((BLOCK,), tl.int64)
+                for start in range(far, tl.minimum(far + 255 * BLOCK, vocab), BLOCK):
+                    _, values = _block(x, vocab, start, BLOCK)
+                    keys = key_of(values).to(tl.int64) << 1
+                    same = (values > float("-inf")) & ((keys >> (shift + 3)) == prefix)
+                    one = tl.full((BLOCK,), 1, tl.int64) << (((keys >> shift) & 7) * 8)
+                    packed += tl.where(same, one, 0)
+                fields = (packed[:, None] >> (bins[None, :] * 8).to(tl.int64)) & 255
+                total += tl.sum(fields.to(tl.int32), 0)
+            reached = tl.sum(tl.where(bins[None, :] >= bins[:, None], total[None, :], 0), 1)
+            digit = tl.max(tl.where(reached >= left, bins, -1), 0)
+            enough = digit >= 0
+            left -= tl.sum(tl.where(bins > digit, total, 0), 0)
+            prefix = prefix * 8 + tl.maximum(digit, 0)
+        shift -= 3
+    key = tl.where(enough, prefix >> 1, 0).to(tl.uint32)
+    return key, tl.where(enough, left, 2147483647)
+
+
+@triton.jit
+def _mass_search(
+    x, vocab, target, top_key, top_id, high, highest, temperature, least, BLOCK: tl.constexpr
+):
+    """The largest key such that the kept masses of it and all larger ones reach the target; two bits a pass."""
+    # A mass is 0 from exp(-30) on.
+    lowest = key_of((highest.to(tl.float64) - 31.0 * temperature).to(tl.float32))
+    low = tl.minimum(tl.maximum(tl.maximum(top_key, least), lowest), high)
+    bit, found = first_bit(low, high)
+    while bit > 0:
+        half = bit >> 1
+        both = tl.zeros((BLOCK,), tl.int64)
+        upper = tl.zeros((BLOCK,), tl.int64)
+        lower = tl.zeros((BLOCK,), tl.int64)
+        for start in range(0, vocab, BLOCK):
+            at, values = _block(x, vocab, start, BLOCK)
+            keys = key_of(values)
+            good = (values > float("-inf")) & (keys >= least)
+            good &= (keys > top_key) | ((keys == top_key) & (at <= top_id))
+            mass = tl.where(good, mass_of(values, highest, temperature), 0)
+            both += tl.where(keys >= (found | bit | half), mass, 0)
+            upper += tl.where(keys >= (found | bit), mass, 0)
+            lower += tl.where(keys >= (found | half), mass, 0)
+        low_found = tl.where(tl.sum(lower, 0) >= target, found | half, found)
+        high_found = tl.where(tl.sum(both, 0) >= target, found | bit | half, found | bit)
+        found = tl.where(tl.sum(upper, 0) >= target, high_found, low_found)
+        bit = half >> 1
     return found
 
 
@@ -54,72 +124,82 @@ def cut_whole_row(
     TOP_K: tl.constexpr, TOP_P: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Key and id of the cut of a row."""
-    all_ids = 2147483647
     none = tl.zeros((), tl.uint32)
     key = none
-    cut_id = all_ids
+    cut_id = 2147483647
+    high = key_of(highest)
     if TOP_K:  # noqa: SIM102 - known when it is compiled
         if k < vocab:
-            bit = tl.full((), 0x80000000, tl.uint32)
-            for _ in range(32):
-                trial = key | bit
-                count = _sums(x, vocab, trial, all_ids, highest, temperature, none, False, BLOCK)
-                key = tl.where(count >= k, trial, key)
-                bit = bit >> 1
+            key, room = kth_of_row(x, vocab, k, none, high, BLOCK)
             if key > 0:
-                more = _sums(x, vocab, key, -1, highest, temperature, none, False, BLOCK)
-                cut_id = _id_of(x, vocab, key, (k - more).to(tl.int32), BLOCK)
+                cut_id = _id_of(x, vocab, key, room, BLOCK)
+    restricted = False
     if TOP_P:
-        if top_p < 1:
-            top_key = key
-            top_id = cut_id
-            total = _sums(x, vocab, top_key, top_id, highest, temperature, least, True, BLOCK)
-            target = tl.maximum(tl.ceil(total.to(tl.float64) * top_p).to(tl.int64), 1)
-            key = none
-            bit = tl.full((), 0x80000000, tl.uint32)
-            for _ in range(32):
-                trial = key | bit
-                # Below the cut of top-k nothing is added, so no key below it is found.
-                low = tl.maximum(trial, top_key)
-                until = tl.where(trial > top_key, all_ids, top_id)
-                sum_ = _sums(x, vocab, low, until, highest, temperature, least, True, BLOCK)
-                key = tl.where(sum_ >= target, trial, key)
-                bit = bit >> 1
-            before = _sums(x, vocab, key, -1, highest, temperature, least, True, BLOCK)
-            same = _sums(x, vocab, key, all_ids, highest, temperature, least, True, BLOCK) - before
-            count = _sums(x, vocab, key, all_ids, highest, temperature, least, False, BLOCK)
-            count -= _sums(x, vocab, key, -1, highest, temperature, least, False, BLOCK)
-            each = tl.maximum(same // tl.maximum(count, 1), 1)
-            room = (target - before + each - 1) // each
-            cut_id = _id_of(x, vocab, key, room.to(tl.int32), BLOCK)
-        else:
-            cut_id = tl.where(least > key, all_ids, cut_id)
-            key = tl.maximum(least, key)
+        restricted = top_p < 1
+    if restricted:
+        total = exact_mass(x, vocab, key, cut_id, highest, temperature, least, BLOCK)
+        target = tl.maximum(tl.ceil(total.to(tl.float64) * top_p).to(tl.int64), 1)
+        key = _mass_search(x, vocab, target, key, cut_id, high, highest, temperature, least, BLOCK)
+        before = exact_mass(x, vocab, key, -1, highest, temperature, least, BLOCK)
+        each = tl.maximum(mass_of(value_of(key), highest, temperature), 1)
+        room = (target - before + each - 1) // each
+        cut_id = _id_of(x, vocab, key, tl.minimum(room, 2147483647).to(tl.int32), BLOCK)
     else:
-        cut_id = tl.where(least > key, all_ids, cut_id)
+        cut_id = tl.where(least > key, 2147483647, cut_id)
         key = tl.maximum(least, key)
     return key, cut_id
 
 
 @triton.jit
+def best_before(
+    x, vocab, cut, cut_id, highest, temperature, seed, position, stream,
+    FAST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The token of the highest score in fp64 above a cut: a logit, and the last id that counts at it."""
+    best = tl.full((), float("-inf"), tl.float64)
+    token = 2147483647
+    # At the highest logit only ids up to that of the cut are left.
+    end = tl.where((cut == highest) & (cut_id < vocab), cut_id + 1, vocab)
+    start = 0
+    while start < end:
+        at, values = _block(x, vocab, start, BLOCK)
+        values = kept_values(values, at, cut, cut_id, True)
+        top = tl.max(values, 0)
+        if top > float("-inf"):
+            found = noisy_block(
+                x, values, start, vocab, top, temperature, seed, position, stream, cut, cut_id,
+                True, FAST, BLOCK,
+            )  # fmt: skip
+            four = found * 4 + tl.arange(0, 4)
+            scores = exact_scores(
+                x,
+                four,
+                four < vocab,
+                highest,
+                temperature,
+                seed,
+                position,
+                stream,
+                cut,
+                cut_id,
+                True,
+            )
+            score = tl.max(scores, 0)
+            first = tl.min(tl.where((scores == score) & (four < vocab), four, 2147483647), 0)
+            token = tl.where(score > best, first, token)
+            best = tl.maximum(score, best)
+        start += BLOCK
+    return token
+
+
+@triton.jit
 def draw_whole_row(
-    x, vocab, key, cut_id, highest, temperature, seeds, positions, row, stream, BLOCK: tl.constexpr
+    x, vocab, key, cut_id, highest, temperature, seeds, positions, row, stream,
+    FAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The token of the highest score in fp64 among what the cut of a row keeps."""
     seed = tl.load(seeds + row).to(tl.int64)
     position = tl.load(positions + row).to(tl.int64)
-    best = tl.full((), float("-inf"), tl.float64)
-    token = -1
-    for start in range(0, vocab, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-        keys = key_of(values)
-        kept = (keys > key) | ((keys == key) & (at <= cut_id))
-        score = (values.to(tl.float64) - highest.to(tl.float64)) / temperature
-        score += exact_gumbel(seed, position, at, stream)
-        score = tl.where(kept & (values > float("-inf")), score, float("-inf"))
-        top = tl.max(score, 0)
-        first = tl.min(tl.where(score == top, at, 2147483647), 0)
-        token = tl.where(top > best, first, token)
-        best = tl.maximum(top, best)
-    return token
+    return best_before(
+        x, vocab, value_of(key), cut_id, highest, temperature, seed, position, stream, FAST, BLOCK
+    )

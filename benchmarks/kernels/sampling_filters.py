@@ -1,0 +1,358 @@
+"""Cases of draws among what top-k, top-p and min-p keep, with laws from flat to one token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from harness import Built, Case, assert_repeats
+from row_checks import eager
+
+from sampling import VOCAB, logits_of, options, spoil
+
+
+def sort_path(x: torch.Tensor, k: int, p: float) -> torch.Tensor:
+    """Top-k, top-p and a draw with a sort, in the operations of torch."""
+    values, index = x.sort(-1, descending=True)
+    if k:
+        values[:, k:] = float("-inf")
+    law = values.softmax(-1)
+    law[law.cumsum(-1) - law >= p] = 0.0
+    return index.gather(-1, (law / torch.empty_like(law).exponential_()).argmax(-1, keepdim=True))
+
+
+def law_of(rows: int, law: str) -> torch.Tensor:
+    """Rows of logits.
+
+    "normal" and "flat" are random; "peaked" falls with the rank as logits of a language model do, in steps of bf16; "masked"
+    is that with 500 tokens left; "equal" and "one" have one logit for all, or for all but one.
+    """
+    if law in ("normal", "flat"):
+        return torch.randn(rows, VOCAB, device="cuda") * (3.0 if law == "normal" else 1.0)
+    x = torch.full((rows, VOCAB), 1.5, device="cuda")
+    if law == "one":
+        x[:, VOCAB // 2] = 25.0
+    if law in ("peaked", "masked"):
+        ranks = torch.rand(rows, VOCAB, device="cuda").argsort(-1) + 1
+        x = 20.0 - 1.3 * ranks.float().log() + 0.3 * torch.randn(rows, VOCAB, device="cuda")
+        x = x.bfloat16().float()
+    if law == "masked":
+        x.masked_fill_(torch.rand(rows, VOCAB, device="cuda") > 500 / VOCAB, float("-inf"))
+    return x
+
+
+def dropped_first(x: torch.Tensor, k: int, p: float) -> torch.Tensor:
+    """Seeds with which the token drawn from the whole row is not kept, so that more rounds are needed."""
+    from deepinfer.kernels.sampling import gumbel_sample, top_k_top_p_sample
+
+    found = []
+    for row in x.split(1):
+        many = row.expand(512, -1)
+        seeds, zero = options(512)[0], torch.zeros(512, device="cuda", dtype=torch.int64)
+        kept = top_k_top_p_sample(many, seeds, zero, k, p, backend="torch")
+        other = (gumbel_sample(many, seeds, zero, backend="torch") != kept).nonzero()
+        found.append(seeds[int(other[0]) if len(other) else 0])
+    return torch.stack(found)
+
+
+def filtered(
+    rows: int,
+    k: int,
+    p: float,
+    sizes: dict,
+    law: str = "normal",
+    dropped: bool = False,
+    judged: bool = True,
+):
+    """Builds draws among the top."""
+
+    def build(small: bool) -> Built:
+        from deepinfer.kernels.reference import sampling as reference
+        from deepinfer.kernels.triton import sampling_launch as launch
+
+        count = 32 if small else rows
+        x = logits_of(count) if small else law_of(count, law)
+        warm = None
+        top_k = torch.full((count,), k, device="cuda") if k else None
+        top_p = torch.full((count,), p, device="cuda", dtype=torch.float64) if p < 1 else None
+        if small:
+            spoil(x)
+            for i, kind in enumerate(("flat", "peaked", "masked", "equal", "one")):
+                x[14 + 3 * i : 17 + 3 * i] = law_of(3, kind)
+            warm = torch.rand(count, device="cuda", dtype=torch.float64) + 0.5
+            warm[11], warm[13] = 0.0, float("nan")
+        seeds, positions = options(count)
+        if dropped and not small:
+            seeds, positions = dropped_first(x, k, p), torch.zeros_like(positions)
+        out = torch.full((count,), 777, device="cuda", dtype=torch.int64)
+        filters = launch.Filters(warm, top_k, top_p, None, k)
+
+        run = lambda: launch.draw_filtered(x, filters, seeds, positions, 0, out, **sizes)  # noqa: E731
+
+        def check() -> Mapping[str, float]:
+            if not judged:  # another case with the same filters is
+                return {}
+            for _ in range(8):
+                seeds.copy_(options(count)[0])
+                run()
+                want = torch.empty_like(out)
+                reference.top_k_top_p_sample(
+                    x, warm, top_k, top_p, None, seeds, positions, 0, k, want
+                )
+                assert torch.equal(out, want), (out - want).nonzero()[:5].tolist()
+            assert_repeats(run, out)
+            return {"differing": 0.0}
+
+        def from_logits() -> Callable:
+            import flashinfer as fi
+
+            if k and p < 1:
+                return lambda: fi.sampling.top_k_top_p_sampling_from_logits(x, k, p)
+            if k:
+                return lambda: fi.sampling.top_k_sampling_from_probs(fi.sampling.softmax(x), k)
+            return lambda: fi.sampling.top_p_sampling_from_probs(fi.sampling.softmax(x), p)
+
+        def from_probabilities() -> Callable:
+            import flashinfer as fi
+
+            probs = torch.softmax(x, -1)
+            if k and p < 1:
+                return lambda: fi.sampling.top_k_top_p_sampling_from_probs(probs, k, p)
+            if k:
+                return lambda: fi.sampling.top_k_sampling_from_probs(probs, k)
+            return lambda: fi.sampling.top_p_sampling_from_probs(probs, p)
+
+        peers = {"flashinfer": from_logits, "flashinfer_probabilities": from_probabilities}
+        if law == "normal" and (k, p) == (50, 0.95):
+            peers["torch"] = eager(lambda x: sort_path(x, k, p), x)
+        return Built(run, check, size_bytes=x.numel() * 4, peers=peers)
+
+    return build
+
+
+def masked(rows: int, vocab: int, kind: str):
+    """Builds the mask of all filters together."""
+
+    def build(small: bool) -> Built:
+        from deepinfer.kernels.sampling import top_k_top_p_mask
+
+        count = 48 if small else rows
+        x = logits_of(count, vocab)
+        keys: dict = {"top_k": 50, "top_p": 0.95}
+        if small:
+            spoil(x)
+            r = lambda: torch.rand(count, device="cuda", dtype=torch.float64)  # noqa: E731
+            warm = r() + 0.3
+            warm[11] = 0.0
+            top_k = torch.randint(-5, 60, (count,), device="cuda")
+            top_k[20:28] = torch.tensor([1, 1024, 1025, 3000, vocab, vocab + 1, 500, 0])
+            top_p, min_p = r().clamp_min(0.01), r() * 0.01
+            top_p[30:36], min_p[34:40] = 1.0, 0.0
+            keys = {
+                "k": {"top_k": top_k, "temperature": warm},
+                "p": {"top_p": top_p, "temperature": warm},
+                "all": {"top_k": top_k, "top_p": top_p, "min_p": min_p, "temperature": warm},
+                "min": {"min_p": min_p},
+            }[kind]
+        out = torch.full_like(x, 777.0)
+        run = lambda: top_k_top_p_mask(x, out=out, backend="triton", **keys)  # noqa: E731
+
+        def check() -> Mapping[str, float]:
+            want = top_k_top_p_mask(x, backend="torch", **keys)
+            wrong = [
+                r
+                for r in range(count)
+                if not torch.equal(out[r].nan_to_num(7.0), want[r].nan_to_num(7.0))
+            ]
+            counts = [
+                (r, int(out[r].isfinite().sum()), int(want[r].isfinite().sum())) for r in wrong
+            ]
+            assert not wrong, f"rows, kept and wanted: {counts[:8]}"
+            assert_repeats(run, out)
+            return {"differing": 0.0}
+
+        return Built(run, check, size_bytes=8 * x.numel())
+
+    return build
+
+
+def mixed(vocab: int, kind: str):
+    """Builds the check of draws whose filters differ from row to row."""
+
+    def build(small: bool) -> Built:
+        from deepinfer.kernels.sampling import top_k_top_p_sample
+
+        count = 64
+        x = logits_of(count, vocab)
+        spoil(x)
+        r = lambda: torch.rand(count, device="cuda", dtype=torch.float64)  # noqa: E731
+        warm = r() + 0.3
+        warm[11], warm[12] = 0.0, float("nan")
+        top_k = torch.randint(-5, vocab + 5, (count,), device="cuda")
+        top_k[20:28] = torch.tensor([1, 1024, 1025, 3000, vocab, vocab + 1, 500, 0])
+        top_k[::3] = torch.randint(1, 60, top_k[::3].shape, device="cuda")
+        top_p, min_p = r(), r() * 0.01
+        top_p[30:36], min_p[34:40], top_p[36], top_p[37] = 1.0, 0.0, 0.0, float("nan")
+        min_p[41], min_p[42], min_p[43] = 1.0, float("nan"), 2.0
+        keys = {
+            "k": {"top_k": top_k, "temperature": warm},
+            "p": {"top_p": top_p, "temperature": warm},
+            "all": {"top_k": top_k, "top_p": top_p, "min_p": min_p, "temperature": warm},
+            "min": {"min_p": min_p, "top_p": top_p},
+        }[kind]
+
+        def check() -> Mapping[str, float]:
+            for _ in range(6):
+                seeds, positions = options(count)
+                own = top_k_top_p_sample(x, seeds, positions, backend="triton", **keys)
+                want = top_k_top_p_sample(x, seeds, positions, backend="torch", **keys)
+                wrong = (own != want).nonzero().flatten().tolist()
+                assert not wrong, (wrong[:8], own[wrong[:8]].tolist(), want[wrong[:8]].tolist())
+            return {"differing": 0.0}
+
+        return Built(lambda: None, check)
+
+    return build
+
+
+def brackets(warps: int):
+    """Builds the check of what is between logits and the cut of top-p alone."""
+
+    def build(small: bool) -> Built:
+        from deepinfer.kernels.triton import sampling_bracket as bracket
+
+        rows, chunks, block = 64, 16, 8192
+        x = torch.randn(rows, VOCAB, device="cuda") * 3
+        tops = torch.nn.functional.pad(x, (0, chunks * block - VOCAB), value=float("-inf"))
+        tops = tops.view(rows, chunks, block).amax(-1).contiguous()
+        top_p = torch.full((rows,), 0.95, device="cuda", dtype=torch.float64)
+        sums = [torch.zeros((rows, chunks, 16), device="cuda") for _ in "ab"]
+        exact = torch.zeros((rows, chunks, 2), device="cuda", dtype=torch.int64)
+        found = torch.full((rows, chunks, 256), -1, device="cuda", dtype=torch.int32)
+        counts = torch.zeros((rows, chunks), device="cuda", dtype=torch.int32)
+        given = (x, tops, tops, top_p, tops, tops)
+        flags = {"WARM": False, "TOP_K": False, "MIN_P": False, "CHUNKS": chunks, "BLOCK": block, "num_warps": warps}  # fmt: skip
+
+        def run() -> None:
+            for fine, to in ((False, sums[0]), (True, sums[1])):
+                bracket.bracket_mass_kernel[(rows * chunks,)](
+                    *given, sums[0], to, VOCAB, x.stride(0), chunks, FINE=fine, **flags
+                )
+            bracket.bracket_tokens_kernel[(rows * chunks,)](
+                *given, *sums, exact, found, counts, VOCAB, x.stride(0), chunks, EACH=256, **flags
+            )
+
+        def check() -> Mapping[str, float]:
+            run()
+            high = x.amax(-1, keepdim=True)
+            mass = (x.double() - high.double()).exp()
+            worst = 0.0
+            for j in range(15):
+                want = torch.where(x >= high - (j + 1) * 2.0, mass, 0.0).sum(-1)
+                got = sums[0][:, :, j].double().sum(-1)
+                worst = max(worst, float(((got - want).abs() / want.clamp_min(1e-3)).max()))
+            assert worst < 1e-4, f"coarse masses differ by {worst}"
+            units = (mass * 2.0**42).round().long()
+            assert int((exact[:, :, 0].sum(-1) - units.sum(-1)).abs().max()) < 1000, (
+                "integer masses"
+            )
+            assert int(counts.max()) <= 256, f"{int(counts.max())} tokens in a chunk"
+            target = (units.sum(-1).double() * 0.95).ceil()
+            above = exact[:, :, 1].sum(-1)
+            assert bool((above < target).all()), "what is above reaches the target"
+            used = torch.arange(256, device="cuda") < counts.unsqueeze(-1)
+            ids = torch.where(used, found, 0).view(rows, -1).long()
+            inside = torch.where(used.view(rows, -1), units.gather(1, ids), 0).sum(-1)
+            missing = (above + inside < target).nonzero().flatten().tolist()
+            assert not missing, f"the bracket is too low in rows {missing[:8]}"
+            return {"worst": worst, "most": float(counts.max())}
+
+        return Built(lambda: None, check)
+
+    return build
+
+
+LAWS = (
+    (0, 0.95, ("normal", "flat", "peaked", "equal", "masked", "one")),
+    (0, 0.5, ("normal", "flat")),
+    (0, 0.9, ("flat",)),
+    (0, 0.999, ("normal",)),
+    (1000, 1.0, ("normal", "flat", "peaked", "equal", "masked")),
+    (1000, 0.95, ("peaked",)),
+    (500, 1.0, ("normal",)),
+    (4096, 1.0, ("normal", "flat")),
+    (4096, 0.95, ("normal",)),
+    (50_000, 1.0, ("flat", "peaked")),
+    (50_000, 0.9, ("flat",)),
+    (50, 0.95, ("peaked", "equal", "masked")),
+    (20, 1.0, ("peaked",)),
+    (1, 1.0, ("peaked",)),
+)
+"""Top-k, top-p, and the laws that they are timed with."""
+
+ROUNDS = {
+    "first 4096 w8": {"sizes": (4096, 8)},
+    "first 4096 w4": {"sizes": (4096, 4)},
+    "next 4096 w8": {"next_sizes": (4096, 8)},
+    "rounds 1": {"rounds": 1},
+    "rounds 3": {"rounds": 3},
+    "judge w8": {"judge_warps": 8},
+}
+GROUPS = {
+    "row w8": {"row_warps": 8},
+    "span 2048": {"span": 2048},
+    "span 16384": {"span": 16384},
+}
+
+
+def named(k: int, p: float, law: str) -> str:
+    """The name of filters and of a law."""
+    return (f"k {k} " if k else "") + (f"p {p} " if p < 1 else "") + law
+
+
+def cases() -> list[Case]:
+    """The cases."""
+    op, found = "top_k_top_p_sample", []
+    for rows in (1, 64, 256):
+        shape = f"{rows} x {VOCAB} fp32"
+        for k, p in ((0, 0.95), (1000, 1.0)):
+            form = f"{shape} {named(k, p, 'normal')}"
+            found.append(Case(op, form, "table", filtered(rows, k, p, {})))
+            for name, sizes in (GROUPS if k else ROUNDS).items():
+                found.append(Case(op, form, name, filtered(rows, k, p, sizes)))
+    for rows in (1, 64, 256):
+        shape = f"{rows} x {VOCAB} fp32"
+        found.append(Case(op, f"{shape} k 50 p 0.95 normal", "table", filtered(rows, 50, 0.95, {})))
+        for k, p, laws in LAWS:
+            for law in laws:
+                if law != "normal" or (k, p) not in ((0, 0.95), (1000, 1.0)):
+                    build = filtered(rows, k, p, {}, law, judged=rows == 1 and law == laws[0])
+                    found.append(Case(op, f"{shape} {named(k, p, law)}", "table", build))
+    for k, p, law in ((0, 0.95, "normal"), (0, 0.5, "flat"), (4096, 1.0, "flat")):
+        build = filtered(1, k, p, {}, law, True, False)
+        form = f"1 x {VOCAB} fp32 {named(k, p, law)}, first token dropped"
+        found.append(Case(op, form, "table", build))
+    for kind in ("k", "p", "all", "min"):
+        for vocab in (VOCAB, 1000, 9000):
+            found.append(
+                Case(
+                    "top_k_top_p_mask",
+                    f"{vocab} {kind}",
+                    "table",
+                    masked(256, vocab, kind),
+                    kind != "k" or vocab != VOCAB,
+                )
+            )
+    for kind in ("k", "p", "all", "min"):
+        for vocab in (1000, VOCAB):
+            found.append(
+                Case(
+                    "top_k_top_p_sample",
+                    f"{vocab} rows by {kind}",
+                    "table",
+                    mixed(vocab, kind),
+                    True,
+                )
+            )
+    found.append(Case("top_k_top_p_sample", "brackets", "w16", brackets(16), True))
+    return found
