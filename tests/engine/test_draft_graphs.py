@@ -79,6 +79,7 @@ def test_engines_propose_from_recordings(model, depth) -> None:
             drafter = engine._parts.drafter
             if recorded and not model.embed.weight.is_cuda:
                 drafter.record()
+                engine._parts.runner.make_graphs(on_demand=True)  # which feed the drafter
             outputs = engine.generate(PROMPTS, params)
             found.append([(o.token_ids, o.usage.drafted, o.usage.accepted) for o in outputs])
             graphs = drafter._graphs

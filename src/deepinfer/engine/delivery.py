@@ -78,7 +78,8 @@ class Delivery:
     def _deliver_blocks(self, progress: ProgressList, blocks: ProgressBlocks, now: float) -> None:
         """Hands on what a step of decoding and verifying rows changed."""
         live = self._live
-        last_s, counts = 0.0, []  # of outputs in a row whose last tokens came at the same time
+        counts: list[int] = []  # of outputs in a row whose last tokens came at the same time
+        last_s = 0.0
         drafts: list[tuple[int, int, int]] = []
         tokens = blocks.token_ids
         for at, (sequence, first, count) in enumerate(

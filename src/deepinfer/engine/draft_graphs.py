@@ -19,7 +19,7 @@ from deepinfer.models.deepseek_v41.model import DeepseekV41
 from deepinfer.sampling import CoupledDraw
 from deepinfer.sampling.rng import SeedWords
 
-__all__ = ["DraftGraphs"]
+__all__ = ["DraftGraphs", "PendingBlocks"]
 
 _Output = tuple[Tensor, Tensor, Tensor, Tensor]
 _ANCHOR, _POSITION, _SLOT, _FIRST, _SEED_LOW, _SEED_HIGH, _TEMPERATURE = range(7)
@@ -97,10 +97,10 @@ class DraftGraphs:
         count = len(slots)
         return output[0][:count], output[1][:count], output[2][:count]
 
-    def blocks(
+    def start(
         self, values: NDArray[np.int64], words: NDArray[np.int64] | None = None
-    ) -> NDArray[np.float64] | None:
-        """`draft` of columns, with the results on the host.
+    ) -> PendingBlocks | None:
+        """`draft` of columns; nothing waits for the device.
 
         Args:
             values: Anchors, their positions, slots, and lowest position whose features the draft has seen without a gap,
@@ -109,14 +109,21 @@ class DraftGraphs:
                 the likeliest tokens of all.
 
         Returns:
-            Tokens, confidences and margins, shape [rows, 3, block], float64, in which ids are exact; None when it has to
-            be done without a recording.
+            The blocks to be, to be waited for before the next start; None when it has to be done without a recording.
         """
         output = self._run(values, words)
         if output is None:
             return None
-        packed: NDArray[np.float64] = output[3][: values.shape[1]].cpu().numpy()
-        return packed
+        count = values.shape[1]
+        tokens, packed = output[0][:count], output[3]
+        if self._cache.device.type != "cuda":
+            return PendingBlocks(tokens, packed[:count])
+        recording = self._recordings[_size(count, self._cache.num_slots), words is not None]
+        if recording.packed is None:
+            recording.packed = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+        recording.packed.copy_(packed, non_blocking=True)
+        recording.done.record()
+        return PendingBlocks(tokens, recording.packed[:count], recording.done)
 
     def _run(self, values: NDArray[np.int64], words: NDArray[np.int64] | None) -> _Output | None:
         count = values.shape[1]
@@ -148,7 +155,7 @@ class DraftGraphs:
     def _recording(self, count: int, *, is_drawn: bool) -> _Recording | None:
         if self.unsupported or not count:
             return None
-        rows = min(1 << (count - 1).bit_length(), self._cache.num_slots)
+        rows = _size(count, self._cache.num_slots)
         key = (rows, is_drawn)
         if key not in self._recordings:
             try:
@@ -164,10 +171,10 @@ class DraftGraphs:
         device = self._cache.device
         height = _TEMPERATURE + 1 if is_drawn else _FIRST + 1
         inputs = torch.zeros(height, rows, dtype=torch.int64, device=device)
-        host, sent = inputs, None
+        host, sent, done = inputs, None, None
         if device.type == "cuda":
             host = torch.zeros(height, rows, dtype=torch.int64, pin_memory=True)
-            sent = torch.cuda.Event()
+            sent, done = torch.cuda.Event(), torch.cuda.Event()
         columns = [inputs[i] for i in (_ANCHOR, _POSITION, _SLOT, _FIRST)]
         draw = None
         if is_drawn:
@@ -179,23 +186,51 @@ class DraftGraphs:
             return *found, torch.stack([part.double() for part in found], 1)
 
         if device.type != "cuda":
-            return _Recording(rows, inputs, host, sent, call)
+            return _Recording(rows, inputs, host, sent, done, call)
         graph, output = record_call(call, device, self._pool)
         self._pool = self._pool or graph.pool()
-        return _Recording(rows, inputs, host, sent, call, graph, output)
+        return _Recording(rows, inputs, host, sent, done, call, graph, output)
 
 
 @dataclass(frozen=True, slots=True)
+class PendingBlocks:
+    """Blocks that were launched.
+
+    Attributes:
+        tokens: Their tokens on the device, shape [rows, block], int64, valid until the next start.
+        packed: Host memory for tokens, confidences and margins, shape [rows, 3, block], fp64.
+        done: Event behind the copy to it, or None.
+    """
+
+    tokens: Tensor
+    packed: Tensor
+    done: Any = None
+
+    def wait(self) -> NDArray[np.float64]:
+        """Tokens, confidences and margins, shape [rows, 3, block], float64, in which ids are exact."""
+        if self.done is not None:
+            self.done.synchronize()
+        values: NDArray[np.float64] = self.packed.numpy().copy()
+        return values
+
+
+def _size(count: int, most: int) -> int:
+    return min(1 << (count - 1).bit_length(), most)
+
+
+@dataclass(slots=True)
 class _Recording:
     """One recorded block, or a call where nothing can be recorded."""
 
     rows: int
     inputs: Tensor
     host: Tensor  # what is sent to `inputs`, or the same tensor
-    sent: Any  # event behind the copy, where there is one
+    sent: Any  # events behind the copy, and behind that of the results, where there is one
+    done: Any
     call: Callable[[], _Output]
     graph: Any = None
     output: _Output | None = None
+    packed: Tensor | None = None  # pinned
 
     def replay(self) -> _Output:
         if self.graph is None or self.output is None:

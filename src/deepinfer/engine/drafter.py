@@ -15,7 +15,7 @@ from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
 from deepinfer.core.protocols import DraftBatch, DraftView
 from deepinfer.core.registry import Registry
-from deepinfer.engine.draft_graphs import DraftGraphs
+from deepinfer.engine.draft_graphs import DraftGraphs, PendingBlocks
 from deepinfer.engine.part_checks import check_part, is_factory
 from deepinfer.engine.parts import EngineDrafter
 from deepinfer.models.deepseek_v41.cache import SlotCache
@@ -85,24 +85,24 @@ class DSparkDrafter:
         first, end = self._cache.draft_spans[slot]
         return bool(first < end == position)
 
-    def blocks(
+    def start_blocks(
         self,
         anchors: NDArray[np.int64],
         positions: NDArray[np.int64],
         slots: NDArray[np.int64],
         words: NDArray[np.int64] | None,
-    ) -> tuple[NDArray[np.bool_], NDArray[np.float64] | None] | None:
-        """`propose` of columns, for the rows of them that `is_ready`.
+    ) -> tuple[NDArray[np.bool_], PendingBlocks | None] | None:
+        """`propose` of columns, for the rows of them that `is_ready`; nothing waits for the device.
 
         Args:
             anchors: Newest token of each request, shape [rows], int64.
             positions: Its position, shape [rows], int64.
             slots: Shape [rows], int64.
-            words: As in `DraftGraphs.blocks`, of all rows; None takes the likeliest tokens.
+            words: As in `DraftGraphs.start`, of all rows; None takes the likeliest tokens.
 
         Returns:
-            Which rows are ready, shape [rows], bool, and of these, tokens, confidences and margins, shape
-            [ready rows, 3, block], float64, or None when none is; None when it has to be done row by row.
+            Which rows are ready, shape [rows], bool, and their blocks, or None when none is; None when it has to be done row
+            by row.
         """
         graphs = self._graphs
         if graphs is None or graphs.unsupported:
@@ -117,7 +117,7 @@ class DSparkDrafter:
             words = None if words is None else words[:, ready]
             if not values.shape[1]:
                 return ready, None
-        found = graphs.blocks(values, words)
+        found = graphs.start(values, words)
         return None if found is None else (ready, found)
 
     def settle(self, slots: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> None:

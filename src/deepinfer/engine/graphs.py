@@ -228,7 +228,11 @@ class DecodeGraphs:
         return self._ran(bucket, output, offsets, len(rows), copy_features=False)
 
     def try_run_tokens(
-        self, rows: VerifyRows, layout: Layout, input_ids: Callable[[], Ints]
+        self,
+        rows: VerifyRows,
+        layout: Layout,
+        input_ids: Callable[[], Ints],
+        drafts: Tensor | None = None,
     ) -> GraphRun | None:
         """`try_run` for rows of several known tokens, at little cost a row; features are fed.
 
@@ -236,6 +240,8 @@ class DecodeGraphs:
             rows: The rows.
             layout: Where their tokens lie.
             input_ids: Gives the ids, shape [tokens], int64.
+            drafts: Ids of all tokens but the first of each row, of rows of one length, where only the device knows them,
+                shape [rows, tokens - 1], int64.
 
         Returns:
             What the step gave, one row of logits a token from the first on; None if it has to run in another way, in
@@ -258,6 +264,9 @@ class DecodeGraphs:
         floors = begin_verify(self._cache, rows)
         ids, columns = input_ids(), (rows.starts, rows.host_slots, rows.window_starts, floors)
         self._send(recording, lambda inputs: fill_verify(inputs, ids, layout, columns))
+        if drafts is not None:
+            sent = recording.inputs.ids.view(-1)[: layout.total].view(len(rows), -1)
+            sent[:, 1:].copy_(drafts)
         output = recording.replay()
         commit_verify(self._cache, rows)
         return self._ran(bucket, output, layout.offsets, layout.total, copy_features=False)

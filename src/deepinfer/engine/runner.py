@@ -41,6 +41,7 @@ from deepinfer.engine.verify_steps import (
     collect_lane,
     judge_lane,
     propose_for_lane,
+    resolve_lane,
     run_verify_lane,
     teach_of_lane,
 )
@@ -329,7 +330,7 @@ class ModelRunner(RecordsSteps):
         graphs = self._graphs
         if graphs is None or graphs.feed is None or graphs.unsupported or self._wants_outputs:
             return False
-        return hasattr(self._drafter, "blocks")
+        return hasattr(self._drafter, "start_blocks")
 
     def _propose(self, step: RunningStep) -> None:
         rules = self.info.vocab_size, self._never
@@ -342,6 +343,7 @@ class ModelRunner(RecordsSteps):
     def _take_apart(self, step: RunningStep) -> None:
         """Goes on row by row."""
         if step.verify is not None:
+            resolve_lane(step.verify, self.info.vocab_size, self._never)
             step.rows, step.verify = step.verify.running_rows(), None
             self._future.flush()
 
@@ -430,6 +432,7 @@ class ModelRunner(RecordsSteps):
     def _settle_lane(self, step: RunningStep, lane: VerifyLane) -> None:
         if step.done is not None:
             step.done.synchronize()
+        resolve_lane(lane, self.info.vocab_size, self._never)
         rows, last = judge_lane(step, lane, self._states, self.cache)
         teach_of_lane(lane, self.length_policy)
         slots, starts, ends = lane.company.host_slots, lane.starts, lane.starts + lane.used
@@ -441,7 +444,7 @@ class ModelRunner(RecordsSteps):
             rows = np.flatnonzero(feeds) if rows is None else rows[feeds[rows]]
         if rows is not None:
             slots, starts, ends = lane.company.host_slots[rows], starts[rows], ends[rows]
-        self._drafter.settle(slots.tolist(), starts.tolist(), ends.tolist())  # type: ignore[union-attr]
+        self._drafter.settle(slots.tolist(), starts.tolist(), ends.tolist())
         step.is_settled = True
 
     def _keep(self, running: RunningRow, tokens: list[int]) -> bool:

@@ -54,9 +54,13 @@ class RecordsSteps:
         return 0 if self._graphs is None else self._graphs.stats.hits.total()
 
     def _feeds_drafter(self, plan: StepPlan) -> bool:
-        """Whether the drafter learns of the decoding rows: always, but for recorded steps that verify nothing."""
+        """Whether the drafter learns of the decoding rows: always, but for recorded steps that verify nothing.
+
+        A row without drafts behind one whose drafts are still open may have room for some again in the next step.
+        """
         if not hasattr(self._drafter, "observe"):
             return False
         if self._graphs is None or self._graphs.feed is None:
             return True
-        return bool((plan.rows.roles == VERIFY).any())
+        rows = plan.rows
+        return bool((rows.roles == VERIFY).any() or rows.num_open.any())

@@ -15,6 +15,7 @@ from deepinfer.core.plan import ROLES, PlanRows, RowRole
 from deepinfer.core.protocols import SampleRows
 from deepinfer.core.types import Request
 from deepinfer.engine.decode_lane import Company, DecodeLanes
+from deepinfer.engine.draft_graphs import PendingBlocks
 from deepinfer.engine.layout import Layout
 from deepinfer.engine.sample_batch import RowsOfLogits
 from deepinfer.engine.step_state import RunningRow
@@ -76,6 +77,8 @@ class VerifyLane:
         confidences: Their confidences, shape [rows, block], float64.
         margins: Their margins, shape [rows, block], float64.
         known: Drafts of each block that can be chosen, and so have a confidence, shape [rows], int64.
+        pending: The blocks while only the device knows them, all of them whole; drafts, confidences and margins are
+            filled in later.
         layout: Where tokens and logits lie, once the lengths are known.
         tokens: Chosen tokens that are kept, one row behind the other, once they are known, shape [tokens], int64.
         used: How many each row has of them, shape [rows], int64.
@@ -91,6 +94,7 @@ class VerifyLane:
     confidences: Floats
     margins: Floats
     known: Ints
+    pending: PendingBlocks | None = None
     layout: Layout | None = None
     tokens: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     used: Ints = field(default_factory=lambda: np.zeros(0, np.int64))

@@ -8,13 +8,21 @@ from typing import Any
 import numpy as np
 
 from deepinfer.core.plan import RowResults
+from deepinfer.engine.draft_graphs import PendingBlocks
 from deepinfer.engine.graphs import DecodeGraphs, GraphRun
 from deepinfer.engine.step_batch import row_errors, wrong_count
 from deepinfer.engine.step_state import RunningStep, SlotStates
 from deepinfer.engine.verify_lane import BlockConfidences, VerifyLane
 from deepinfer.models.deepseek_v41.verify_books import take_back
 
-__all__ = ["collect_lane", "judge_lane", "propose_for_lane", "run_verify_lane", "teach_of_lane"]
+__all__ = [
+    "collect_lane",
+    "judge_lane",
+    "propose_for_lane",
+    "resolve_lane",
+    "run_verify_lane",
+    "teach_of_lane",
+]
 
 
 def propose_for_lane(
@@ -24,7 +32,7 @@ def propose_for_lane(
 
     Args:
         lane: The rows; they learn what is run.
-        drafter: Has `blocks`.
+        drafter: Has `start_blocks`.
         vocab_size: Ids are below it.
         never: Ids that are never chosen.
         lengths: May have `trim(confidences, counts, other_rows, margins=)`.
@@ -33,28 +41,28 @@ def propose_for_lane(
         False when it has to be done row by row; nothing has changed then.
     """
     wanted = lane.rows.num_drafts
+    if not wanted.any():
+        return True
     at: Any = slice(None) if wanted.all() else np.flatnonzero(wanted)
     words = lane.shared.seed_words
     given = lane.anchors[at], lane.starts[at], lane.company.host_slots[at]
-    found = drafter.blocks(*given, None if words is None else words[:, at])
+    found = drafter.start_blocks(*given, None if words is None else words[:, at])
     if found is None:
         return False
-    ready, packed = found
-    if packed is None:
+    ready, pending = found
+    if pending is None:
         return True
-    if not (isinstance(at, slice) and ready.all()):
-        at = np.arange(len(wanted))[at][ready]
-    count, block = len(wanted), min(packed.shape[2], drafter.draft_length)
-    tokens = packed[:, 0, :block].astype(np.int64)
-    confidences, margins = packed[:, 1, :block], packed[:, 2, :block]
-    bad = (tokens < 0) | (tokens >= vocab_size)
-    for token in never:
-        bad |= tokens == token
-    known = np.full(len(tokens), block)
-    if bad.any():
-        known = np.where(bad.any(1), bad.argmax(1), block)
-        confidences = np.where(np.arange(block) < known[:, None], confidences, 0.0)
-        tokens = np.where(bad, 0, tokens)
+    count, block = len(wanted), min(pending.tokens.shape[1], drafter.draft_length)
+    if isinstance(at, slice) and ready.all():
+        if pending.tokens.shape[1] == block and int(wanted.min()) >= block:
+            skips = getattr(lengths, "skips", None)
+            if not hasattr(lengths, "trim") or (skips is not None and skips(count)):
+                lane.pending, lane.drafts = pending, np.zeros((count, block), np.int64)
+                lane.lengths = np.full(count, block)
+                return True
+    else:
+        at = np.arange(count)[at][ready]
+    tokens, confidences, margins, known = _blocks(pending, block, vocab_size, never)
     counts = np.minimum(known, wanted[at])
     chosen = _trimmed(lengths, confidences, known, counts, count - len(tokens), margins)
     if isinstance(at, slice):
@@ -67,6 +75,39 @@ def propose_for_lane(
     lane.drafts[at], lane.confidences[at], lane.margins[at] = tokens, confidences, margins
     lane.lengths[at], lane.known[at] = chosen, known
     return True
+
+
+def resolve_lane(lane: VerifyLane, vocab_size: int, never: Set[int]) -> None:
+    """Fills in drafts that only the device knew.
+
+    Args:
+        lane: The rows.
+        vocab_size: Ids are below it.
+        never: Ids that are never chosen; drafts of them were run, and are refused.
+    """
+    if lane.pending is not None:
+        block = lane.drafts.shape[1]
+        found = _blocks(lane.pending, block, vocab_size, never)
+        lane.drafts, lane.confidences, lane.margins, lane.known = found
+        lane.pending = None
+
+
+def _blocks(
+    pending: PendingBlocks, block: int, vocab_size: int, never: Set[int]
+) -> tuple[Any, Any, Any, Any]:
+    """Tokens, confidences and margins, and how many of each block can be chosen."""
+    packed = pending.wait()[:, :, :block]
+    tokens = packed[:, 0].astype(np.int64)
+    confidences, margins = packed[:, 1], packed[:, 2]
+    bad = (tokens < 0) | (tokens >= vocab_size)
+    for token in never:
+        bad |= tokens == token
+    known = np.full(len(tokens), block)
+    if bad.any():
+        known = np.where(bad.any(1), bad.argmax(1), block)
+        confidences = np.where(np.arange(block) < known[:, None], confidences, 0.0)
+        tokens = np.where(bad, 0, tokens)
+    return tokens, confidences, margins, known
 
 
 def _trimmed(
@@ -100,7 +141,8 @@ def run_verify_lane(lane: VerifyLane, graphs: DecodeGraphs) -> GraphRun | None:
     Returns:
         What was run, one row of logits a token from the first on; None when nothing has changed.
     """
-    return graphs.try_run_tokens(lane.segments(), lane.lay_out(), lane.input_ids)
+    drafts = None if lane.pending is None else lane.pending.tokens
+    return graphs.try_run_tokens(lane.segments(), lane.lay_out(), lane.input_ids, drafts)
 
 
 def judge_lane(step: RunningStep, lane: VerifyLane, states: SlotStates, cache: Any) -> Any:

@@ -121,6 +121,25 @@ class LiveLengths:
         draws = self.switch.draws(len(confidences))
         return [len(known) if draws else 0 for known in confidences]
 
+    def skips(self, num_blocks: int) -> bool:
+        """Whether everything of a step is verified without a look at its confidences.
+
+        Args:
+            num_blocks: Rows with drafts.
+
+        Returns:
+            True for such a step, whose `trim` need not be asked.
+        """
+        if not self.switch.is_on or not num_blocks:
+            return False
+        if self._skipped and self._rows == num_blocks:
+            self._skipped -= 1
+        elif not (self._calibrated.is_new and (self._steps + 1) % _NOTE_EVERY != 1):
+            return False
+        self._steps += 1
+        self._expected, self._looks = 0.0, False
+        return True
+
     def trim(
         self,
         confidences: Sequence[Sequence[float]],
@@ -141,17 +160,14 @@ class LiveLengths:
         Returns:
             One number a row, from 0 to its count.
         """
+        if self.skips(len(counts)):
+            return _like(counts, counts)
         self._steps += 1
         self._expected = 0.0
         self._looks = False
-        if self._skipped and self._rows == len(counts) and self.switch.is_on:
-            self._skipped -= 1
-            return _like(counts, counts)
         if not len(counts):
-            return []
+            return _like(counts, counts)
         is_new = self._calibrated.is_new
-        if is_new and self.switch.is_on and self._steps % _NOTE_EVERY != 1:
-            return _like(counts, counts)  # nothing would be planned
         began = time.perf_counter()
         self._looks, self._rows = True, len(counts)
         most = np.asarray(counts, np.int64)
@@ -259,11 +275,13 @@ class LiveLengths:
         return {"switch": self.switch.state(), "calibration": self._calibrated.to_dict()}
 
 
-def _like(given: Sequence[int], lengths: Any) -> Any:
+def _like(given: Sequence[int], lengths: Any) -> list[int]:
     """Lengths as an array where an array was given, else as a list."""
-    if isinstance(given, np.ndarray):
-        return np.array(lengths)
-    return lengths.tolist() if isinstance(lengths, np.ndarray) else list(lengths)
+    found: Any = np.array(lengths)
+    if not isinstance(given, np.ndarray):
+        found = lengths.tolist() if isinstance(lengths, np.ndarray) else list(lengths)
+    made: list[int] = found
+    return made
 
 
 def _widths(confidences: Sequence[Sequence[float]]) -> npt.NDArray[np.int64]:
