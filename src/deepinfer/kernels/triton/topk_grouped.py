@@ -224,7 +224,11 @@ def topk_by_groups_kernel(
         else:
             # Equal elements, or neighbours all large: fewer than 2 * k of all groups can hold a winner.
             bests = _maxima(source, length, BITS, GROUP, HIGH)
-            bound, _, _ = search(bests, bound, high, k, 0)
+            above = gl.zeros([THREADS], gl.int32, gl.SliceLayout(1, bests[0].type.layout))
+            for u in gl.static_range(HIGH):
+                above += gl.sum((bests[u] > bound).to(gl.int32), 1)
+            end = gl.where(gl.sum(above, 0) < k, bound, high)
+            bound, _, _ = search(bests, bound, end, k, 0)
             groups = _needed_groups(bests, bound, k, groups_at, THREADS, HIGH)
             block_barrier()
             sift(xs, groups_at, groups * SUBS, length, to, bound, high, k, BITS, GROUP, PART, True)

@@ -193,6 +193,31 @@ def _units(xs, groups_at, start, units, length, at, BITS: gl.constexpr, GROUP: g
 
 
 @gluon.jit
+def _tally(xs, groups_at, units, length, low, first, second, third, BITS: gl.constexpr, GROUP: gl.constexpr,
+           PART: gl.constexpr, LISTED: gl.constexpr):  # fmt: skip
+    """How many elements reach each of three trials, which are distances from `low`, the first bit turned."""
+    WARPS: gl.constexpr = gl.num_warps()
+    THREADS: gl.constexpr = 32 * WARPS
+    layout: gl.constexpr = gl.BlockedLayout([1, PART], [32, 1], [WARPS, 1], [1, 0])
+    i = gl.arange(0, THREADS, layout=gl.SliceLayout(1, layout))
+    e = gl.arange(0, PART, layout=gl.SliceLayout(0, layout))[None, :]
+    turn = -0x80000000 - low
+    one = gl.zeros([THREADS], gl.int32, gl.SliceLayout(1, layout))
+    two = gl.zeros([THREADS], gl.int32, gl.SliceLayout(1, layout))
+    three = gl.zeros([THREADS], gl.int32, gl.SliceLayout(1, layout))
+    for start in range(0, units, 2 * THREADS):
+        for u in gl.static_range(2):
+            keys, _ = _units(
+                xs, groups_at, start + u * THREADS, units, length, (i, e), BITS, GROUP, PART, LISTED
+            )
+            at = gl.where(keys < low, -0x80000000, keys + turn)
+            one += gl.sum((at >= first).to(gl.int32), 1)
+            two += gl.sum((at >= second).to(gl.int32), 1)
+            three += gl.sum((at >= third).to(gl.int32), 1)
+    return gl.sum(one, 0), gl.sum(two, 0), gl.sum(three, 0)
+
+
+@gluon.jit
 def sift(xs, groups_at, units, length, to, low, high, k, BITS: gl.constexpr, GROUP: gl.constexpr, PART: gl.constexpr,
          LISTED: gl.constexpr):  # fmt: skip
     """Writes the k largest elements of groups, or of a row, of any number: it is read again for each two bits.
@@ -218,36 +243,23 @@ def sift(xs, groups_at, units, length, to, low, high, k, BITS: gl.constexpr, GRO
     e = gl.arange(0, PART, layout=gl.SliceLayout(0, layout))[None, :]
     turn = -0x80000000 - low
     found = gl.to_tensor(-0x80000000)
-    step = _first_step(low, high)
+    # Most often the k-th largest equals the bound.
+    trial = found + 1
+    above, _, _ = _tally(
+        xs, groups_at, units, length, low, trial, trial, trial, BITS, GROUP, PART, LISTED
+    )
+    step = gl.where(above < k, 0, _first_step(low, high))
+    above = gl.where(above < k, above, 0)
     reached = gl.to_tensor(0x7FFFFFFF)
-    above = gl.to_tensor(0)
     while step != 0:
         first = found + step
         second = first + step
         third = second + step
-        one = gl.zeros([THREADS], gl.int32, gl.SliceLayout(1, layout))
-        two = gl.zeros([THREADS], gl.int32, gl.SliceLayout(1, layout))
-        three = gl.zeros([THREADS], gl.int32, gl.SliceLayout(1, layout))
-        for start in range(0, units, 2 * THREADS):
-            for u in gl.static_range(2):
-                keys, _ = _units(
-                    xs,
-                    groups_at,
-                    start + u * THREADS,
-                    units,
-                    length,
-                    (i, e),
-                    BITS,
-                    GROUP,
-                    PART,
-                    LISTED,
-                )
-                at = gl.where(keys < low, -0x80000000, keys + turn)
-                one += gl.sum((at >= first).to(gl.int32), 1)
-                two += gl.sum((at >= second).to(gl.int32), 1)
-                three += gl.sum((at >= third).to(gl.int32), 1)
+        at_first, at_second, at_third = _tally(
+            xs, groups_at, units, length, low, first, second, third, BITS, GROUP, PART, LISTED
+        )
         found, reached, above = _narrow(
-            found, step, reached, above, gl.sum(one, 0), gl.sum(two, 0), gl.sum(three, 0), k
+            found, step, reached, above, at_first, at_second, at_third, k
         )
         step = gl.where(reached == k, 0, step >> 2)
     exact = reached == k
