@@ -2,7 +2,7 @@
 
 Hidden 5120, 64 heads of 512, 384 experts in MXFP4 of which 6 serve a token, dense weights in FP8 with 32x32 blocks,
 528-byte window rows, 288-byte pool rows, 68-byte index keys; random values. Decode steps of 64 and 256 requests are
-recorded; a prompt of 8,192 tokens is run in one step. Three models share their weights: one layer that owns a pool and
+recorded; prompts of 8,192 and 2,048 tokens are run in one step each. Three models share their weights: one layer that owns a pool and
 selects rows (S), that and one that reuses the selection (SR), and two of the first kind (SS); differences give each kind
 of layer alone, and the rest of a step (index arithmetic, embedding, head). Beside each time stands the sum of the least times
 of its parts, from bytes and operations at the limits that this card reaches. `--profile` tells the parts of a step apart,
@@ -336,6 +336,7 @@ class Bench:
         context = 256 if self.small else 8192
         jobs = [("prefill", 512 if self.small else 8192)]
         jobs += [("decode", b) for b in ((4,) if self.small else (64, 256))]
+        jobs += [("prefill", 128 if self.small else 2048)]
         times: dict[tuple[str, int], dict[str, float]] = {}
         full = random_model(layer_config("SS", self.small), self.device)
         prepare_products(full)
