@@ -290,7 +290,9 @@ class Bench:
         if self.device == "cuda":
             self.tables.append(longest_kernels(case, call))
 
-    def decode(self, kind: str, model: DeepseekV41, rows: int, context: int, options: Any) -> float:
+    def decode(
+        self, kind: str, model: DeepseekV41, rows: int, context: int, options: Any, found: dict[str, float]
+    ) -> None:  # fmt: skip
         """A recorded step of one token a request."""
         cache = filled_cache(model, rows, context, 16)
         inputs = DecodeInputs.empty(rows, 1, self.device)
@@ -309,13 +311,15 @@ class Bench:
                 more["torch_ms"] = round(
                     self.time(lambda: plain(inputs, context + 16), False, 3), 2
                 )
+        found[kind] = ms
         self.write(f"decode, {rows} requests, layers {kind}", ms, **more)
         if options.profile and kind == "S":
             least = least_ms(model.config, rows, context, True)
             self.parts(f"decode {rows}, layers {kind}", model, call, True, ms, least)
-        return ms
 
-    def prefill(self, kind: str, model: DeepseekV41, tokens: int, options: Any) -> float:
+    def prefill(
+        self, kind: str, model: DeepseekV41, tokens: int, _: int, options: Any, found: dict[str, float]
+    ) -> None:  # fmt: skip
         """A prompt in one step, launched kernel by kernel."""
         cache = model.new_cache(1, tokens + 16, tokens, storage="packed")
         ids = torch.randint(3, 1000, (tokens,), device=self.device)
@@ -325,11 +329,11 @@ class Bench:
             model(ForwardBatch(ids, (Segment(0, 0, tokens),)), cache)
 
         ms = self.time(call, record=False, repeats=5)
+        found[kind] = ms
         self.write(f"prefill, {tokens} tokens, layers {kind}", ms)
         if options.profile and kind == "S":
             least = least_ms(model.config, tokens, tokens, True, prompt=True)
             self.parts(f"prefill {tokens}, layers {kind}", model, call, False, ms, least)
-        return ms
 
     def run(self, options: Any) -> None:
         """All cases; a failure is told of and the next one run."""
@@ -354,12 +358,9 @@ class Bench:
                     self.say("no time left for", kind, job, size)
                     continue
                 try:
-                    ms = (
-                        self.decode(kind, model, size, context, options)
-                        if job == "decode"
-                        else self.prefill(kind, model, size, options)
-                    )
-                    times.setdefault((job, size), {})[kind] = ms
+                    run = self.decode if job == "decode" else self.prefill
+                    kept = times.setdefault((job, size), {})
+                    run(kind, model, size, context, options, kept)
                 except Exception:
                     self.say("FAILED", kind, job, size, traceback.format_exc()[-1500:])
                 if self.device == "cuda":
