@@ -96,7 +96,12 @@ def sinkhorn(tuning: tuple[int, int]):
     return build
 
 
-def pre(tokens: int, tuning: tuple[int, ...] | None, products: int):
+def pre(
+    tokens: int,
+    tuning: tuple[int, ...] | None,
+    products: int,
+    finish: tuple[int, int] = (32, 4),
+):
     """Builds coefficients and the sum of streams."""
 
     def build(small: bool) -> Built:
@@ -122,6 +127,7 @@ def pre(tokens: int, tuning: tuple[int, ...] | None, products: int):
             out,
             tuning,
             products,
+            finish,
         )
 
         def check():
@@ -286,6 +292,11 @@ def cases() -> list[Case]:
     ]
     for tokens in (MANY, 256, 64):
         found.append(Case("mhc_pre", f"{tokens} x 4 x {HIDDEN}", "table", pre(tokens, None, 2)))
+    for finish in ((32, 1), (32, 2), (16, 1)):
+        for tokens in (MANY, 64):
+            name = f"bulk copies, coefficients of {finish[0]} tokens with {finish[1]} warps"
+            case = Case("mhc_pre", f"{tokens} x 4 x {HIDDEN}", name, pre(tokens, None, 2, finish))
+            found.append(case)
     for times, depth in ((4, 8), (8, 8), (10, 8), (5, 6), (2, 8)):
         for tokens in (MANY, 64):
             name = f"bulk copies, 64 x {times} channels, {depth} slots"

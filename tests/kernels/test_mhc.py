@@ -90,7 +90,7 @@ def test_products_with_coefficients_in_parts(split) -> None:
     assert (sums[..., 25:] == 7).all()
     following, post, mix = torch.empty(tokens, 4), torch.empty(tokens, 4), torch.empty(tokens, 16)
     kernels.mhc_coefficients_kernel[(1,)](
-        sums, base, scale, following, post, mix, tokens, 20, 1e-20, 1e-6, CHANNELS=channels, TOKENS=32, PARTS=3
+        sums, base, scale, following, post, mix, tokens, 20, 1e-20, 1e-6, CHANNELS=channels, TOKENS=32, PARTS=3, AT_ONCE=2
     )  # fmt: skip
     wanted = reference.mhc_pre(streams, pre, fn, base, scale)
     for a, b in zip((summed, post, mix.view(-1, 4, 4), following), wanted, strict=True):

@@ -43,7 +43,7 @@ def cases() -> list[CompileCase]:
     found.append(
         row_case("sinkhorn", "32 tokens", mixes.sinkhorn_kernel, scores, {"TOKENS": 32}, 1)
     )
-    constants = {"CHANNELS": 5120, "TOKENS": 32, "PARTS": 16}
+    constants = {"CHANNELS": 5120, "TOKENS": 32, "PARTS": 16, "AT_ONCE": 16}
     found.append(
         row_case("mhc_pre", "coefficients", mixes.mhc_coefficients_kernel, _TYPES, constants, 4)
     )

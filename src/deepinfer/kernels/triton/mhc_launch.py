@@ -20,6 +20,7 @@ __all__ = ["mhc_head", "mhc_post", "mhc_pre", "sinkhorn"]
 
 _WARP = 32
 _PRODUCTS = 2
+_FINISH = 32, 4
 _SPLIT_BLOCK = 1024
 
 
@@ -38,6 +39,7 @@ def mhc_pre(
     streams: Tensor, pre: Tensor, fn: Tensor, base: Tensor, scale: Tensor, iterations: int,
     norm_eps: float, eps: float, following: Tensor, post: Tensor, mix: Tensor, out: Tensor,
     tuning: tuple[int, ...] | None = None, products: int = _PRODUCTS,
+    finish: tuple[int, int] = _FINISH,
 ) -> None:  # fmt: skip
     """Coefficients and the sum of the streams, in three launches: the projection split, the products, what follows.
 
@@ -57,6 +59,7 @@ def mhc_pre(
         tuning: Of bulk copies (Hopper): how often 64 channels, and the slots of the ring. Of the portable kernel: tokens,
             channels at once, how often, warps, stages. None for those of the table.
         products: bf16 numbers for a coefficient of `fn`, 2 or 3, when the streams are bf16; 2 with bulk copies.
+        finish: Tokens and warps of the programs that make the coefficients.
     """
     count, _, channels = streams.shape
     device = streams.device
@@ -83,9 +86,11 @@ def mhc_pre(
                 CHANNELS=channels, TOKENS=tokens, BLOCK=block, BLOCKS=times, SPLIT=split,
                 num_warps=warps, num_stages=stages,
             )  # fmt: skip
-        mhc_coefficients_kernel[(triton.cdiv(count, _WARP),)](
+        at_once, warps = finish
+        mhc_coefficients_kernel[(triton.cdiv(count, at_once),)](
             sums, base, scale, following, post, mix, count, iterations, norm_eps, eps,
-            CHANNELS=channels, TOKENS=_WARP, PARTS=parts, num_warps=4,
+            CHANNELS=channels, TOKENS=at_once, PARTS=parts,
+            AT_ONCE=min(16, triton.next_power_of_2(parts)), num_warps=warps,
         )  # fmt: skip
 
 

@@ -149,33 +149,29 @@ def mhc_project_kernel(
     tl.store(to + 24, squares, mask=there)
 
 
-@triton.jit
-def _of_part(sums, token, part, there, eight, sixteen, parts):
-    at = sums + (token * parts + part) * 32
-    gates = tl.load(at + eight, mask=there, other=0.0)
-    scores = tl.load(at + 8 + sixteen, mask=there, other=0.0)
-    return gates, scores, tl.load(at + 24, mask=there, other=0.0)
-
-
 @triton.jit(do_not_specialize=["tokens"])
 def mhc_coefficients_kernel(
     sums, base, scale, pre, post, mix, tokens, iterations, norm_eps, eps, CHANNELS: tl.constexpr,
-    TOKENS: tl.constexpr, PARTS: tl.constexpr,
+    TOKENS: tl.constexpr, PARTS: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Sums of the pieces in their order, then the three kinds of coefficients of tokens."""
+    """Sums of the pieces, AT_ONCE at a time, then the three kinds of coefficients of tokens."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     there = (token < tokens)[:, None]
     token = token.to(tl.int64)[:, None]
     eight, sixteen = tl.arange(0, 8)[None, :], tl.arange(0, 16)[None, :]
-    gates, scores, square = _of_part(sums, token, 0, there, eight, sixteen, PARTS)
-    if PARTS <= 32:
-        for part in tl.static_range(1, PARTS):
-            a, b, c = _of_part(sums, token, part, there, eight, sixteen, PARTS)
-            gates, scores, square = gates + a, scores + b, square + c
-    else:
-        for part in range(1, PARTS):
-            a, b, c = _of_part(sums, token, part, there, eight, sixteen, PARTS)
-            gates, scores, square = gates + a, scores + b, square + c
+    gates = tl.zeros([TOKENS, 8], tl.float32)
+    scores = tl.zeros([TOKENS, 16], tl.float32)
+    square = tl.zeros([TOKENS], tl.float32)
+    for start in range(0, PARTS, AT_ONCE):
+        part = start + tl.arange(0, AT_ONCE)[None, :]
+        at = sums + (token * PARTS + part) * 32
+        known = there & (part < PARTS)
+        every = known[:, :, None]
+        gates += tl.sum(tl.load(at[:, :, None] + eight[None, :, :], mask=every, other=0.0), axis=1)
+        at16 = at[:, :, None] + 8 + sixteen[None, :, :]
+        scores += tl.sum(tl.load(at16, mask=every, other=0.0), axis=1)
+        square += tl.sum(tl.load(at + 24, mask=known, other=0.0), axis=1)
+    square = square[:, None]
     factor = tl.rsqrt(square / (4 * CHANNELS) + norm_eps)
     gates = gates * factor * tl.load(scale + eight // 4) + tl.load(base + eight)
     gates = 1.0 / (1.0 + tl.exp(-gates))
