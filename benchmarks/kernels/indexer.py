@@ -187,7 +187,7 @@ def cases() -> list[Case]:
             shape = f"{t}x{s} {heads} heads"
             build = scores(t, s, heads, keys, ())
             found.append(Case(op, shape, "table", build, peer=PEER[t, s, heads]))
-    tuning = (8, 8, 16384, 2, 1)
+    tuning = (8, 8, 8192, 2, 1)
     name = "queries {} depth {} chunk {} parts {} relu {}".format(*tuning)
     build = scores(4096, 16384, 32, "fp8", tuning)
     found.append(Case("fp8_mqa_logits", "4096x16384 32 heads", name, build))

@@ -185,14 +185,13 @@ def topk_by_groups_kernel(
             for v in gl.static_range(u + KEPT, HIGH, KEPT):
                 joined = gl.maximum(joined, bests[v])
             coarse = coarse + (joined,)  # noqa: RUF005
-        low = coarse[0]
+        # What is no group is no end.
+        low = gl.where(coarse[0] == -0x80000000, 0x7FFFFFFF, coarse[0])
         high = coarse[0]
         for u in gl.static_range(1, KEPT):
-            # What is no group is no end: the first of them are groups.
             low = gl.where(coarse[u] == -0x80000000, low, gl.minimum(low, coarse[u]))
             high = gl.maximum(high, coarse[u])
-        low, _ = ends(low, low != -0x80000000)
-        _, high = ends(high, high != -0x80000000)
+        low, high = ends(low, high)
         bound, _, _ = search(coarse, low, high, k, k // 8)
         groups = _passing_groups(bests, bound, groups_at, THREADS, HIGH)
         block_barrier()

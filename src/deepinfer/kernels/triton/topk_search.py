@@ -69,10 +69,8 @@ def from_key(key, BITS: gl.constexpr):
 
 
 @gluon.jit
-def ends(keys, used):
-    """The smallest and the largest of the used keys."""
-    low = gl.where(used, keys, 0x7FFFFFFF)
-    high = gl.where(used, keys, -0x80000000)
+def ends(low, high):
+    """The smallest of some keys and the largest of others."""
     low, high = gl.reduce((low, high), 1, _wider)
     return gl.reduce((low, high), 0, _wider)
 

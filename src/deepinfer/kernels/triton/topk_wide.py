@@ -59,7 +59,7 @@ def short_row(xs, to, length, k, BITS: gl.constexpr, CAPACITY: gl.constexpr):
     inside = c < length
     raw = gl.load(xs + c, mask=c // VECTOR * VECTOR < length, other=0)
     keys = keys_of(value_of(raw, BITS), BITS)
-    low, high = ends(keys, inside)
+    low, high = ends(gl.where(inside, keys, 0x7FFFFFFF), gl.where(inside, keys, -0x80000000))
     choose(to, gl.where(inside, keys, -0x80000000), c, low, high, k)
 
 
@@ -92,7 +92,7 @@ def select_row(
         best = gl.maximum(best, gl.where(inside, value_of(v0, BITS), lowest))
     per: gl.constexpr = GROUPS // THREADS
     groups = keys_of(gl.max(best.reshape([THREADS, per, 8 // per]), 2), BITS)
-    low, high = ends(groups, groups == groups)
+    low, high = ends(groups, groups)
     bound, _, _ = search((groups,), low, high, k, k // 8)
     least = from_key(bound, BITS)
     total = gl.to_tensor(0)
