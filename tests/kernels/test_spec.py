@@ -209,6 +209,16 @@ def test_wrong_arguments_are_refused() -> None:
         spec.speculative_verify(target, drafts, LENGTHS, POSITIONS, SEEDS, rule="standard", draft_logits=draft[:, :2])  # fmt: skip
     with pytest.raises(ShapeError, match="at least a row each"):
         spec.speculative_verify(target[:3], drafts, LENGTHS, POSITIONS, SEEDS)
+    with pytest.raises(ShapeError, match="9 rows; lengths ask for 10"):
+        spec.speculative_verify(target[:9], drafts, LENGTHS, POSITIONS, SEEDS)
+    for wrong in (4, -1, -(2**63)):
+        lengths = LENGTHS.clone()
+        lengths[1] = wrong
+        for rule in ("coupled", "standard"):
+            with pytest.raises(ShapeError, match="must lie in \\[0, 3"):
+                spec.speculative_verify(target, drafts, lengths, POSITIONS, SEEDS, rule=rule)
+        with pytest.raises(ShapeError, match="must lie in \\[0, 3"):
+            spec.ngram_propose(drafts, lengths, 3)
     with pytest.raises(ShapeError, match="lengths has shape"):
         spec.speculative_verify(target, drafts, LENGTHS[:3], POSITIONS, SEEDS)
     with pytest.raises(ShapeError, match="min_n 3, max_n 2"):
@@ -235,3 +245,59 @@ def test_operations_of_torch() -> None:
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(target, drafts), step(target, drafts))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the compiler of torch is not for the interpreter")
+def test_one_graph_holds_drafts_from_texts_and_standard_verdicts() -> None:
+    target, draft = near_laws(30, 0.5)
+
+    def step(
+        target: torch.Tensor, draft: torch.Tensor, texts: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        found, matched = spec.ngram_propose(texts, LENGTHS + 3, 3, min_n=1)
+        keys = {"rule": "standard", "temperature": WARM}
+        chosen = spec.speculative_verify(target, found, LENGTHS, POSITIONS, SEEDS, **keys)
+        drafts = found.clamp_min(1)
+        own = spec.speculative_verify(
+            target, drafts, LENGTHS, POSITIONS, SEEDS, draft_logits=draft, **keys
+        )
+        return found, matched, *chosen, *own
+
+    texts = torch.tensor(
+        [[1, 2, 1, 2, 3, 1], [4, 5, 4, 0, 0, 0], [7, 7, 7, 7, 7, 0], [1, 2, 3, 4, 0, 0]]
+    )
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for own, wanted in zip(compiled(target, draft, texts), step(target, draft, texts), strict=True):
+        assert torch.equal(own, wanted)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a comparison of both backends")
+@pytest.mark.parametrize("rule", ["coupled", "standard"])
+def test_lengths_out_of_range_and_missing_rows_count_alike(rule) -> None:
+    from deepinfer.kernels.reference import spec as reference
+    from deepinfer.kernels.triton import spec_launch as launch
+
+    target, draft = near_laws(60, 0.3)
+    drafts = drawn(draft, 0 if rule == "coupled" else 1, None)
+    lengths = torch.tensor([4, -(2**63), 2, 2**62])
+    out, accepted = (
+        torch.empty((2, 4, 4), dtype=torch.int64),
+        torch.empty((2, 4), dtype=torch.int64),
+    )
+    for i, module in enumerate((reference, launch)):
+        given = (target[:9], drafts, lengths, POSITIONS, SEEDS, None)
+        if rule == "coupled":
+            module.verify_coupled(*given, out[i], accepted[i])
+        else:
+            module.verify_standard(*given, draft, out[i], accepted[i])
+    assert torch.equal(out[0], out[1])
+    assert torch.equal(accepted[0], accepted[1])
+    found, matched = (
+        torch.empty((2, 4, 3), dtype=torch.int64),
+        torch.empty((2, 4), dtype=torch.int32),
+    )
+    texts = torch.tensor([[1, 2, 1, 2]]).repeat(4, 1)
+    for i, propose in enumerate((reference.ngram_propose, launch.ngram)):
+        propose(texts, lengths, 2, 4, 9, found[i], matched[i])
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(matched[0], matched[1])

@@ -59,7 +59,8 @@ def speculative_verify(
         target_logits: Shape [rows, vocab], fp32, bf16 or fp16, rows may lie apart: sum of (lengths + 1) rows; more are
             padding.
         draft_tokens: Shape [requests, drafts], int64, last stride 1; a negative one ends its row.
-        lengths: Drafts that are verified, shape [requests], int32 or int64, from 0 to `drafts`.
+        lengths: Drafts that are verified, shape [requests], int32 or int64, from 0 to `drafts`. Others are refused on a
+            CPU; on a GPU, whose values are not looked at, they count as the nearer end, and rows that are not there as NaN.
         positions: Position of the first token behind each anchor, shape [requests], int32 or int64.
         seeds: 64 bits each, shape [requests], int64.
         rule: "coupled" or "standard".
@@ -75,7 +76,8 @@ def speculative_verify(
         because only rounding can have refused it.
 
     Raises:
-        ShapeError: A shape, dtype or stride is not as above, or there is no such rule.
+        ShapeError: A shape, dtype or stride is not as above, there is no such rule, or, on a CPU, a length is out of range
+            or there are fewer rows than lengths ask for.
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
     contract.check_dtype("target_logits", target_logits, *_FLOATS)
@@ -114,6 +116,15 @@ def speculative_verify(
             "vocabulary.",
             argument="target_logits", expected=(requests, vocab), found=tuple(target_logits.shape),
         )  # fmt: skip
+    _check_lengths(lengths, width)
+    needed = requests
+    if _is_readable(lengths):
+        needed += int(lengths.sum())
+    if target_logits.shape[0] < needed:
+        raise ShapeError(
+            f"target_logits has {target_logits.shape[0]} rows; lengths ask for {needed}, one a draft and one a request.",
+            argument="target_logits", expected=needed, found=target_logits.shape[0],
+        )  # fmt: skip
     out = torch.empty((requests, width + 1), dtype=torch.int64, device=target_logits.device)
     accepted = torch.empty((requests,), dtype=torch.int64, device=target_logits.device)
     if requests:
@@ -141,7 +152,8 @@ def ngram_propose(
 
     Args:
         tokens: Texts so far, shape [rows, capacity], int64 or int32, last stride 1; any ids, they are only compared.
-        lengths: Tokens of each text, shape [rows], int32 or int64, from 0 to the capacity.
+        lengths: Tokens of each text, shape [rows], int32 or int64, from 0 to the capacity. Others are refused on a CPU; on a
+            GPU they count as the nearer end.
         num_drafts: Tokens to propose, from 1.
         min_n: Shortest end that counts, from 1.
         max_n: Longest end that counts, up to 64.
@@ -152,7 +164,7 @@ def ngram_propose(
         Drafts, shape [rows, num_drafts], int64, -1 where nothing matches; length of the matched end, shape [rows], int32.
 
     Raises:
-        ShapeError: A shape, dtype or stride is not as above, or a number is out of range.
+        ShapeError: A shape, dtype or stride is not as above, or a number (on a CPU a length) is out of range.
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
     contract.check_dtype("tokens", tokens, *_INTS)
@@ -168,11 +180,28 @@ def ngram_propose(
             "1 <= min_n <= max_n <= 64, and the window in [2, 2^24].",
             argument="num_drafts", expected="at least 1", found=num_drafts,
         )  # fmt: skip
+    _check_lengths(lengths, tokens.shape[1])
     out = torch.empty((rows, num_drafts), dtype=torch.int64, device=tokens.device)
     matched = torch.empty((rows,), dtype=torch.int32, device=tokens.device)
     if rows:
         NGRAM(backend, tokens, lengths, min_n, max_n, window, out, matched)
     return out, matched
+
+
+def _is_readable(x: Tensor) -> bool:
+    """Whether values can be looked at without a wait: on a CPU, outside of a traced graph."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _check_lengths(lengths: Tensor, most: int) -> None:
+    """Refuses lengths outside of [0, most], where they can be looked at."""
+    if lengths.numel() and _is_readable(lengths):
+        low, high = (int(v) for v in lengths.aminmax())
+        if low < 0 or high > most:
+            raise ShapeError(
+                f"lengths go from {low} to {high}; they must lie in [0, {most}].",
+                argument="lengths", expected=f"[0, {most}]", found=(low, high),
+            )  # fmt: skip
 
 
 def _always(*args: object) -> None:

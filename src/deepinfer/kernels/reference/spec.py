@@ -15,7 +15,7 @@ _ACCEPT, _RESIDUAL, _BONUS = 2, 3, 4
 
 def _rows(lengths: Tensor, width: int, num_rows: int) -> tuple[Tensor, Tensor]:
     """Row of each request and step in the flat logits, and whether it exists, shape [requests, width + 1]."""
-    lengths = lengths.long()
+    lengths = lengths.long().clamp(0, width)
     first = torch.cumsum(lengths + 1, 0) - (lengths + 1)
     steps = torch.arange(width + 1, device=lengths.device)
     rows = first.unsqueeze(-1) + steps
@@ -25,7 +25,7 @@ def _rows(lengths: Tensor, width: int, num_rows: int) -> tuple[Tensor, Tensor]:
 
 def _verified(drafts: Tensor, lengths: Tensor) -> Tensor:
     """Drafts before the first negative one, shape [requests]."""
-    return torch.minimum(lengths.long(), ((drafts < 0).cumsum(1) == 0).sum(1))
+    return torch.minimum(lengths.long().clamp_min(0), ((drafts < 0).cumsum(1) == 0).sum(1))
 
 
 def verify_coupled(
@@ -92,7 +92,7 @@ def verify_standard(
     """
     requests, width = drafts.shape
     vocab = target.shape[1]
-    rows, _ = _rows(lengths, width, target.shape[0])
+    rows, exists = _rows(lengths, width, target.shape[0])
     steps = torch.arange(width + 1, device=target.device)
     verified = _verified(drafts, lengths)
     warm = torch.ones(requests, dtype=torch.float64, device=target.device)
@@ -101,7 +101,7 @@ def verify_standard(
     cold = (warm <= 0)[:, None, None]
     scale = torch.where(cold, 1.0, warm[:, None, None])
     logits = target[rows].double()
-    good = logits.amax(-1).isfinite()
+    good = logits.amax(-1).isfinite() & exists
     logits = torch.where(good.unsqueeze(-1), logits, 0.0)
     highest = (logits == logits.amax(-1, keepdim=True)).to(torch.int8).argmax(-1, keepdim=True)
     best = torch.zeros_like(logits).scatter_(-1, highest, 1.0)
@@ -172,8 +172,8 @@ def ngram_propose(
     """
     out.fill_(-1)
     matched.fill_(0)
-    for row, length in enumerate(lengths.tolist()):
-        text = tokens[row, max(0, length - window) : max(length, 0)].tolist()
+    for row, length in enumerate(lengths.clamp(0, tokens.shape[1]).tolist()):
+        text = tokens[row, max(0, length - window) : length].tolist()
         count = len(text)
         best, longest = -1, 0
         for at in range(count - 2, -1, -1):

@@ -157,6 +157,7 @@ def ngram(
         out,
         matched,
         window,
+        tokens.shape[1],
         tokens.stride(0),
         NUM_DRAFTS=out.shape[1],
         MIN_N=min_n,

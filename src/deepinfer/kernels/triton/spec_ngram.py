@@ -8,13 +8,14 @@ import triton.language as tl
 __all__ = ["ngram_kernel"]
 
 
-@triton.jit(do_not_specialize=["window"])
+@triton.jit(do_not_specialize=["window", "capacity"])
 def ngram_kernel(
     tokens,
     lengths,
     out,
     matched,
     window,
+    capacity,
     stride,
     NUM_DRAFTS: tl.constexpr,
     MIN_N: tl.constexpr,
@@ -24,7 +25,9 @@ def ngram_kernel(
 ):
     """One row: the longest matched end wins, of equal ones the latest place."""
     row = tl.program_id(0).to(tl.int64)
-    length = tl.load(lengths + row).to(tl.int32)
+    # A length outside of [0, capacity] counts as the nearer end.
+    length = tl.load(lengths + row).to(tl.int64)
+    length = tl.minimum(tl.maximum(length, 0), capacity).to(tl.int32)
     count = tl.minimum(length, window)
     text = tokens + row * stride + (length - count)
     best = -1

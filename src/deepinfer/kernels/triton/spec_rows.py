@@ -5,16 +5,31 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["coupled_accept_kernel", "first_row", "row_options_kernel", "verified_length"]
+__all__ = [
+    "coupled_accept_kernel",
+    "first_row",
+    "length_of",
+    "row_options_kernel",
+    "verified_length",
+]
 
 
 @triton.jit
-def first_row(lengths, request, REQUESTS: tl.constexpr):
+def length_of(lengths, request, DRAFTS: tl.constexpr):
+    """Drafts of a request; what lies outside of [0, DRAFTS] counts as the nearer end."""
+    length = tl.load(lengths + request).to(tl.int64)
+    return tl.minimum(tl.maximum(length, 0), DRAFTS).to(tl.int32)
+
+
+@triton.jit
+def first_row(lengths, request, DRAFTS: tl.constexpr, REQUESTS: tl.constexpr):
     """First row of a request in the flat logits: every request before it has a row more than drafts."""
     total = tl.zeros((), tl.int64)
     for start in range(0, request, REQUESTS):
         i = start + tl.arange(0, REQUESTS)
-        total += tl.sum(tl.load(lengths + i, mask=i < request, other=-1).to(tl.int64) + 1, 0)
+        length = tl.load(lengths + i, mask=i < request, other=0).to(tl.int64)
+        length = tl.minimum(tl.maximum(length, 0), DRAFTS)
+        total += tl.sum(tl.where(i < request, length + 1, 0), 0)
     return total
 
 
@@ -43,9 +58,9 @@ def row_options_kernel(
 ):
     """Writes the options of the rows of one request."""
     request = tl.program_id(0)
-    length = tl.load(lengths + request).to(tl.int32)
+    length = length_of(lengths, request, DRAFTS)
     j = tl.arange(0, WIDTH)
-    row = first_row(lengths, request, REQUESTS) + j
+    row = first_row(lengths, request, DRAFTS, REQUESTS) + j
     inside = (j <= length) & (row < num_rows)
     zero = tl.zeros([WIDTH], tl.int64)
     tl.store(row_seeds + row, tl.load(seeds + request).to(tl.int64) + zero, mask=inside)
@@ -71,10 +86,10 @@ def coupled_accept_kernel(
     """Drafts of one request stay as far as they are the target's own tokens; one more of these follows."""
     request = tl.program_id(0)
     mine = drafts + request.to(tl.int64) * stride_drafts
-    length = tl.load(lengths + request).to(tl.int32)
+    length = length_of(lengths, request, DRAFTS)
     verified = verified_length(mine, length, DRAFTS, WIDTH)
     j = tl.arange(0, WIDTH)
-    row = first_row(lengths, request, REQUESTS) + j
+    row = first_row(lengths, request, DRAFTS, REQUESTS) + j
     token = tl.load(own + row, mask=(j <= length) & (row < num_rows), other=-1)
     draft = tl.load(mine + j, mask=j < DRAFTS, other=-1)
     agrees = (j < verified) & (draft == token)

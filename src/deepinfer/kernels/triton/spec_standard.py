@@ -15,7 +15,7 @@ from deepinfer.kernels.triton.philox import (
     token_words,
 )
 from deepinfer.kernels.triton.sampling_keys import larger
-from deepinfer.kernels.triton.spec_rows import first_row, verified_length
+from deepinfer.kernels.triton.spec_rows import first_row, length_of, verified_length
 
 __all__ = [
     "chosen_token_kernel",
@@ -59,7 +59,7 @@ def law_sums_kernel(
         request = (row - num_rows) // DRAFTS
         step = (row - num_rows) % DRAFTS
         x = draft + request * stride_request + step * stride_draft
-        needed = step < tl.load(lengths + request)
+        needed = step < length_of(lengths, request, DRAFTS)
         if WARM:
             temperature = tl.load(temperatures + request).to(tl.float64)
     if needed:
@@ -73,13 +73,15 @@ def law_sums_kernel(
 
 
 @triton.jit
-def _law(tops, sums, best, row, num_chunks, temperature, CHUNKS: tl.constexpr):
-    """Highest logit of a row, its token, and the log of the row's sum relative to it, fp64."""
+def _law(tops, sums, best, row, num_rows, num_chunks, temperature, CHUNKS: tl.constexpr):
+    """Highest logit of a row, its token, and the log of the row's sum relative to it, fp64; NaN behind the last row."""
+    is_row = row < num_rows
+    row = tl.where(is_row, row, 0)
     c = tl.arange(0, CHUNKS)
     inside = c < num_chunks
     top = tl.load(tops + row * num_chunks + c, mask=inside, other=float("-inf"))
     part = tl.load(sums + row * num_chunks + c, mask=inside, other=0.0).to(tl.float64)
-    highest = tl.reduce(top, 0, larger)
+    highest = tl.where(is_row, tl.reduce(top, 0, larger), float("nan"))
     scale = tl.where(temperature > 0, temperature, 1.0)
     below = (top.to(tl.float64) - highest.to(tl.float64)) / scale
     total = tl.log(tl.sum(tl.where(part > 0, part * tl.exp(below), 0.0), 0))
@@ -120,9 +122,9 @@ def standard_accept_kernel(
     """Tests the drafts of one request one by one; says from which rows and laws the token behind them is drawn."""
     request = tl.program_id(0).to(tl.int64)
     mine = drafts + request * stride_drafts
-    length = tl.load(lengths + request).to(tl.int32)
+    length = length_of(lengths, request, DRAFTS)
     verified = verified_length(mine, length, DRAFTS, WIDTH)
-    first = first_row(lengths, tl.program_id(0), REQUESTS)
+    first = first_row(lengths, tl.program_id(0), DRAFTS, REQUESTS)
     temperature = tl.full((), 1.0, tl.float64)
     if WARM:
         temperature = tl.load(temperatures + request).to(tl.float64)
@@ -131,20 +133,22 @@ def standard_accept_kernel(
     position = tl.load(positions + request).to(tl.int64)
     accepted = 0
     going = True
-    p_top, token, p_log = _law(tops, sums, best, first, num_chunks, temperature, CHUNKS)
+    p_top, token, p_log = _law(tops, sums, best, first, num_rows, num_chunks, temperature, CHUNKS)
     q_top = p_top
     q_log = p_log
     while going & (accepted < verified):
         x = tl.load(mine + accepted).to(tl.int64)
         known = x < vocab
         x = tl.where(known, x, 0)
-        row = first + accepted
+        row = tl.minimum(first + accepted, num_rows - 1)
         logit = tl.load(target + row * stride_target + x).to(tl.float64)
         log_p = (logit - p_top.to(tl.float64)) / scale - p_log
         log_q = tl.zeros((), tl.float64)
         if DRAWN:
             q_row = num_rows + request * DRAFTS + accepted
-            q_top, _, q_log = _law(tops, sums, best, q_row, num_chunks, temperature, CHUNKS)
+            q_top, _, q_log = _law(
+                tops, sums, best, q_row, q_row + 1, num_chunks, temperature, CHUNKS
+            )
             logit = tl.load(draft + request * stride_request + accepted.to(tl.int64) * stride_draft + x).to(tl.float64)  # fmt: skip
             log_q = (logit - q_top.to(tl.float64)) / scale - q_log
         number = exact_uniform(seed, position + accepted, x, tl.full((), 2, tl.int32))
@@ -158,7 +162,7 @@ def standard_accept_kernel(
             tl.store(out + request * (DRAFTS + 1) + accepted, x)
             accepted += 1
             p_top, token, p_log = _law(
-                tops, sums, best, first + accepted, num_chunks, temperature, CHUNKS
+                tops, sums, best, first + accepted, num_rows, num_chunks, temperature, CHUNKS
             )
     j = tl.arange(0, WIDTH)
     tl.store(
@@ -167,7 +171,7 @@ def standard_accept_kernel(
     tl.store(num_accepted + request, accepted.to(tl.int64))
     # Whether a draft was refused, or all were kept.
     refused = accepted < verified
-    tl.store(next_rows + request * 2, first + accepted)
+    tl.store(next_rows + request * 2, tl.minimum(first + accepted, num_rows - 1))
     tl.store(next_rows + request * 2 + 1, tl.where(refused, accepted, -1).to(tl.int64))
     tl.store(next_laws + request * 4, p_top.to(tl.float64))
     tl.store(next_laws + request * 4 + 1, p_log)
