@@ -101,6 +101,7 @@ def pre(
     tuning: tuple[int, ...] | None,
     products: int,
     finish: tuple[int, int] = (32, 4),
+    prepared: bool = False,
 ):
     """Builds coefficients and the sum of streams."""
 
@@ -109,13 +110,14 @@ def pre(
 
         count = 257 if small else tokens
         streams, weights, fn, base, scale = given(count)
+        projection = launch.split_projection(fn, products) if prepared else fn
         following, post = (torch.empty(count, 4, device="cuda") for _ in range(2))
         mix = torch.empty(count, 4, 4, device="cuda")
         out, whole = room(count, HIDDEN, torch.bfloat16)
         run = lambda: launch.mhc_pre(  # noqa: E731
             streams,
             weights,
-            fn,
+            projection,
             base,
             scale,
             ITERATIONS,
@@ -292,6 +294,9 @@ def cases() -> list[Case]:
     ]
     for tokens in (MANY, 256, 64):
         found.append(Case("mhc_pre", f"{tokens} x 4 x {HIDDEN}", "table", pre(tokens, None, 2)))
+    for tokens in (MANY, 64):
+        name, case = "bulk copies, projection split before", pre(tokens, None, 2, (32, 4), True)
+        found.append(Case("mhc_pre", f"{tokens} x 4 x {HIDDEN}", name, case))
     for finish in ((32, 1), (32, 2), (16, 1)):
         for tokens in (MANY, 64):
             name = f"bulk copies, coefficients of {finish[0]} tokens with {finish[1]} warps"

@@ -16,7 +16,7 @@ from deepinfer.kernels.triton.mhc_mixes import (
 )
 from deepinfer.kernels.triton.mhc_streams import mhc_head_kernel, mhc_post_kernel
 
-__all__ = ["mhc_head", "mhc_post", "mhc_pre", "sinkhorn"]
+__all__ = ["mhc_head", "mhc_post", "mhc_pre", "sinkhorn", "split_projection"]
 
 _WARP = 32
 _PRODUCTS = 2
@@ -46,7 +46,7 @@ def mhc_pre(
     Args:
         streams: Shape [tokens, 4, channels], last stride 1.
         pre: Shape [tokens, 4], fp32, contiguous.
-        fn: Shape [24, 4 * channels], fp32, contiguous.
+        fn: Shape [24, 4 * channels], fp32, contiguous; or for bf16 streams what `split_projection` made of it.
         base: Shape [24], fp32, contiguous.
         scale: Shape [3], fp32, contiguous.
         iterations: Sinkhorn iterations.
@@ -66,12 +66,8 @@ def mhc_pre(
     split = products if streams.dtype == torch.bfloat16 else 0
     bulk = split == 2 and len(tuning or (0, 0)) == 2 and _bulk_serves(streams)
     with torch.cuda.device_of(streams):
-        if split:
-            whole = torch.empty((split, 24, 4 * channels), dtype=torch.bfloat16, device=device)
-            mhc_split_kernel[(triton.cdiv(fn.numel(), _SPLIT_BLOCK),)](
-                fn, whole, fn.numel(), SPLIT=split, BLOCK=_SPLIT_BLOCK, num_warps=4
-            )
-            fn = whole
+        if split and fn.dtype != torch.bfloat16:
+            fn = split_projection(fn, split)
         if bulk:
             times, depth = tuning or configs.project_bulk(channels)
             parts = channels // (64 * times)
@@ -92,6 +88,24 @@ def mhc_pre(
             CHANNELS=channels, TOKENS=at_once, PARTS=parts,
             AT_ONCE=min(16, triton.next_power_of_2(parts)), num_warps=warps,
         )  # fmt: skip
+
+
+def split_projection(fn: Tensor, products: int = _PRODUCTS) -> Tensor:
+    """A projection as the sum of short numbers.
+
+    Args:
+        fn: Shape [24, 4 * channels], fp32, contiguous.
+        products: How many bf16 numbers for a coefficient, 2 or 3.
+
+    Returns:
+        Shape [products, 24, 4 * channels], bf16.
+    """
+    parts = torch.empty((products, *fn.shape), dtype=torch.bfloat16, device=fn.device)
+    with torch.cuda.device_of(fn):
+        mhc_split_kernel[(triton.cdiv(fn.numel(), _SPLIT_BLOCK),)](
+            fn, parts, fn.numel(), SPLIT=products, BLOCK=_SPLIT_BLOCK, num_warps=4
+        )
+    return parts
 
 
 def _bulk_serves(streams: Tensor) -> bool:
