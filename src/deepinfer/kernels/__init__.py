@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+
+from deepinfer.kernels import arguments
 from deepinfer.kernels.attention import MLASchedMeta as MLASchedMeta
 from deepinfer.kernels.attention import flash_mla_with_kvcache as flash_mla_with_kvcache
 from deepinfer.kernels.attention import get_mla_metadata as get_mla_metadata
@@ -165,3 +168,9 @@ __all__ = [
     "use_backend",
     "window_bands",
 ]
+
+# What fails on its arguments says so by a typed error. Modules of this package call each other without this frame.
+for _name in __all__:
+    if inspect.isfunction(globals()[_name]) and _name not in ("explain", "use_backend"):
+        globals()[_name] = arguments.typed(globals()[_name])
+del _name

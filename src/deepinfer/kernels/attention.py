@@ -11,6 +11,7 @@ holds twice counts twice. A row without keys has the output 0 and the log-sum-ex
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -161,7 +162,7 @@ def flash_mla_with_kvcache(
             "extra_k_cache and extra_indices_in_kvcache must be given together; one of them is None.",
             argument="extra_k_cache", expected="both or none", found="one",
         )  # fmt: skip
-    _check_ends(heads, channels, rows, attn_sink, phases, phase_index)
+    _check_ends(heads, channels, (batch, s_q), attn_sink, phases, phase_index)
     out = _output(out, q)
     lse = torch.empty((batch, s_q, heads), dtype=torch.float32, device=q.device)
     if rows and heads:
@@ -219,7 +220,7 @@ def merge_attn_states(
     rows, parts, heads, channels = v.shape
     contract.check_shape("s", s, (rows, parts, heads), "rows, parts, heads")
     contract.check_dtype("s", s, torch.float32)
-    _check_ends(heads, channels, rows, attn_sink, phases, phase_index)
+    _check_ends(heads, channels, (rows,), attn_sink, phases, phase_index)
     if out is None:
         out = v.new_empty((rows, heads, channels))
     contract.check_floats("out", out)
@@ -276,7 +277,7 @@ def _scope(
 def _check_ends(
     heads: int,
     channels: int,
-    rows: int,
+    shape: tuple[int, ...],
     sink: Tensor | None,
     phases: Tensor | None,
     phase_index: Tensor | None,
@@ -295,12 +296,9 @@ def _check_ends(
         )  # fmt: skip
     if phase_index is not None:
         contract.check_dtype("phase_index", phase_index, torch.int32)
-        if phase_index.numel() != rows:
-            raise ShapeError(
-                f"phase_index has {phase_index.numel()} entries for {rows} rows; it needs one a row.",
-                argument="phase_index", expected=rows, found=phase_index.numel(),
-            )  # fmt: skip
-    elif phases.shape[0] < rows:
+        axes = "batch, s_q" if len(shape) == 2 else "rows"
+        contract.check_shape("phase_index", phase_index, shape, axes)
+    elif phases.shape[0] < (rows := math.prod(shape)):
         raise ShapeError(
             f"phases has {phases.shape[0]} entries for {rows} rows; give phase_index, or one entry a row.",
             argument="phases", expected=rows, found=phases.shape[0],

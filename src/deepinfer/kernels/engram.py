@@ -71,6 +71,11 @@ def engram_hash(
     for name, x in given.items():
         contract.check_dtype(name, x, torch.int64)
     contract.check_shape("token_map", token_map, (None,), "vocab")
+    if not len(token_map):
+        raise ShapeError(
+            "token_map is empty; it needs the folded id of each id of the vocabulary.",
+            argument="token_map", expected="at least one id", found=0,
+        )  # fmt: skip
     contract.check_shape("multipliers", multipliers, (n,), "n")
     contract.check_shape("offsets", offsets, tuple(primes.shape), "columns")
     if n < 2 or primes.dim() != 1 or len(primes) % (n - 1):
@@ -118,7 +123,7 @@ def engram_lookup(
     contract.check_dtype("scale", scale, torch.float8_e8m0fnu, torch.uint8)
     contract.check_shape("scale", scale, (table.shape[0], None), "table rows, groups")
     channels, groups = table.shape[1], scale.shape[1]
-    if not groups or channels % groups:
+    if not channels or not groups or channels % groups:
         raise ShapeError(
             f"the table has {channels} channels and {groups} scales a row; groups must be of one size.",
             argument="scale", expected="a divisor of the channels", found=groups,
@@ -169,6 +174,8 @@ def engram_gate(
     contract.check_shape("projected", projected, (tokens, (n + 1) * channels), "tokens, (streams + 1) * channels")  # fmt: skip
     contract.check_shape("q_weight", q_weight, (n, channels), "streams, channels")
     contract.check_shape("k_weight", k_weight, (n, channels), "streams, channels")
+    for name, x in {"projected": projected, "q_weight": q_weight, "k_weight": k_weight}.items():
+        contract.check_floats(name, x)
     if is_image is not None:
         contract.check_dtype("is_image", is_image, torch.bool)
         contract.check_shape("is_image", is_image, (tokens,), "tokens")

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from deepinfer.core.errors import ConfigError, UnsupportedHardware
+from deepinfer.kernels.arguments import check_devices
 
 __all__ = [
     "FAMILIES",
@@ -229,7 +230,11 @@ class Operation:
             self._run(backend, *args)
 
     def _run(self, backend: str | None, *args: Any) -> None:
-        self.choose(backend, *args).function(*args)
+        chosen = self.choose(backend, *args)
+        if chosen.backend == "torch":
+            # Torch takes some indices from another device, and waits for them: that would be a silent fallback.
+            check_devices(self.name, *args)
+        chosen.function(*args)
 
 
 def _nothing(*args: Any) -> None:
