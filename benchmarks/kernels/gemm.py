@@ -174,9 +174,12 @@ def contiguous(kind: str, groups: int, m: int, n: int, k: int, sizes: tuple[int,
     p, ps = prepared(kind, w, ws)
     layout = torch.arange(groups, device="cuda", dtype=torch.int32).repeat_interleave(m)
     if small:
-        layout[m - 5 : m] = -1
-        layout[2 * m :] = -1
-        layout[2 * m : 2 * m + 200] = 2
+        layout.fill_(-1)
+        layout[:100], layout[128:428], layout[2 * m :] = (
+            0,
+            1,
+            2,
+        )  # one block of 128 rows, three, two
         x.view(torch.uint8)[layout < 0] = NAN
     out = torch.full((groups * m, n), 777.0, device="cuda", dtype=torch.bfloat16)
 
@@ -324,7 +327,9 @@ def cases() -> list[Case]:
     add("fp8_gemm_nt", dense, "fp8_32", (4096, 4096, 7168), [(2, 128, 6, 8)])
     add(masked_fp8, masked, "fp8_32", (48, 32, 4608, 5120), [(32, 2, 5, 1, 2)])
     add(contiguous_fp4, contiguous, "fp4x32", (48, 256, 4608, 5120), many)
-    add(contiguous_fp4, contiguous, "fp4", (48, 256, 4608, 5120), many)
+    wide: Sizes = (256, 2, 5, 1, 1)
+    add(contiguous_fp4, contiguous, "fp4", (48, 256, 4608, 5120), [wide, *many])
+    add("fp8_fp4_gemm_nt", dense, "fp4", (4096, 4096, 7168), [wide, many[1]])
     add(masked_fp4, masked, "fp4x32", (48, 64, 4608, 5120), FP4X32_MASKED[64])
     # What was measured and did not change
     for rows in (64, 32, 16):
@@ -343,7 +348,7 @@ def cases() -> list[Case]:
     for rows in (32, 16):
         add(masked_fp4, masked, "fp4x32", (48, rows, 4608, 5120), FP4X32_MASKED[rows])
     add(masked_fp4, masked, "fp4x32", (384, 1, 4608, 5120), [(8, 2, 11, 1, 2), (16, 2, 10, 1, 2)])
-    add("fp8_fp4_gemm_nt", dense, "fp4", (4096, 4096, 7168), [*many, (128, 2, 8, 1, 1)])
+    add("fp8_fp4_gemm_nt", dense, "fp4", (4096, 4096, 7168), [many[0], (128, 2, 8, 1, 1)])
     add("fp8_gemm_nt", dense, "fp8", (2048, 4096, 7168), TALL[:1])
     add("fp8_gemm_nt", dense, "fp8", (4096, 5120, 8192), [(2, 128, 6, 8, 2)])
     add("fp8_gemm_nt", dense, "fp8", (64, 1280, 5120), [(64, 2, 10, 1, 1, 2)])

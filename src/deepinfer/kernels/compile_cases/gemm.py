@@ -99,7 +99,7 @@ def _used_tiles() -> CompileCase:
 
     return CompileCase(
         "m_grouped_gemm_nt_contiguous", "list of tiles", used_tiles_kernel,
-        {"layout": "*i32", "tiles": "*i32", "num_rows": "i32"}, {"ROWS": 16, "BLOCK": 4096},
+        {"layout": "*i32", "tiles": "*i32", "num_rows": "i32"}, {"ROWS": 256, "ALIGNMENT": 128, "BLOCK": 4096},
         ("layout", "tiles"), {"num_warps": 16}, (90,),
     )  # fmt: skip
 
@@ -111,7 +111,7 @@ def _folded(sizes: tuple[int, ...], x_group: int, listed: bool = False) -> Compi
 
     t = SwappedTuning(*sizes)
     options, registers = register_shares(t)
-    many = listed or t.block_m == 128
+    many = listed or t.block_m >= 128
     signature = {
         "w_desc": _tile("u32", 64, 16 * t.span, 64 * t.span, 32), "x_desc": _tile("fp8e4nv", t.block_m, 128, 128, 8),
         "t_desc": _list("i32", 64), "out": "*bf16", "factors": "*fp32",
