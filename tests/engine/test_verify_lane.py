@@ -64,7 +64,7 @@ def count_lanes(monkeypatch) -> list[int]:
         seen.append(len(lane.starts))
         return run(step, lane, states, cache)
 
-    monkeypatch.setattr("deepinfer.engine.runner.judge_lane", judge)
+    monkeypatch.setattr("deepinfer.engine.runner_lanes.judge_lane", judge)
     return seen
 
 
@@ -150,9 +150,10 @@ def test_aborted_and_preempted_rows_leave_nothing(model, monkeypatch) -> None:
 def test_what_no_recording_fits_is_run_row_by_row(model, monkeypatch) -> None:
     with make(model, recorded=True) as engine:
         expected = [o.token_ids for o in engine.generate(PROMPTS, GREEDY)]
-    for name, found in (("run_verify_lane", None), ("propose_for_lane", False)):
+    names = {"runner.run_verify_lane": None, "runner_lanes.propose_for_lane": False}
+    for name, found in names.items():
         with monkeypatch.context() as patch:
-            patch.setattr(f"deepinfer.engine.runner.{name}", lambda *a, found=found: found)
+            patch.setattr(f"deepinfer.engine.{name}", lambda *a, found=found: found)
             with make(model, recorded=True) as engine:
                 assert [o.token_ids for o in engine.generate(PROMPTS, GREEDY)] == expected
 

@@ -22,7 +22,8 @@ from deepinfer.engine.future_tokens import FutureTokens
 from deepinfer.engine.graph_runs import run_recorded
 from deepinfer.engine.host_tier import HostTier
 from deepinfer.engine.parts import EngineDrafter
-from deepinfer.engine.runner_graphs import VERIFY, RecordsSteps
+from deepinfer.engine.runner_graphs import RecordsSteps
+from deepinfer.engine.runner_lanes import RunsVerifyLanes
 from deepinfer.engine.sample_batch import mask_rows, sample_rows
 from deepinfer.engine.step_batch import (
     NumLegal,
@@ -32,26 +33,18 @@ from deepinfer.engine.step_batch import (
     kept_places,
     num_accepted,
     prompt_entries,
-    propose_drafts,
     put_future,
 )
 from deepinfer.engine.step_state import RunningRow, RunningStep, SlotStates
-from deepinfer.engine.verify_lane import VerifyLane, VerifyLanes
-from deepinfer.engine.verify_steps import (
-    collect_lane,
-    judge_lane,
-    propose_for_lane,
-    resolve_lane,
-    run_verify_lane,
-    teach_of_lane,
-)
+from deepinfer.engine.verify_lane import VerifyLanes
+from deepinfer.engine.verify_steps import collect_lane, run_verify_lane
 from deepinfer.models.deepseek_v41.batch import to_device
 from deepinfer.models.deepseek_v41.model import DeepseekV41
 
 __all__ = ["ModelRunner"]
 
 
-class ModelRunner(RecordsSteps):
+class ModelRunner(RunsVerifyLanes, RecordsSteps):
     """Runs plans on one device, in order.
 
     `forward` of a step may be called before `collect` of the step before it, but after its `sample`: the token that
@@ -269,8 +262,7 @@ class ModelRunner(RecordsSteps):
 
     def _needs_settled(self, plan: StepPlan) -> bool:
         """Whether a plan cannot run before the host knows how the drafts of the step before it fared."""
-        rows = plan.rows
-        return bool(rows.num_open.any() or (rows.roles == VERIFY).any())
+        return self._is_open(plan)
 
     def _prepare_cache(self, step: RunningStep) -> None:
         """New block table entries, then copies, in the order of the plan."""
@@ -319,33 +311,6 @@ class ModelRunner(RecordsSteps):
             step.rows.append(
                 RunningRow(index, row, state, start, row.token_ids, num_tokens=num_tokens)
             )
-
-    @property
-    def _wants_outputs(self) -> bool:
-        return bool(getattr(self._sampler, "processors", True))
-
-    @property
-    def _has_verify_lanes(self) -> bool:
-        """Whether steps that verify can be run as columns: recorded ones that feed a drafter which takes columns."""
-        graphs = self._graphs
-        if graphs is None or graphs.feed is None or graphs.unsupported or self._wants_outputs:
-            return False
-        return hasattr(self._drafter, "start_blocks")
-
-    def _propose(self, step: RunningStep) -> None:
-        rules = self.info.vocab_size, self._never
-        if step.verify is not None:
-            if propose_for_lane(step.verify, self._drafter, *rules, self.length_policy):
-                return
-            self._take_apart(step)
-        propose_drafts(step, self._drafter, *rules, self.num_legal, self.length_policy)
-
-    def _take_apart(self, step: RunningStep) -> None:
-        """Goes on row by row."""
-        if step.verify is not None:
-            resolve_lane(step.verify, self.info.vocab_size, self._never)
-            step.rows, step.verify = step.verify.running_rows(), None
-            self._future.flush()
 
     def _run_model(self, step: RunningStep) -> None:
         if step.verify is not None and self._graphs is not None:
@@ -428,24 +393,6 @@ class ModelRunner(RecordsSteps):
         except Exception as error:
             step.error = error
             raise
-
-    def _settle_lane(self, step: RunningStep, lane: VerifyLane) -> None:
-        if step.done is not None:
-            step.done.synchronize()
-        resolve_lane(lane, self.info.vocab_size, self._never)
-        rows, last = judge_lane(step, lane, self._states, self.cache)
-        teach_of_lane(lane, self.length_policy)
-        slots, starts, ends = lane.company.host_slots, lane.starts, lane.starts + lane.used
-        if rows is not None:
-            slots, last = slots[rows], last[rows]
-        self._future.put_late(slots, last)
-        feeds = lane.shared.feeds
-        if feeds is not None:
-            rows = np.flatnonzero(feeds) if rows is None else rows[feeds[rows]]
-        if rows is not None:
-            slots, starts, ends = lane.company.host_slots[rows], starts[rows], ends[rows]
-        self._drafter.settle(slots.tolist(), starts.tolist(), ends.tolist())
-        step.is_settled = True
 
     def _keep(self, running: RunningRow, tokens: list[int]) -> bool:
         """Notes the tokens of a row; tells whether its slot goes on behind them."""

@@ -21,6 +21,7 @@ class RecordsSteps:
     _future: FutureTokens
     _drafter: Any
     _graphs: DecodeGraphs | None = None
+    _seen: tuple[Any, Any, bool] = (None, None, False)  # columns looked at last, and what was found
 
     def make_graphs(self, *, on_demand: bool = False) -> DecodeGraphs:
         """Recordings for this runner, which it uses from now on; `warmup` records shapes before they are needed.
@@ -62,5 +63,12 @@ class RecordsSteps:
             return False
         if self._graphs is None or self._graphs.feed is None:
             return True
-        rows = plan.rows
-        return bool((rows.roles == VERIFY).any() or rows.num_open.any())
+        return self._is_open(plan)
+
+    def _is_open(self, plan: StepPlan) -> bool:
+        """Whether rows verify, or drafts of the step before are open."""
+        rows, (roles, num_open, found) = plan.rows, self._seen
+        if rows.roles is not roles or rows.num_open is not num_open:  # the same from step to step
+            found = bool(rows.num_open.any() or (rows.roles == VERIFY).any())
+            self._seen = rows.roles, rows.num_open, found
+        return found
