@@ -86,7 +86,7 @@ def blocks(rows: int, columns: int) -> tuple[int, int]:
     """Blocks side by side, and warps of a cast of blocks."""
     size = rows * columns
     side = 4 if size <= 1024 else 1
-    return side, max(1, min(16, side * size // 2048))
+    return side, max(1, min(16, side * size // (1024 if side > 1 else 2048)))
 
 
 def rope(channels: int, in_place: bool) -> tuple[int, int]:
