@@ -10,10 +10,10 @@ from tests.kernels.gluon_numpy import PROGRAM, Pointer, gluon_on_numpy
 from deepinfer.kernels.configs import topk as configs
 from deepinfer.kernels.reference.topk import topk_indices
 
-ROWS = 14
+ROWS = 15
 
 
-def hard_rows(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def hard_rows(n: int, k: int, group: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
     g = torch.Generator().manual_seed(n + k)
     x = torch.randn((ROWS, n), generator=g)
     x[1], x[2], x[3, ::2] = 1.5, x[2].round(), torch.nan
@@ -27,6 +27,7 @@ def hard_rows(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     x[11, -(k // 2) :] = 2.0
     x[12] = torch.arange(n) % 256
     x[13, 5], x[13, 7] = torch.inf, 3e38
+    x[14], x[14, ::group] = -1.0, 1.0  # equals, one a group
     lengths = torch.randint(1, n + 1, (ROWS,), generator=g, dtype=torch.int32)
     lengths[1:] = n
     lengths[5] = n - 3
@@ -79,7 +80,7 @@ def test_a_program_a_row(dtype, n, k, sizes) -> None:
     [(32768, 128, 16, 1024, 256, 2, 4), (30000, 100, 64, 512, 256, 1, 2), (16000, 300, 4, 2048, 1024, 4, 4)],
 )  # fmt: skip
 def test_selection_by_groups(dtype, n, k, group, coarse, capacity, tiles, warps) -> None:
-    x, lengths = hard_rows(n, k)
+    x, lengths = hard_rows(n, k, group)
     x = x.to(dtype)
     everything = max(1 << (-(-n // group) - 1).bit_length(), coarse)
     filled = torch.full((ROWS, everything * group), torch.nan)
