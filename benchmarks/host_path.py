@@ -34,6 +34,7 @@ from unittest import mock
 
 import torch
 from model_step import cpu_name, small_config
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepinfer import Engine, SamplingParams
 from deepinfer.engine import draft_graphs as drafts_module
@@ -184,6 +185,29 @@ def start(engine: Engine, rows: int, params: SamplingParams, *, wants_deltas: bo
     return engine.step if wants_deltas else engine._advance
 
 
+class Calls(TorchDispatchMode):
+    """Counts calls of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Counts one."""
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def torch_calls(step: Any) -> int:
+    """Calls of torch in a step, those of the prepared model among them; the middle one of five steps."""
+    counts = []
+    for _ in range(5):
+        with Calls() as calls:
+            step()
+        counts.append(calls.count)
+    return sorted(counts)[2]
+
+
 def measure(step: Any, repeats: int) -> float:
     """Median processor time of a step in microseconds."""
     times = []
@@ -291,6 +315,7 @@ def main() -> None:
                 here.append(measure(step, args.repeats // TURNS))
                 if other is not None:
                     there.append(other.measure())
+            calls = torch_calls(step)
             if args.profile:
                 with cProfile.Profile() as profile:
                     for _ in range(args.repeats):
@@ -305,6 +330,7 @@ def main() -> None:
             "value": round(found, 1),
             "unit": "us of the host a step",
             "a_row_us": round(found / rows, 3),
+            "torch_calls": calls,
         }
         if other is not None:
             other.close()

@@ -195,7 +195,7 @@ class ModelRunner(RunsVerifyLanes, RecordsSteps):
             sampled = self._sampler(handle.logits, rows)
         else:
             masks = mask_rows(handle, masks).to(handle.logits.device, non_blocking=True)
-            sampled = self._sampler(handle.logits, rows, masks)  # type: ignore[call-arg]
+            sampled = self._sampler(handle.logits, rows, masks)
         handle.logits = None
         handle.copy_to_host(sampled)
         if handle.verify is None:
@@ -257,7 +257,7 @@ class ModelRunner(RunsVerifyLanes, RecordsSteps):
         self._states._cache = None
         self._lanes.clear()
         self._verify_lanes.clear()
-        self._model = self._sampler = self._drafter = self.cache = None  # type: ignore[assignment]
+        self._model = self._sampler = self._drafter = self.cache = None
         self._future = self._last = self.host_tier = self.num_legal = None  # type: ignore[assignment]
 
     def _needs_settled(self, plan: StepPlan) -> bool:
