@@ -148,7 +148,7 @@ def _folded(
     wide = xs.itemsize == 4
     if rows_of is not None and x.dim() == 2:
         table = configs.CONTIGUOUS_MXFP4 if wide else configs.CONTIGUOUS_MXFP4_32
-        rows += 2 * math.isqrt(rows)  # so that most groups are one tile
+        rows = _most_rows(rows)
     else:
         table = configs.FOLDED_MXFP4 if wide else configs.FOLDED_MXFP4_32
     sizes = _spanned(_tuning(table, x, n, k, rows), k)
@@ -201,18 +201,34 @@ def _contiguous_hopper(
     layout: Tensor,
     expected: int | None = None,
 ) -> None:
+    from deepinfer.kernels.triton import gemm_launch as launch
+
     if xs is not None and ws is not None and w.dtype == torch.int32:
         with torch.cuda.device(x.device):
             _folded(x, xs, w, ws, layout.contiguous(), d, expected or CONTIGUOUS_ALIGNMENT)
         return
     if x.stride(0) * x.itemsize % 16:
         x = x.contiguous()
-    table = configs.TALL_BF16 if xs is None else configs.CONTIGUOUS_FP8
-    sizes = _tuning(table, x, w.shape[1], w.shape[2], x.shape[0] // w.shape[0])
-    if xs is not None and xs.itemsize == 1:
-        sizes = configs.TALL_FP8_32
+    n, k = w.shape[1:]
+    rows = _most_rows(expected or CONTIGUOUS_ALIGNMENT)
     with torch.cuda.device(x.device):
+        if xs is not None and ws is not None and rows <= 64:
+            few = configs.MASKED_FP8 if xs.itemsize == 4 else configs.MASKED_FP8_32
+            swapped = launch.SwappedTuning(*_tuning(few, x, n, k, rows))
+            launch.grouped_swapped(
+                x.contiguous()[None], _bytes(xs)[None], w, _bytes(ws), layout.contiguous(), d[None], swapped, each=True
+            )  # fmt: skip
+            return
+        table = configs.TALL_BF16 if xs is None else configs.CONTIGUOUS_FP8
+        sizes = _tuning(table, x, n, k, x.shape[0] // w.shape[0])
+        if xs is not None and xs.itemsize == 1:
+            sizes = configs.TALL_FP8_32
         _tall(x, xs, w, ws, layout.contiguous(), d, sizes)
+
+
+def _most_rows(expected: int) -> int:
+    """Rows that most groups do not exceed, so that they are one tile."""
+    return expected + 2 * math.isqrt(expected)
 
 
 def _masked_refusal(

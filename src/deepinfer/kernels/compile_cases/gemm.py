@@ -82,11 +82,11 @@ def _few(sizes: tuple[int, ...], group: int) -> CompileCase:
     scale = "*fp32" if group == 128 else "*i32"
     signature = {
         "w_desc": _tile("fp8e4nv", rows, 128, 128, 8), "x_desc": _tile("fp8e4nv", t.block_m, 128, 128, 8),
-        "out": "*bf16", "w_scale": scale, "x_scale": scale, "counts": "*i32",
+        "out": "*bf16", "w_scale": scale, "x_scale": scale, "counts": "*i32", "tiles": "*i32",
         **_integers("num_groups", "N", "max_m", "steps", "stride_og", "stride_om", "stride_wg", "stride_wn",
                     "stride_xg", "stride_xm", "stride_xk"),
     }  # fmt: skip
-    constants = {"COUNTED": t.split == 1, "GROUP": group, "PARTS": t.parts, "BLOCK_M": t.block_m,
+    constants = {"COUNTED": 2 if t.split == 1 else 0, "GROUP": group, "PARTS": t.parts, "BLOCK_M": t.block_m,
                  "SPLIT": t.split, "DEPTH": t.depth, "REGISTERS": registers}  # fmt: skip
     name = "gemm_nt" if t.split == 2 else "m_grouped_gemm_nt_masked"
     entry = f"few tokens FP8 1x{group} {'x'.join(map(str, sizes))}"

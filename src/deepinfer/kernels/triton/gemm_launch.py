@@ -11,6 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from deepinfer.kernels.triton.gemm_tall import gemm_tall_kernel
+from deepinfer.kernels.triton.grouped_list import used_tiles_kernel
 from deepinfer.kernels.triton.grouped_swapped import grouped_swapped_kernel
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "num_sms",
     "register_shares",
     "tile_layout",
+    "used_tiles",
 ]
 
 
@@ -101,6 +103,25 @@ def register_shares(tuning: SwappedTuning) -> tuple[dict[str, int], int]:
     return {} if tuning.per_sm == 1 else {"maxnreg": registers}, min(share, 240)
 
 
+def used_tiles(rows_of: Tensor, block_m: int) -> Tensor:
+    """Number of the tiles of rows that have work, and their first rows.
+
+    Args:
+        rows_of: Group of each row, shape [M], int32, -1 for none.
+        block_m: Rows of a tile.
+
+    Returns:
+        Shape [tiles of at most 128 rows + 1], int32; what lies behind the last is not written.
+    """
+    # Groups begin at multiples of 128 rows, and tiles of more are counted from there.
+    unit = min(block_m, 128)
+    found = rows_of.new_empty(-(-len(rows_of) // unit) + 1)
+    used_tiles_kernel[(1,)](
+        rows_of, found, len(rows_of), ROWS=block_m, ALIGNMENT=unit, BLOCK=4096, num_warps=16
+    )
+    return found
+
+
 def grouped_swapped(
     x: Tensor,
     x_scale: Tensor,
@@ -109,6 +130,7 @@ def grouped_swapped(
     counts: Tensor | None,
     out: Tensor,
     tuning: SwappedTuning,
+    each: bool = False,
 ) -> None:
     """Multiplies the first `counts[g]` tokens of each group with the group's weights.
 
@@ -121,14 +143,17 @@ def grouped_swapped(
         counts: Shape [groups], int32, or None for `max_m` everywhere.
         out: Shape [groups, max_m, N], bf16 or fp32, last stride 1.
         tuning: Sizes of the tiles.
+        each: `counts` is instead the group of each row, shape [max_m], -1 for none, one group a tile and no rows behind
+            others of -1 in a tile; `x`, its scales and `out` then have one group.
     """
     groups, max_m, k = x.shape
     n = weight.shape[1]
+    tiles_of = used_tiles(counts, tuning.block_m) if each and counts is not None else out
     small = w_scale.dtype == torch.uint8
     if small:
         x_scale, w_scale = x_scale.view(torch.int32), w_scale.view(torch.int32)
     rows = 64 * tuning.parts // tuning.split
-    w_desc = matrix(weight.view(groups * n, k), rows, 128)
+    w_desc = matrix(weight.view(-1, k), rows, 128)
     x_desc = matrix(x.view(groups * max_m, k), tuning.block_m, 128)
     tiles = groups * -(-max_m // tuning.block_m) * -(-n // rows)
     grid = min(tiles, num_sms(x.device.index) * tuning.per_sm)
@@ -140,6 +165,7 @@ def grouped_swapped(
         w_scale,
         x_scale,
         counts if counts is not None else out,
+        tiles_of,
         groups,
         n,
         max_m,
@@ -151,7 +177,7 @@ def grouped_swapped(
         x_scale.stride(0),
         x_scale.stride(1),
         x_scale.stride(2),
-        COUNTED=counts is not None,
+        COUNTED=0 if counts is None else 2 if each else 1,
         GROUP=32 if small else 128,
         PARTS=tuning.parts,
         BLOCK_M=tuning.block_m,

@@ -8,13 +8,23 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrie
 
 from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
 
-__all__ = ["copy_tiles", "group_rows"]
+__all__ = ["copy_tiles", "group_rows", "group_tiles"]
 
 
 @gluon.jit
 def group_rows(counts, group, num_groups, max_m, COUNTED: gl.constexpr):
     """Tokens of a group."""
-    return gl.load(counts + gl.minimum(group, num_groups - 1)) if COUNTED else max_m
+    return gl.load(counts + gl.minimum(group, num_groups - 1)) if COUNTED == 1 else max_m
+
+
+@gluon.jit
+def group_tiles(
+    counts, tiles, group, num_groups, max_m, COUNTED: gl.constexpr, BLOCK_M: gl.constexpr
+):
+    """Tiles of tokens of a group; with a group for each row, all that were listed."""
+    if COUNTED == 2:
+        return gl.load(tiles)
+    return gl.cdiv(group_rows(counts, group, num_groups, max_m, COUNTED), BLOCK_M)
 
 
 @gluon.jit
@@ -27,7 +37,7 @@ def copy_tiles(
     DEPTH: gl.constexpr,
 ):
     """Fills the ring, tile after tile."""
-    w_desc, x_desc, x_scale, w_scale, counts, rings, bars, sizes, strides = given
+    w_desc, x_desc, x_scale, w_scale, counts, tiles, rings, bars, sizes, strides = given
     w_ring, x_ring, s_ring, f_ring = rings
     full, empty = bars
     num_groups, N, max_m, steps = sizes
@@ -45,18 +55,24 @@ def copy_tiles(
     first = 0
     slot = 0
     phase = 1
-    width = gl.cdiv(group_rows(counts, 0, num_groups, max_m, COUNTED), BLOCK_M) * tiles_n
+    width = group_tiles(counts, tiles, 0, num_groups, max_m, COUNTED, BLOCK_M) * tiles_n
     while group < num_groups:
         if tile < first + width:
             tiles_m = width // tiles_n
             at = tile - first
             m0 = (at % tiles_m) * BLOCK_M
             n0 = (at // tiles_m) * BLOCK_N
+            of = group
+            if COUNTED == 2:
+                m0 = gl.load(tiles + 1 + at % tiles_m)
+                of = gl.load(counts + m0)
             m = group * max_m + m0
-            n = group * N + n0
-            g = group.to(gl.int64)  # type: ignore[attr-defined]
+            n = of * N + n0
+            g = of.to(gl.int64)  # type: ignore[attr-defined]
             xs = (
-                x_scale + g * stride_xg + gl.minimum(m0 + token, max_m - 1).to(gl.int64) * stride_xm
+                x_scale
+                + group.to(gl.int64) * stride_xg
+                + gl.minimum(m0 + token, max_m - 1).to(gl.int64) * stride_xm
             )
             ws = (
                 w_scale + g * stride_wg + (gl.minimum(n0 + EACH * part, N - 1) // GROUP) * stride_wn
@@ -78,6 +94,4 @@ def copy_tiles(
         else:
             first += width
             group += 1
-            width = (
-                gl.cdiv(group_rows(counts, group, num_groups, max_m, COUNTED), BLOCK_M) * tiles_n
-            )
+            width = group_tiles(counts, tiles, group, num_groups, max_m, COUNTED, BLOCK_M) * tiles_n

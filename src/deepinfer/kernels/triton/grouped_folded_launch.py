@@ -12,30 +12,11 @@ from deepinfer.kernels.triton.gemm_launch import (
     matrix,
     num_sms,
     register_shares,
+    used_tiles,
 )
 from deepinfer.kernels.triton.grouped_folded import grouped_folded_kernel
-from deepinfer.kernels.triton.grouped_list import used_tiles_kernel
 
-__all__ = ["grouped_folded", "used_tiles"]
-
-
-def used_tiles(rows_of: Tensor, block_m: int) -> Tensor:
-    """Number of the tiles of rows that have work, and their first rows.
-
-    Args:
-        rows_of: Group of each row, shape [M], int32, -1 for none.
-        block_m: Rows of a tile.
-
-    Returns:
-        Shape [tiles of at most 128 rows + 1], int32; what lies behind the last is not written.
-    """
-    # Groups begin at multiples of 128 rows, and tiles of more are counted from there.
-    unit = min(block_m, 128)
-    found = rows_of.new_empty(-(-len(rows_of) // unit) + 1)
-    used_tiles_kernel[(1,)](
-        rows_of, found, len(rows_of), ROWS=block_m, ALIGNMENT=unit, BLOCK=4096, num_warps=16
-    )
-    return found
+__all__ = ["grouped_folded"]
 
 
 def grouped_folded(

@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from deepinfer.kernels.triton.grouped_copies import copy_tiles, group_rows
+from deepinfer.kernels.triton.grouped_copies import copy_tiles, group_rows, group_tiles
 from deepinfer.kernels.triton.grouped_tiles import fp8_tile
 
 __all__ = ["grouped_swapped_kernel"]
@@ -29,7 +29,7 @@ def _products(
     SPLIT: gl.constexpr,
 ):
     """Multiplies, scales and writes 64 rows of every tile, or adds up every other step of the same rows."""
-    out, counts, rings, bars, sizes, strides, meeting = given
+    out, counts, tiles, rings, bars, sizes, strides, meeting = given
     shared, done, taken = meeting
     num_groups, N, max_m, steps = sizes
     stride_og, stride_om = strides
@@ -43,13 +43,15 @@ def _products(
     phase = 0
     turn = 0
     rows = group_rows(counts, 0, num_groups, max_m, COUNTED)
-    width = gl.cdiv(rows, BLOCK_M) * tiles_n
+    width = group_tiles(counts, tiles, 0, num_groups, max_m, COUNTED, BLOCK_M) * tiles_n
     while group < num_groups:
         if tile < first + width:
             tiles_m = width // tiles_n
             at = tile - first
             m0 = (at % tiles_m) * BLOCK_M
             n0 = (at // tiles_m) * BLOCK_N + (64 * PART if SPLIT == 1 else 0)
+            if COUNTED == 2:
+                m0 = gl.load(tiles + 1 + at % tiles_m)
             g = group.to(gl.int64)  # type: ignore[attr-defined]
             acc, slot, phase = fp8_tile(
                 rings, bars, steps, slot, phase, GROUP, PART, SPLIT, BLOCK_M, DEPTH, acc_layout
@@ -69,13 +71,17 @@ def _products(
                 mo = m0 + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, out_layout))
                 no = n0 + gl.arange(0, 64, layout=gl.SliceLayout(1, out_layout))
                 to = out + g * stride_og + mo.to(gl.int64)[None, :] * stride_om + no[:, None]
-                gl.store(to, y, mask=(mo < rows)[None, :] & (no < N)[:, None])
+                used = mo < rows
+                if COUNTED == 2:
+                    own = gl.load(counts + gl.minimum(mo, rows - 1))
+                    used = used & (own == gl.load(counts + m0))
+                gl.store(to, y, mask=used[None, :] & (no < N)[:, None])
             tile += gl.num_programs(0)
         else:
             first += width
             group += 1
             rows = group_rows(counts, group, num_groups, max_m, COUNTED)
-            width = gl.cdiv(rows, BLOCK_M) * tiles_n
+            width = group_tiles(counts, tiles, group, num_groups, max_m, COUNTED, BLOCK_M) * tiles_n
 
 
 @gluon.jit(do_not_specialize=["num_groups", "max_m"])
@@ -86,6 +92,7 @@ def grouped_swapped_kernel(
     w_scale,
     x_scale,
     counts,
+    tiles,
     num_groups,
     N,
     max_m,
@@ -106,6 +113,9 @@ def grouped_swapped_kernel(
     REGISTERS: gl.constexpr,
 ):
     """`out[g, m, n] = sum over k of x[g, m, k] * weight[g, n, k]` for m below `counts[g]`.
+
+    COUNTED: 0 all rows; 1 as said; 2 one group of rows, `counts` is the group of each, and `tiles` holds the number of
+    tiles that have rows and the first row of each.
 
     GROUP: channels that share a scale, for e4m3 weights (rows share it too): 128 (fp32) or 32 (e8m0, four to a word).
     SPLIT 2: two warpgroups add up the even and the odd steps of the same 64 rows, and the sums of the odd ones are added
@@ -138,9 +148,9 @@ def grouped_swapped_kernel(
     bars = (full, empty)
     sizes = (num_groups, N, max_m, steps)
     to = (stride_og, stride_om)
-    multiply = (out, counts, rings, bars, sizes, to, (shared, done, taken))
+    multiply = (out, counts, tiles, rings, bars, sizes, to, (shared, done, taken))
     of = (stride_wg, stride_wn, stride_xg, stride_xm, stride_xk)
-    copy = (w_desc, x_desc, x_scale, w_scale, counts, rings, bars, sizes, of)
+    copy = (w_desc, x_desc, x_scale, w_scale, counts, tiles, rings, bars, sizes, of)
     if PARTS == 1:
         gl.warp_specialize(
             [
