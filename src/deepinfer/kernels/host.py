@@ -17,4 +17,5 @@ def is_plain(x: Tensor, backend: str | None) -> bool:
         and x.device.type == "cpu"
         and not torch.compiler.is_compiling()
         and registry._wish.get() is None
+        and registry._choices.get() is None
     )

@@ -6,7 +6,7 @@ call raises and says why it cannot.
 
     with use_backend("torch"):
         out = fp8_gemm_nt(a, b)
-    print(explain("fp8_gemm_nt", a, b))
+    print(explain(fp8_gemm_nt, a, b))
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -56,6 +56,8 @@ FAMILIES = (
 # The namespace of the operations in torch, which torch.compile calls: held here, because it lives as long as this name.
 _library = torch.library.Library("deepinfer", "FRAGMENT")
 _wish: ContextVar[str | None] = ContextVar("deepinfer_kernel_backend", default=None)
+# Inside of `explain`: choices instead of calls.
+_choices: ContextVar[list[Choice] | None] = ContextVar("deepinfer_kernel_choices", default=None)
 
 
 @dataclass(frozen=True)
@@ -86,19 +88,21 @@ class Choice:
         backend: Name of the chosen implementation, or None if nothing can serve the call.
         refusals: Why each other implementation was not chosen, by name.
         wish: The backend that was asked for, or None.
+        then: Choices of the operations behind it, when one call makes several.
     """
 
     operation: str
     backend: str | None
     refusals: dict[str, str]
     wish: str | None
+    then: tuple[Choice, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.operation}: {self.backend or 'nothing'} serves this call"]
         if self.wish:
             lines[0] += f" ({self.wish!r} was asked for)"
         lines += [f"  not {name}: {reason}" for name, reason in self.refusals.items()]
-        return "\n".join(lines)
+        return "\n".join(lines + [str(choice) for choice in self.then])
 
 
 @dataclass(frozen=True)
@@ -223,11 +227,15 @@ class Operation:
         return Choice(self.name, chosen, refusals, wish)
 
     def __call__(self, backend: str | None, *args: Any) -> None:
-        """Calls the implementation that `choose` finds."""
+        """Calls the implementation that `choose` finds; inside of `explain`, notes it only."""
         if torch.compiler.is_compiling():
             getattr(torch.ops.deepinfer, self.name)(backend, *args)
-        else:
+            return
+        choices = _choices.get()
+        if choices is None:
             self._run(backend, *args)
+        else:
+            choices.append(self.explain(backend, *args))
 
     def _run(self, backend: str | None, *args: Any) -> None:
         chosen = self.choose(backend, *args)
@@ -258,22 +266,38 @@ def use_backend(backend: str | None) -> Iterator[None]:
         _wish.reset(token)
 
 
-def explain(name: str, *args: Any, **kwargs: Any) -> Choice:
-    """Which implementation of a kernel serves a call, and why no other.
+def explain(kernel: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Choice:
+    """Which implementation of a kernel serves a call, and why no other; nothing is computed.
 
     Args:
-        name: Public name of the kernel, as "fp8_gemm_nt".
-        args: What the kernel would be called with.
-        kwargs: What the kernel would be called with; `backend` as there.
+        kernel: A public function of `deepinfer.kernels`, as `fp8_gemm_nt`; or the name of an operation of the registry, which
+            takes the arguments of its schema.
+        args: What the function would be called with.
+        kwargs: What the function would be called with, `backend` too.
 
     Returns:
-        The choice; `print` shows it with all reasons.
+        The choice, with those behind it when the call makes several operations; `print` shows them with all reasons.
 
     Raises:
-        ConfigError: There is no kernel of this name.
+        ConfigError: There is no operation of this name, or the function calls none for these arguments.
+        DeepInferError: What the function raises for its arguments.
     """
-    backend = kwargs.pop("backend", None)
-    return operation(name).explain(backend, *args, **kwargs)
+    if isinstance(kernel, str):
+        backend = kwargs.pop("backend", None)
+        return operation(kernel).explain(backend, *args, **kwargs)
+    choices: list[Choice] = []
+    token = _choices.set(choices)
+    try:
+        kernel(*args, **kwargs)
+    finally:
+        _choices.reset(token)
+    if not choices:
+        name = getattr(kernel, "__name__", repr(kernel))
+        raise ConfigError(
+            f"{name} makes no choice for these arguments: it is plain torch, or its tensors have no rows.",
+            field="kernel", value=name, limit="a call that computes something",
+        )  # fmt: skip
+    return replace(choices[0], then=tuple(choices[1:]))
 
 
 def operations() -> tuple[Operation, ...]:
