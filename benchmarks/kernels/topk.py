@@ -60,6 +60,7 @@ def select(
     """Builds a selection by one of the kernels, or by the table."""
 
     def build(small: bool) -> Built:
+        from deepinfer.kernels.configs import topk as configs
         from deepinfer.kernels.topk import TOPK
         from deepinfer.kernels.triton import topk_launch as launch
 
@@ -68,20 +69,23 @@ def select(
         lengths = spoil(x, k) if small else None
         wide = torch.full((count, k + 9), -7, device="cuda", dtype=torch.int32)
         out = wide[:, 5 : 5 + k]
-        if kind == "table":
+        if kind == "table" and small:
+            # What the table says for all the rows, of which only some are checked.
+            sizes = configs.lookup_by_groups(rows, n, k, x.itemsize)
+            if sizes:
+                conf = launch.ByGroupsTuning(*sizes)
+                run = lambda: launch.topk_by_groups(x, k, lengths, out, -1, conf)  # noqa: E731
+            else:
+                own = launch.WideTuning(*configs.lookup_wide(rows, n, k))
+                run = lambda: launch.topk_wide(x, k, lengths, out, -1, own)  # noqa: E731
+        elif kind == "table":
             run = lambda: TOPK(None, x, k, lengths, out, -1)  # noqa: E731
-        elif kind == "grouped":
-            conf = launch.GroupedTuning(*tuning)
-            run = lambda: launch.topk_grouped(x, k, lengths, out, -1, conf)  # noqa: E731
         elif kind == "groups":
             groups = launch.ByGroupsTuning(*tuning)
             run = lambda: launch.topk_by_groups(x, k, lengths, out, -1, groups)  # noqa: E731
-        elif kind == "wide":
+        else:
             own = launch.WideTuning(*tuning)
             run = lambda: launch.topk_wide(x, k, lengths, out, -1, own)  # noqa: E731
-        else:
-            sizes = launch.TopkTuning(*tuning)
-            run = lambda: launch.topk_select(x, k, lengths, out, -1, sizes)  # noqa: E731
 
         def check():
             verify(x, k, lengths, out)
