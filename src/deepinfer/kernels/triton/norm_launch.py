@@ -15,6 +15,8 @@ from deepinfer.kernels.triton.small_floats import E4M3_E8M0
 
 __all__ = ["norm_rope_cast", "rms_norm", "rope"]
 
+_WIDEST = 2048  # a warp holds a row in registers
+
 
 def rms_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor,
@@ -83,6 +85,8 @@ def norm_rope_cast(
 def _in_pairs(x: Tensor, weight: Tensor | None, phases: Tensor | None, q: Tensor) -> bool:
     """Whether bf16 can be read two at a time, on a chip that computes with pairs."""
     if x.dtype != torch.bfloat16 or hardware_level(x) != 2 or not contract.has_gluon():
+        return False
+    if x.shape[2] > _WIDEST:
         return False
     aligned = (x.data_ptr() | q.data_ptr()) % 4 == 0 and (x.stride(0) | x.stride(1)) % 2 == 0
     if weight is not None:
