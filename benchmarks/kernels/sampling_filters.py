@@ -293,7 +293,8 @@ LAWS = (
 ROUNDS = {
     "first 4096 w8": {"sizes": (4096, 8)},
     "first 4096 w4": {"sizes": (4096, 4)},
-    "next 4096 w8": {"next_sizes": (4096, 8)},
+    "next 8192 w16": {"next_sizes": (8192, 16)},
+    "next 2048 w4": {"next_sizes": (2048, 4), "programs": 2112},
     "rounds 1": {"rounds": 1},
     "rounds 3": {"rounds": 3},
     "judge w8": {"judge_warps": 8},

@@ -32,7 +32,14 @@ def _rounds(row: dict[str, str], rounds: Any, settle: Any) -> list[CompileCase]:
     first, warps = configs.lookup("first_round", _VOCAB)
     following, more_warps = configs.lookup("next_round", _VOCAB)
     last, last_warps = configs.lookup("settle", _VOCAB)
-    row = row | {"waiting": "*i32", "facts": "*fp32", "masses": "*fp32", "counts": "*i32"}
+    row = row | {
+        "waiting": "*i32",
+        "facts": "*fp32",
+        "masses": "*fp32",
+        "counts": "*i32",
+        "num_open": "*i32",
+        "open_rows": "*i32",
+    }
     every = {"WARM": True, "TOP_K": True, "TOP_P": True, "MIN_P": True}
     chunks = 2 ** (-(-_VOCAB // first) - 1).bit_length()
     some = {"GROUPS": first // 16, "CHUNKS": chunks}
@@ -43,7 +50,7 @@ def _rounds(row: dict[str, str], rounds: Any, settle: Any) -> list[CompileCase]:
          every | some | {"ALL_GROUPS": chunks * first // 16}, 16),
         ("next round", rounds.next_round_kernel,
          {"WARM": True, "MIN_P": True, "FAST": True, "BLOCK": following}, more_warps),
-        ("judge", rounds.judge_kernel, every | {"CHUNKS": 16}, 4),
+        ("judge", rounds.judge_kernel, every | {"CHUNKS": 32}, 4),
         ("settle", settle.settle_kernel, every | {"FAST": True, "BLOCK": last}, last_warps),
     )  # fmt: skip
     return [

@@ -20,7 +20,7 @@ _SIZES = {
     "maxima": (8192, 8),
     "bracket": (8192, 16),
     "first_round": (2048, 4),
-    "next_round": (8192, 16),
+    "next_round": (4096, 8),
     "settle": (8192, 16),
     "logprobs": (4096, 8),
     "bitmask": (4096, 4),

@@ -261,6 +261,7 @@ def draw_by_rounds(
     settle_sizes: tuple[int, int] | None = None,
     judge_warps: int = 16,
     rounds: int = 2,
+    programs: int = 1056,
 ) -> None:
     """Writes the token of each row, drawn from all tokens and judged, until one is kept.
 
@@ -275,7 +276,8 @@ def draw_by_rounds(
         next_sizes: The same for the next rounds.
         settle_sizes: The same for the program of a row that finishes what they leave.
         judge_warps: Warps of the program that judges the first round of a row.
-        rounds: Rounds of several programs a row behind the first.
+        rounds: Rounds of several programs a row behind the first, at most 7.
+        programs: Programs of such a round.
     """
     rows, vocab = logits.shape
 
@@ -296,16 +298,19 @@ def draw_by_rounds(
     padded = triton.next_power_of_2(chunks)
     tokens, tops = empty(rows, chunks, dtype=torch.int32), empty(rows, chunks)
     maxima, masses = empty(rows, chunks, groups), empty(rows, chunks, groups)
+    num_open = empty(8, 4, dtype=torch.int32)
+    open_rows = empty(rounds + 1, triton.cdiv(rows, 4) * 4, dtype=torch.int32)
     where = (vocab, logits.stride(0), chunks, stream)
     first_round_kernel[(rows * chunks,)](
-        logits, warm, seeds, positions, tokens, tops, maxima, masses, *where,
+        logits, warm, seeds, positions, tokens, tops, maxima, masses, num_open, *where,
         MASS=kinds["TOP_P"], FAST=fast, BLOCK=block, GROUPS=groups, num_warps=warps(num_warps), **flags,
     )  # fmt: skip
     cuts, facts = empty(rows), empty(rows, 4)
     cut_ids, waiting = empty(rows, dtype=torch.int32), empty(rows, dtype=torch.int32)
-    state = (cuts, cut_ids, waiting, facts, out)
+    state = (cuts, cut_ids, waiting, facts)
     first_judge_kernel[(rows,)](
-        logits, *given, seeds, positions, tokens, tops, maxima, masses, *state, *where,
+        logits, *given, seeds, positions, tokens, tops, maxima, masses, *state, num_open,
+        open_rows, out, *where,
         CHUNKS=padded, GROUPS=groups, ALL_GROUPS=padded * groups, num_warps=warps(judge_warps), **kinds,
     )  # fmt: skip
     block, num_warps = next_sizes or configs.lookup("next_round", vocab)
@@ -313,18 +318,22 @@ def draw_by_rounds(
     where = (vocab, logits.stride(0), chunks, stream)
     tokens, tops = empty(rows, chunks, dtype=torch.int32), empty(rows, chunks)
     counts, sums = empty(rows, chunks, dtype=torch.int32), empty(rows, chunks, 2)
-    for _ in range(rounds):
-        next_round_kernel[(rows * chunks,)](
-            logits, warm, seeds, positions, cuts, cut_ids, facts, tokens, tops, counts, sums, *where,
+    # Few rows are open, so a fixed number of programs shares their chunks.
+    grid = (min(rows * chunks, programs),)
+    for i in range(rounds):
+        next_round_kernel[grid](
+            logits, warm, seeds, positions, cuts, cut_ids, facts, num_open[i], open_rows[i],
+            tokens, tops, counts, sums, *where,
             MIN_P=kinds["MIN_P"], FAST=fast, BLOCK=block, num_warps=warps(num_warps), **flags,
         )  # fmt: skip
         judge_kernel[(rows,)](
-            logits, *given, seeds, positions, tokens, tops, counts, sums, *state, *where,
+            logits, *given, seeds, positions, tokens, tops, counts, sums, *state, num_open[i + 1],
+            open_rows[i + 1], out, *where,
             CHUNKS=triton.next_power_of_2(chunks), num_warps=warps(4), **kinds,
         )  # fmt: skip
     block, num_warps = settle_sizes or configs.lookup("settle", vocab)
     settle_kernel[(rows,)](
-        logits, *given, seeds, positions, *state, vocab, logits.stride(0), stream,
+        logits, *given, seeds, positions, *state, out, vocab, logits.stride(0), stream,
         FAST=fast, BLOCK=block, num_warps=warps(num_warps), **kinds,
     )  # fmt: skip
 

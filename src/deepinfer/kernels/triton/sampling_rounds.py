@@ -47,6 +47,7 @@ def first_round_kernel(
     tops,
     groups,
     masses,
+    num_open,
     vocab,
     stride,
     num_chunks,
@@ -60,8 +61,11 @@ def first_round_kernel(
     """One chunk of one row: its best block of four tokens, highest logit, and the maxima and masses of its groups.
 
     A group is 16 tokens, four neighbours in each of four places: token `w * 4 * GROUPS + 4 * g + j` of the chunk is in g.
+    The counts of open rows of all rounds begin at 0.
     """
     to = tl.program_id(0).to(tl.int64)
+    if to == 0:
+        tl.store(num_open + tl.arange(0, 32), tl.zeros((32,), tl.int32))
     row = to // num_chunks
     first = (to % num_chunks).to(tl.int32) * BLOCK
     x = logits + row * stride
@@ -124,6 +128,12 @@ def verdict(
     return is_in | first, is_out & (first == 0)
 
 
+@triton.jit
+def _append(num_open, open_rows, row):
+    """Notes an open row. The order hangs on time, and nothing on the order."""
+    tl.store(open_rows + tl.atomic_add(num_open, 1), row.to(tl.int32))
+
+
 @triton.jit(do_not_specialize=["stream"])
 def first_judge_kernel(
     logits,
@@ -141,6 +151,8 @@ def first_judge_kernel(
     cut_ids,
     waiting,
     facts,
+    num_open,
+    open_rows,
     out,
     vocab,
     stride,
@@ -249,6 +261,8 @@ def first_judge_kernel(
     tl.store(facts + row * 4 + 3, floor)
     if cut_id == -2:
         tl.store(out + row, token.to(out.dtype.element_ty))
+    else:
+        _append(num_open, open_rows, row)
 
 
 @triton.jit(do_not_specialize=["stream"])
@@ -260,6 +274,8 @@ def next_round_kernel(
     cuts,
     cut_ids,
     facts,
+    num_open,
+    open_rows,
     tokens,
     tops,
     counts,
@@ -273,16 +289,18 @@ def next_round_kernel(
     FAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One chunk of one open row: count, mass and best block of the tokens above its cut, and the mass that min-p keeps."""
-    to = tl.program_id(0).to(tl.int64)
-    row = to // num_chunks
-    cut_id = tl.load(cut_ids + row)
-    if cut_id >= -1:
-        first = (to % num_chunks).to(tl.int32) * BLOCK
+    """Chunks of open rows: count, mass and best block of the tokens above the cut, and the mass that min-p keeps."""
+    num_items = tl.load(num_open) * num_chunks
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        row = tl.load(open_rows + item // num_chunks).to(tl.int64)
+        chunk = item % num_chunks
+        to = row * num_chunks + chunk
+        cut = tl.load(cuts + row)
+        cut_id = tl.load(cut_ids + row)
+        first = chunk * BLOCK
         x = logits + row * stride
         at = first + tl.arange(0, BLOCK)
         raw = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-        cut = tl.load(cuts + row)
         values = kept_values(raw, at, cut, cut_id, True)
         temperature = tl.full((), 1.0, tl.float64)
         if WARM:
@@ -323,6 +341,8 @@ def judge_kernel(
     cut_ids,
     waiting,
     facts,
+    num_open,
+    open_rows,
     out,
     vocab,
     stride,
@@ -360,6 +380,8 @@ def judge_kernel(
             own = tl.exp2((cut - highest) * scale_of(temperature))
             least = tl.load(facts + row * 4 + 2)
             is_in, is_out = verdict(count, mass, own, total, least, k, vocab, top_p, TOP_P)
+        if is_in == 0:
+            _append(num_open, open_rows, row)
         if is_in:
             tl.store(out + row, wait.to(out.dtype.element_ty))
             tl.store(cut_ids + row, -2)
