@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -117,20 +117,21 @@ class DraftGraphs:
         count = values.shape[1]
         tokens, packed = output[0][:count], output[3]
         if self._cache.device.type != "cuda":
-            return PendingBlocks(tokens, packed[:count])
+            return PendingBlocks(tokens, packed[:count].numpy())
         recording = self._recordings[_size(count, self._cache.num_slots), words is not None]
         if recording.packed is None:
             recording.packed = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            recording.found = recording.packed.numpy()
         recording.packed.copy_(packed, non_blocking=True)
         recording.done.record()
-        return PendingBlocks(tokens, recording.packed[:count], recording.done)
+        return PendingBlocks(tokens, recording.found[:count], recording.done)
 
     def _run(self, values: NDArray[np.int64], words: NDArray[np.int64] | None) -> _Output | None:
         count = values.shape[1]
         recording = self._recording(count, is_drawn=words is not None)
         if recording is None:
             return None
-        host = recording.host.numpy()
+        host = recording.values
         if recording.sent is not None:
             recording.sent.synchronize()
         host[: _FIRST + 1, :count] = values
@@ -186,10 +187,10 @@ class DraftGraphs:
             return *found, torch.stack([part.double() for part in found], 1)
 
         if device.type != "cuda":
-            return _Recording(rows, inputs, host, sent, done, call)
+            return _Recording(rows, inputs, host, host.numpy(), sent, done, call)
         graph, output = record_call(call, device, self._pool)
         self._pool = self._pool or graph.pool()
-        return _Recording(rows, inputs, host, sent, done, call, graph, output)
+        return _Recording(rows, inputs, host, host.numpy(), sent, done, call, graph, output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,20 +199,19 @@ class PendingBlocks:
 
     Attributes:
         tokens: Their tokens on the device, shape [rows, block], int64, valid until the next start.
-        packed: Host memory for tokens, confidences and margins, shape [rows, 3, block], fp64.
+        packed: Host memory for tokens, confidences and margins, shape [rows, 3, block], float64.
         done: Event behind the copy to it, or None.
     """
 
     tokens: Tensor
-    packed: Tensor
+    packed: NDArray[np.float64]
     done: Any = None
 
     def wait(self) -> NDArray[np.float64]:
         """Tokens, confidences and margins, shape [rows, 3, block], float64, in which ids are exact."""
         if self.done is not None:
             self.done.synchronize()
-        values: NDArray[np.float64] = self.packed.numpy().copy()
-        return values
+        return self.packed.copy()
 
 
 def _size(count: int, most: int) -> int:
@@ -225,12 +225,14 @@ class _Recording:
     rows: int
     inputs: Tensor
     host: Tensor  # what is sent to `inputs`, or the same tensor
+    values: NDArray[np.int64]  # the same as an array
     sent: Any  # events behind the copy, and behind that of the results, where there is one
     done: Any
     call: Callable[[], _Output]
     graph: Any = None
     output: _Output | None = None
     packed: Tensor | None = None  # pinned
+    found: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # the same as an array
 
     def replay(self) -> _Output:
         if self.graph is None or self.output is None:

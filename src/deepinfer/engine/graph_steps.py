@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from deepinfer.engine.graph_buckets import GraphBucket
+from deepinfer.engine.graph_inputs import StepInputs
 from deepinfer.models.deepseek_v41.batch import Segment
-from deepinfer.models.deepseek_v41.decode_inputs import DecodeInputs
 from deepinfer.models.deepseek_v41.decode_step import DecodeOutput
 
 __all__ = ["GraphRow", "GraphRun", "RecordedStep"]
@@ -58,19 +58,31 @@ class RecordedStep:
 
     Attributes:
         inputs: What it reads.
-        flat: The memory of these, shape [values], int64.
         call: The step.
         deterministic: In which arithmetic it was recorded.
         graph: The recording, or None.
         output: What it gives, or None.
     """
 
-    inputs: DecodeInputs
-    flat: Tensor
+    inputs: StepInputs
     call: Callable[[], DecodeOutput]
     deterministic: bool
     graph: Any = None
     output: DecodeOutput | None = None
+    _views: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def behind_first(self, rows: int, tokens: int) -> Tensor:
+        """Where the ids of rows of one length begin, but for the first of each, shape [rows, tokens - 1].
+
+        Args:
+            rows: Rows.
+            tokens: Tokens of each.
+        """
+        key = rows, tokens
+        if key not in self._views:
+            ids = self.inputs.inputs.ids.view(-1)[: rows * tokens]
+            self._views[key] = ids.view(rows, tokens)[:, 1:]
+        return self._views[key]
 
     def replay(self) -> DecodeOutput:
         """Runs the step."""

@@ -25,7 +25,7 @@ from deepinfer.engine.graph_buckets import WarmupReport as WarmupReport
 from deepinfer.engine.graph_buckets import bucket_for
 from deepinfer.engine.graph_buckets import context_buckets as context_buckets
 from deepinfer.engine.graph_buckets import row_buckets as row_buckets
-from deepinfer.engine.graph_inputs import fill_verify, make_inputs
+from deepinfer.engine.graph_inputs import StepInputs, fill_verify, make_inputs
 from deepinfer.engine.graph_steps import GraphRow as GraphRow
 from deepinfer.engine.graph_steps import GraphRun as GraphRun
 from deepinfer.engine.graph_steps import RecordedStep
@@ -33,7 +33,7 @@ from deepinfer.engine.layout import Layout
 from deepinfer.engine.recording import record_call
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.decode_books import DecodeRows, begin_decode, commit_decode
-from deepinfer.models.deepseek_v41.decode_inputs import DecodeInputs, cannot_decode, row_values
+from deepinfer.models.deepseek_v41.decode_inputs import cannot_decode, row_values
 from deepinfer.models.deepseek_v41.decode_step import DecodeOutput, DecodeStep, why_no_fixed_shape
 from deepinfer.models.deepseek_v41.model import DeepseekV41
 from deepinfer.models.deepseek_v41.verify_books import VerifyRows, begin_verify, commit_verify
@@ -102,7 +102,7 @@ class DecodeGraphs:
         self._step = None if self.unsupported else DecodeStep(model, cache)
         self._recordings: dict[GraphBucket, RecordedStep] = {}
         self._by_rows: dict[tuple[int, int, int, bool], list[GraphBucket]] = {}
-        self._staging: dict[tuple[int, int], list[tuple[DecodeInputs, Tensor, Any]]] = {}
+        self._staging: dict[tuple[int, int], list[tuple[StepInputs, Any]]] = {}
         self._pool: Any = None
         self._turn = 0
 
@@ -178,10 +178,10 @@ class DecodeGraphs:
         counts = [s.num_tokens for s in segments]
         if bucket.tokens > 1:
             offsets = tuple(range(0, len(rows) * bucket.tokens, bucket.tokens))
-            self._send(recording, lambda inputs: inputs.fill(ids, values))
+            self._send(recording, lambda host: host.inputs.fill(ids, values))
         else:
             offsets = tuple(itertools.accumulate(counts[:-1], initial=0))
-            self._send(recording, lambda inputs: inputs.fill_tokens(ids, values))
+            self._send(recording, lambda host: host.inputs.fill_tokens(ids, values))
         output = recording.replay()
         self._cache.commit(segments)
         return self._ran(bucket, output, offsets, sum(counts), copy_features=copy_features)
@@ -221,7 +221,7 @@ class DecodeGraphs:
         bucket, recording = found
         floors = begin_decode(self._cache, rows)
         columns = (rows.starts, rows.host_slots, rows.window_starts, floors)
-        self._send(recording, lambda inputs: inputs.fill_decode(ids, is_future, columns))
+        self._send(recording, lambda host: host.inputs.fill_decode(ids, is_future, columns))
         output = recording.replay()
         commit_decode(self._cache, rows)
         offsets = range(0, len(rows) * bucket.tokens, bucket.tokens)
@@ -263,10 +263,9 @@ class DecodeGraphs:
         bucket, recording = found
         floors = begin_verify(self._cache, rows)
         ids, columns = input_ids(), (rows.starts, rows.host_slots, rows.window_starts, floors)
-        self._send(recording, lambda inputs: fill_verify(inputs, ids, layout, columns))
+        self._send(recording, lambda host: fill_verify(host, ids, layout, columns))
         if drafts is not None:
-            sent = recording.inputs.ids.view(-1)[: layout.total].view(len(rows), -1)
-            sent[:, 1:].copy_(drafts)
+            recording.behind_first(len(rows), longest).copy_(drafts)
         output = recording.replay()
         commit_verify(self._cache, rows)
         return self._ran(bucket, output, layout.offsets, layout.total, copy_features=False)
@@ -376,36 +375,40 @@ class DecodeGraphs:
                 )  # fmt: skip
 
     def _record(self, step: DecodeStep, bucket: GraphBucket) -> RecordedStep:
-        inputs, flat = make_inputs(bucket.rows, bucket.tokens, self._device)
+        inputs = make_inputs(bucket.rows, bucket.tokens, self._device)
 
         def run() -> DecodeOutput:
             return step(
-                inputs, bucket.context, self._future, with_features=bucket.features, feed=self.feed
+                inputs.inputs,
+                bucket.context,
+                self._future,
+                with_features=bucket.features,
+                feed=self.feed,
             )
 
         if self._device.type != "cuda":
-            return RecordedStep(inputs, flat, run, self._model.deterministic)
+            return RecordedStep(inputs, run, self._model.deterministic)
         graph, output = record_call(run, self._device, self._pool)
         if self._pool is None:
             self._pool = graph.pool()
-        return RecordedStep(inputs, flat, run, self._model.deterministic, graph, output)
+        return RecordedStep(inputs, run, self._model.deterministic, graph, output)
 
-    def _send(self, recording: RecordedStep, fill: Callable[[DecodeInputs], None]) -> None:
-        inputs = recording.inputs
+    def _send(self, recording: RecordedStep, fill: Callable[[StepInputs], None]) -> None:
         if self._device.type != "cuda":
-            fill(inputs)
+            fill(recording.inputs)
             return
+        inputs = recording.inputs.inputs
         shape = inputs.num_rows, inputs.tokens_per_row
         if shape not in self._staging:
             self._staging[shape] = [
-                (*make_inputs(*shape, pinned=True), torch.cuda.Event())
+                (make_inputs(*shape, pinned=True), torch.cuda.Event())
                 for _ in range(_STAGING_BUFFERS)
             ]
         self._turn += 1
-        host, flat, sent = self._staging[shape][self._turn % _STAGING_BUFFERS]
+        host, sent = self._staging[shape][self._turn % _STAGING_BUFFERS]
         sent.synchronize()  # the copy of two steps ago
         fill(host)
-        recording.flat.copy_(flat, non_blocking=True)
+        recording.inputs.flat.copy_(host.flat, non_blocking=True)
         sent.record()
 
     def _reserved(self) -> int:
