@@ -202,8 +202,8 @@ def checked(case: Case, seed: int) -> dict[str, Any]:
         }
 
 
-def timed(case: Case, limits: Limits, with_peers: bool) -> list[dict[str, Any]]:
-    """Times a case, and its peers when asked; one line each."""
+def timed(case: Case, limits: Limits, wanted: str) -> list[dict[str, Any]]:
+    """Times a case and its wanted peers (names with commas; `*` for all); one line each."""
     built = case.build(False)
     ms = measure(built.run, built.graph)
     floor, limit = limits.floor_ms(built)
@@ -222,8 +222,8 @@ def timed(case: Case, limits: Limits, with_peers: bool) -> list[dict[str, Any]]:
     }
     if case.peer:
         line["speed_to_peer_of_another_run"] = round(case.peer / ms, 3)
-    if with_peers:
-        for name, make in built.peers.items():
+    for name, make in built.peers.items():
+        if wanted == "*" or name in wanted.split(","):
             try:
                 peer_ms = measure(make(), built.graph)
                 line[f"{name}_ms"] = round(peer_ms, 5)

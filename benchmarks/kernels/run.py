@@ -40,7 +40,7 @@ def load(families: list[str], only: str) -> list[Case]:
     twice = sorted({k for k in keys if keys.count(k) > 1})
     if twice:
         print("TWICE", twice, flush=True)
-    return [c for c in found if only in c.key]
+    return [c for c in found if any(part in c.key for part in only.split(","))]
 
 
 def chosen(cases: list[Case], prior: str) -> list[Case]:
@@ -70,13 +70,14 @@ def first_of_shapes(cases: list[Case]) -> list[Case]:
     return list(seen.values())
 
 
-def warm_peers(cases: list[Case], index: int, count: int) -> None:
+def warm_peers(cases: list[Case], wanted: str, index: int, count: int) -> None:
     """Runs every count-th shape's peers once, so that what they compile lies on the disk when they are timed."""
     for i, case in enumerate(first_of_shapes(cases)):
         if i % count == index:
             try:
-                for make in case.build(False).peers.values():
-                    make()()
+                for name, make in case.build(False).peers.items():
+                    if wanted == "*" or name in wanted.split(","):
+                        make()()
                 torch.cuda.synchronize()
             except Exception as error:
                 print("cold", case.key, f"{type(error).__name__}: {str(error)[:120]}", flush=True)
@@ -94,7 +95,7 @@ def worker(arguments: argparse.Namespace, families: list[str]) -> None:
             print(json.dumps(checked(case, 1000 + i + int(time.time()))), flush=True)
             torch.cuda.empty_cache()
     if arguments.peers:
-        warm_peers(cases, index, count)
+        warm_peers(cases, arguments.peers, index, count)
 
 
 def check_all(arguments: argparse.Namespace, begin: float) -> dict[str, dict]:
@@ -139,12 +140,12 @@ def main() -> int:
     """Checks and times, and prints a table last."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--families", default=",".join(FAMILIES))
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="parts of keys, with commas")
     parser.add_argument("--out", default="kernels.jsonl")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--check-s", type=float, default=150.0)
     parser.add_argument("--time-s", type=float, default=300.0)
-    parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--peers", nargs="?", const="*", default="", help="which, with commas; all")
     parser.add_argument("--prior", default="")
     parser.add_argument("--no-time", action="store_true")
     parser.add_argument("--worker", type=int, default=None)
@@ -207,7 +208,7 @@ def time_all(
         first = (case.op, case.shape) not in seen
         seen.add((case.op, case.shape))
         try:
-            for line in timed(case, limits, arguments.peers and first):
+            for line in timed(case, limits, arguments.peers if first else ""):
                 line["error_figures"] = results[case.key]["figures"]
                 dump(line | common, file)
                 ratios = " ".join(
