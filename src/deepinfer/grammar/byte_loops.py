@@ -137,6 +137,7 @@ class ByteNodes:
         self._paths = paths
         # For each byte: nodes at which it occurs for the first time on the way.
         self._first: list[Int32Array] = []
+        self._pairs: dict[tuple[int, int], tuple[Int32Array, NDArray[np.bool_]]] = {}
         above = trie.parent
         order = np.argsort(trie.label_bytes[1:], kind="stable").astype(np.int32) + 1
         bounds = np.searchsorted(trie.label_bytes[1:][order - 1], np.arange(257))
@@ -167,6 +168,30 @@ class ByteNodes:
             chars = self._paths.chars[above]
             fits &= (chars >= low) & (chars <= high)
         return nodes[fits]
+
+    def pair(self, first: int, second: int) -> tuple[Int32Array, NDArray[np.bool_]]:
+        """Where two bytes follow each other.
+
+        Args:
+            first: A byte that begins a character.
+            second: Its second byte.
+
+        Returns:
+            Nodes of the second byte, ascending, shape [n], int32; and whether each node is one of them or below one,
+            shape [nodes], bool.
+        """
+        found = self._pairs.get((first, second))
+        if found is None:
+            trie = self._trie
+            nodes = np.flatnonzero(trie.label_bytes == second).astype(np.int32)
+            nodes = nodes[trie.label_bytes[trie.parent[nodes]] == first]
+            below = np.zeros(len(trie), dtype=bool)
+            below[nodes] = True
+            for level in range(2, trie.num_levels + 1):
+                low, high = trie.level_bounds(level)
+                below[low:high] |= below[trie.parent[low:high]]
+            found = self._pairs[first, second] = nodes, below
+        return found
 
 
 class ByteLoops:
@@ -199,7 +224,13 @@ class ByteLoops:
         self._blocks = [(block, self._union(block)) for block in _BLOCKS]
         self._over: dict[int, Int32Array] = {}
         self._short: dict[int, Int32Array] = {}
+        self._holding: dict[tuple[int, int], Int32Array] = {}
+        self._node = node
         self._runs: dict[int, int] = {}
+        self._lengths = np.fromiter(map(len, vocab.strings), np.int32, len(vocab.strings))
+        self._length_of_id = self._lengths[np.where(self._is_text, rank_of_id, 0)]
+        self._longer: dict[int, Int32Array] = {}
+        self._up_to: dict[int, Int32Array] = {}
         blank = ord(" ")
         led = [i for i, text in enumerate(vocab.strings) if text[0] == blank and len(text) > 1]
         twice = [i for i in led if vocab.strings[i].find(b" ", 1) > 0]
@@ -247,6 +278,23 @@ class ByteLoops:
             found = self._over[members] = out
         return found
 
+    def holding(self, first: int, second: int, below: NDArray[np.bool_]) -> Int32Array:
+        """The tokens in which two bytes follow each other.
+
+        Args:
+            first: The first byte.
+            second: The second byte.
+            below: Whether each node of the vocabulary's trie is behind them, shape [nodes], bool.
+
+        Returns:
+            Mask, shape [words], int32; read-only.
+        """
+        words = self._holding.get((first, second))
+        if words is None:
+            words = self._holding[first, second] = self._pack(below[self._node])
+            words.flags.writeable = False
+        return words
+
     def over_behind_blank(self, members: int) -> Int32Array:
         """The tokens that begin with a blank and go on over a set of bytes.
 
@@ -266,6 +314,22 @@ class ByteLoops:
         if words is None:
             words = self._short[most] = self._pack(self._chars <= most)
             words.flags.writeable = False
+        return words
+
+    def longer(self, most: int) -> Int32Array:
+        """Ranks of the strings of more than so many bytes, ascending, shape [n], int32."""
+        found = self._longer.get(most)
+        if found is None:
+            found = self._longer[most] = np.flatnonzero(self._lengths > most).astype(np.int32)
+        return found
+
+    def up_to(self, most: int) -> Int32Array:
+        """Mask of the tokens of at most so many bytes, shape [words], int32; read-only."""
+        words = self._up_to.get(most)
+        if words is None:
+            words = self._pack(self._length_of_id <= most)
+            words.flags.writeable = False
+            self._up_to[most] = words
         return words
 
     def longest_run(self, members: int) -> int:

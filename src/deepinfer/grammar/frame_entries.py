@@ -22,6 +22,7 @@ Int32Array = NDArray[np.int32]
 MANY_NODES = 4
 MANY_STRINGS = 64
 MOST_STRINGS = 4000
+MANY_RANKS = 1000
 MAX_DEPTH = 3
 """An entry of so many nodes, with so many strings behind them, is the root of a trie of its own."""
 
@@ -146,13 +147,16 @@ class Keep:
                 self._words = vocab.full_row.copy()
                 index, values = pack_ids(vocab.ids_of(self._without))
                 self._words[index] &= ~values
-            elif self._within is not None:
+            elif self._within is not None and len(self._within) < MANY_RANKS:
                 self._words = np.zeros(vocab.num_words, dtype=np.int32)
                 index, values = pack_ids(vocab.ids_of(self._within))
                 self._words[index] = values
             else:
                 bits = np.zeros(vocab.num_words * 32, dtype=np.uint8)
-                bits[vocab.ids_of(np.flatnonzero(self.ranks).astype(np.int32))] = 1
+                ranks = self._within
+                if ranks is None:
+                    ranks = np.flatnonzero(self.ranks).astype(np.int32)
+                bits[vocab.ids_of(ranks)] = 1
                 self._words = np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
         return self._words
 

@@ -6,13 +6,16 @@ from deepinfer.grammar.byte_loops import LEADS
 from deepinfer.grammar.frame_nodes import FrameNodes
 from deepinfer.grammar.mask_slices import SliceTests
 from deepinfer.grammar.mask_states import StateRows
-from deepinfer.grammar.slices import BOUNDARY, CharacterSet, other_characters
+from deepinfer.grammar.slices import BOUNDARY, DEAD, CharacterSet, other_characters
 from deepinfer.grammar.vocab import TokenVocab
 
 __all__ = ["StateLoops"]
 
 FEW_BYTES = 6
 """Sets of fewer bytes are walked."""
+
+FEW_APART = 4
+"""Second bytes of characters that do not lead back although most with the same first byte do."""
 
 MANY_TOKENS = 4000
 """A state is worth comparing with when ASCII bytes that begin so many tokens lead to it."""
@@ -37,8 +40,8 @@ class StateLoops:
             (part.characters, SliceTests(states, part.characters, cut_off=True))
             for part in vocab.slices
         ]
-        others = other_characters()
-        self._others = SliceTests(states, others, cut_off=True)
+        others = self._others = other_characters()
+        self._other_tests = SliceTests(states, others, cut_off=True)
         self._ascii = [sum([1 << b for b in members if b < 128]) for members in states.members]
         self._weights = [
             sum([weights[b] for b in members if b < 128]) for members in states.members
@@ -52,6 +55,7 @@ class StateLoops:
         self._leads = [(kind[1], *found) for kind, found in leads.items()]
         self._characters: dict[int, CharacterSet | None] = {}
         self._bytes: dict[int, int] = {}
+        self._most: dict[int, tuple[int, tuple[tuple[int, int, int], ...]]] = {}
 
     def characters(self, state: int) -> CharacterSet | None:
         """The largest ready set of characters that leads a state back to itself, or None."""
@@ -89,10 +93,48 @@ class StateLoops:
                 else:
                     for index, byte, bits in self._leads:
                         after = row[index]
-                        if after and self._others.settles(byte, after) == state:
+                        if after and self._other_tests.settles(byte, after) == state:
                             members |= bits
             self._bytes[state] = members
         return members
+
+    def most_of(self, state: int) -> tuple[int, tuple[tuple[int, int, int], ...]]:
+        """As `bytes_of`, with bytes that begin characters most of which lead back.
+
+        Args:
+            state: Frames over an unknown rest.
+
+        Returns:
+            The bytes; and the beginnings of the characters that do not lead back: (first byte, second byte, state).
+        """
+        found = self._most.get(state)
+        if found is not None:
+            return found
+        members, others = self.bytes_of(state), self._others
+        pairs: list[tuple[int, int, int]] = []
+        row, classes = self._states.moves_of(state)[0], self._states.classes
+        for byte in LEADS if members else ():
+            after = row[classes[byte]]
+            if members >> byte & 1 or not after:
+                continue
+            inner, known = self._states.moves_of(after)[0], {}
+            apart: list[tuple[int, int, int]] = []
+            kinds = others.rows[others.rows[BOUNDARY][byte]]
+            for second in range(0x80, 0xC0):
+                kind, behind = kinds[second], inner[classes[second]]
+                if kind == DEAD:
+                    continue
+                if (kind, behind) not in known:
+                    known[kind, behind] = bool(behind) and (
+                        self._other_tests.settles_inside(kind, behind) == state
+                    )
+                if not known[kind, behind]:
+                    apart.append((byte, second, behind))
+            if len(apart) <= FEW_APART:
+                members |= 1 << byte
+                pairs += apart
+        found = self._most[state] = (members, tuple(pairs))
+        return found
 
     def takes_text(self, state: int) -> bool:
         """Whether each character of string text leads a state back to itself."""
@@ -119,3 +161,4 @@ class StateLoops:
         """Drops what was worked out; it is worked out again."""
         self._characters.clear()
         self._bytes.clear()
+        self._most.clear()

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from deepinfer.grammar.frame_loops import StateLoops
 from deepinfer.grammar.frame_nodes import FrameNodes
 from deepinfer.grammar.mask_states import StateRows
 from deepinfer.grammar.trie import TokenTrie
 
 __all__ = ["Split", "compare"]
 
-MAX_PAIRS = 600
+MAX_NODES = 1000
 """Nodes that are compared before two states count as too different."""
+
+MAX_PAIRS = 50
+"""Pairs of states that are compared."""
 
 
 @dataclass(slots=True)
@@ -34,7 +38,12 @@ class Split:
 
 
 def compare(
-    trie: TokenTrie, states: StateRows, nodes: FrameNodes, state: int, base: int
+    trie: TokenTrie,
+    states: StateRows,
+    nodes: FrameNodes,
+    loops: StateLoops,
+    state: int,
+    base: int,
 ) -> Split | None:
     """Walks two states side by side wherever they lead to different ones.
 
@@ -42,6 +51,7 @@ def compare(
         trie: The trie.
         states: The automaton's transitions.
         nodes: Its states taken apart.
+        loops: Which states lead back to themselves: those are not compared but walked.
         state: The state whose tokens are asked for, at the root of the trie.
         base: The state whose tokens are known.
 
@@ -51,33 +61,41 @@ def compare(
     out = Split()
     find, children, labels, classes = trie.labels.find, trie.children, trie.labels, states.classes
     members, moves, left = states.members, states.moves_of, nodes.left
+    differing: dict[tuple[int, int], bytes] = {}
     stack = [(0, state, base)]
     count = 0
     while stack:
         node, one, other = stack.pop()
         low, high = children[node], children[node + 1]
         row, against = moves(one)[0], moves(other)[0]
-        differing = [
-            index
-            for index, (after, expected) in enumerate(zip(row, against, strict=True))
-            if after != expected
-        ]
-        bytes_of = [byte for index in differing for byte in members[index]]
+        bytes_of = differing.get((one, other))
+        if bytes_of is None:
+            if len(differing) == MAX_PAIRS:
+                return None
+            bytes_of = differing[one, other] = bytes(
+                [
+                    byte
+                    for index, (after, expected) in enumerate(zip(row, against, strict=True))
+                    if after != expected
+                    for byte in members[index]
+                ]
+            )
         if len(bytes_of) <= high - low:
             below = [child for byte in bytes_of if (child := find(byte, low, high)) >= 0]
         else:
-            wanted = set(bytes_of)
-            below = [child for child in range(low, high) if labels[child] in wanted]
+            below = [child for child in range(low, high) if labels[child] in bytes_of]
         count += len(below)
-        if count > MAX_PAIRS:
+        if count > MAX_NODES:
             return None
         for child in below:
             index = classes[labels[child]]
             after, expected = row[index], against[index]
             if after and expected and not left(after) and not left(expected):
-                if children[child] != children[child + 1]:
+                if children[child] == children[child + 1]:
+                    continue
+                if not loops.bytes_of(after):
                     stack.append((child, after, expected))
-                continue
+                    continue
             if expected:
                 out.gone.append(child)
             if after:

@@ -8,6 +8,10 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.core.errors import InvariantBroken
 from deepinfer.grammar.byte_loops import ByteNodes
 from deepinfer.grammar.frame_entries import Entry, EntryStore, WalkSpace
 from deepinfer.grammar.frame_tokens import Tokens, TokenSets
@@ -43,6 +47,9 @@ MAX_STRINGS = 200
 """Strings of a set that is shared."""
 
 MAX_NESTING = 100
+
+_BLANKS = ((0xC2, 0xA0), (0xE1, 0x9A), (0xE2, 0x80), (0xE2, 0x81), (0xE3, 0x80), (0xEF, 0xBB))
+"""First two bytes of white space."""
 
 
 @dataclass(eq=False, slots=True)
@@ -82,6 +89,7 @@ class FrameStore:
     """
 
     def __init__(self, vocab: TokenVocab) -> None:
+        self._vocab = vocab
         self.main = WalkSpace(vocab.splits, paths=vocab.byte_loops.paths)
         self.entries = EntryStore(vocab)
         self.root = self.entries.entry([(self.main, (0,), None)])
@@ -115,6 +123,21 @@ class FrameStore:
         if store is None or store.is_full:
             store = vocab.shared["frames"] = cls(vocab)
         return store
+
+    def holding(self, first: int, second: int) -> NDArray[np.int32]:
+        """Mask of the tokens in which two bytes that begin a character follow each other, shape [words], int32."""
+        by_byte = self.main.by_byte
+        if by_byte is None:
+            raise InvariantBroken("the vocabulary's trie is not sorted by bytes; report this")
+        below = by_byte.pair(first, second)[1]
+        return self._vocab.byte_loops.holding(first, second, below)
+
+    def find_pairs(self) -> None:
+        """Finds white space of more than one byte in all strings, which patterns often leave out."""
+        for first, second in _BLANKS:
+            self.holding(first, second)
+            if self.led is not None and (by_byte := self.led.segments[0][0].by_byte) is not None:
+                by_byte.pair(first, second)
 
     @property
     def is_full(self) -> bool:

@@ -45,6 +45,7 @@ class TextStates:
         self._known: dict[int, bool] = {}
         self._frames: dict[int, bool] = {}
         self._bytes: dict[int, int] = {}
+        self._closed: dict[int, bool] = {}
 
     def holds(self, state: int) -> bool:
         """Whether all text is live and stays above the unknown rest.
@@ -59,13 +60,15 @@ class TextStates:
         if found is None:
             node = self._automaton.node_of(state)
             parts = node.parts if node.kind == ALT else (node,)
-            found = self._known[state] = all(map(_is_closed, parts)) and any(
-                map(self._starts, parts)
-            )
+            found = self._known[state] = all(
+                self._is_closed(part, _MAX_NESTING) for part in parts
+            ) and any(map(self._starts, parts))
         return found
 
     def _starts(self, stack: Node) -> bool:
         """Whether all text is a beginning of what a stack accepts."""
+        if stack.kind != CONS:
+            return False
         head = stack.a
         while head.kind == CONS:
             if not self._automaton.is_live(head.b):
@@ -130,9 +133,33 @@ class TextStates:
         self._bytes[node.uid] = found
         return found
 
+    def _is_closed(self, node: Node, nesting: int) -> bool:
+        """Whether every string of an expression holds a byte that is no text; what is not known holds none."""
+        kind = node.kind
+        if kind == LIT:
+            return any(map(_is_no_text, node.text))
+        if kind == CONS and (node.a.kind == LIT or (node.a.kind == REP and not node.a.low)):
+            if any(map(_is_no_text, node.a.text if node.a.kind == LIT else b"")):
+                return True
+            return self._is_closed(node.b, nesting)
+        found = self._closed.get(node.uid)
+        if found is not None or not nesting:
+            return bool(found)
+        found = False
+        if kind == CONS:
+            found = self._is_closed(node.a, nesting - 1) or self._is_closed(node.b, nesting - 1)
+        elif kind == ALT:
+            found = all(self._is_closed(part, nesting - 1) for part in node.parts)
+        elif kind == REP:
+            found = node.low > 0 and self._is_closed(node.a, nesting - 1)
+        elif kind == SET:
+            found = all(_is_no_text(byte) for byte in range(256) if node.mask >> byte & 1)
+        self._closed[node.uid] = found
+        return found
+
     def forget(self) -> None:
         """Drops what was worked out."""
-        for kept in (self._known, self._frames, self._bytes):
+        for kept in (self._known, self._frames, self._bytes, self._closed):
             kept.clear()
 
 
@@ -143,17 +170,6 @@ def _bits(text: bytes) -> int:
     return found
 
 
-def _is_closed(stack: Node) -> bool:
-    """Whether a byte that is no text stands between the top frame of a stack and its unknown rest."""
-    if stack.kind != CONS:
-        return False
-    node = stack.b
-    while True:
-        head = node
-        while head.kind == CONS:
-            head = head.a
-        if head.kind == LIT and (head.text[0] < 32 or head.text[0] in b'"\\'):
-            return True
-        if node.kind != CONS:
-            return False
-        node = node.b
+def _is_no_text(byte: int) -> bool:
+    """Whether a byte ends string text, or begins an escape."""
+    return byte < 32 or byte in b'"\\'

@@ -21,9 +21,6 @@ Int32Array = NDArray[np.int32]
 FEW_IDS = 48
 """Ids that are packed one by one, which is faster for so few."""
 
-FEW_BELOW = 8000
-"""Strings below some nodes that are kept one by one."""
-
 DENSE_IDS = 1500
 """A frame's tokens are kept as a whole mask from so many on."""
 
@@ -158,24 +155,19 @@ class TokenSets:
 
     def below(self, space: WalkSpace, nodes: list[int], keep: Keep | None) -> Keep:
         """The vocabulary's strings below some nodes of a trie, those that also are in `keep`."""
-        trie = space.trie
+        trie, at = space.trie, np.array(nodes, dtype=np.int32)
+        low, high = trie.rank_low[at], trie.rank_high[at]
+        order = np.argsort(low, kind="stable")
+        low, high = low[order], high[order]
+        ends = np.maximum.accumulate(high)
+        low[1:] = np.maximum(low[1:], ends[:-1])  # nodes below others add nothing
+        count = np.maximum(high - low, 0)
+        ranks = np.repeat(low - np.cumsum(count, dtype=np.int32) + count, count)
+        ranks += np.arange(len(ranks), dtype=np.int32)
         if space.is_main:
-            bounds = sorted([(trie.rank_lows[node], trie.rank_highs[node]) for node in nodes])
-            if sum([high - low for low, high in bounds]) <= FEW_BELOW:
-                pieces, end = [], 0
-                for low, high in bounds:
-                    pieces.append(np.arange(max(low, end), high, dtype=np.int32))
-                    end = max(end, high)
-                below = Keep(self._vocab, within=np.concatenate(pieces))
-                return below if keep is None else self._entries.both(below, keep)
-        at = np.array(nodes, dtype=np.int32)
-        step = np.zeros(trie.rank_highs[0] + 1, dtype=np.int32)
-        np.add.at(step, trie.rank_low[at], 1)
-        np.add.at(step, trie.rank_high[at], -1)
-        ranks = np.cumsum(step[:-1]) > 0
-        if not space.is_main:
-            inner = space.tokens(np.flatnonzero(ranks).astype(np.int32))
-            ranks = np.zeros(len(self._vocab.strings), dtype=bool)
-            ranks[inner] = True
-        below = Keep(self._vocab, ranks)
+            below = Keep(self._vocab, within=ranks)
+        else:
+            flags = np.zeros(len(self._vocab.strings), dtype=bool)
+            flags[space.tokens(ranks)] = True
+            below = Keep(self._vocab, flags)
         return below if keep is None else self._entries.both(below, keep)

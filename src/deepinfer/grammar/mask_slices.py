@@ -119,7 +119,10 @@ class SliceTests:
         Returns:
             The state behind the character, or 0: characters lead to several states, or one dies.
         """
-        inside = self._inside[byte]
+        return self.settles_inside(self._inside[byte], state)
+
+    def settles_inside(self, inside: int, state: int) -> int:
+        """As `settles`, from a state of the set inside of a character."""
         key = (inside, state)
         known = self._settled.get(key)
         if known is None:

@@ -146,6 +146,19 @@ class TokenTrie:
         nodes = np.flatnonzero(self.rank >= 0).astype(np.int32)
         return nodes, self.rank[nodes]
 
+    @cached_property
+    def deepest(self) -> NDArray[np.int32]:
+        """Bytes from the root to the end of the longest string at or below each node, shape [nodes], int32."""
+        out = np.zeros(len(self), dtype=np.int32)
+        for level in range(self.num_levels, 0, -1):
+            first, last = self.level_bounds(level)
+            here = out[first:last]
+            np.maximum(here, np.where(self.rank[first:last] >= 0, level, 0), out=here)
+            above = self.parent[first:last]
+            start = np.flatnonzero(np.diff(above, prepend=-1))
+            out[above[start]] = np.maximum.reduceat(here, start)
+        return out
+
     def level_of(self, node: int) -> int:
         """The level of a node; the root is level 0."""
         return bisect_right(self._starts, node) - 1

@@ -191,6 +191,13 @@ class TokenVocab:
             node = self.trie.find(prefix)
             if node > 0 and splits.fits(node):
                 splits.make(node, text)
+        outside = self.slices[0].outside
+        for tries in (splits,) if outside is None else (splits, outside.splits):
+            for part in self.slices[:5]:
+                for prefix in (b'"', b' "', *[bytes([byte]) for byte in b"'().,:;=?]}>/"]):
+                    node = tries.trie.find(prefix)
+                    if node > 0 and tries.fits(node):
+                        tries.make(node, part.characters).residue  # noqa: B018 - made on first use
         for digit in b"0123456789":
             node = self.trie.find(bytes([digit]))
             if node > 0 and splits.fits(node):

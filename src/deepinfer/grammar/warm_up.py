@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 
+from deepinfer.grammar.frame_store import FrameStore
 from deepinfer.grammar.json_schema import compile_json_schema
 from deepinfer.grammar.vocab import TokenVocab
 
@@ -54,6 +55,7 @@ def warm_up(vocab: TokenVocab) -> None:
     """
     for members in _COUNTED:
         vocab.byte_loops.longest_run(sum(1 << byte for byte in members))
+    FrameStore.of(vocab).find_pairs()
     compiled = compile_json_schema(_SCHEMA).bind(vocab)
     for text in _TEXTS:
         state = compiled.start_state
