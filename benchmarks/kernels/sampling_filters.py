@@ -87,7 +87,8 @@ def filtered(
         out = torch.full((count,), 777, device="cuda", dtype=torch.int64)
         filters = launch.Filters(warm, top_k, top_p, None, k)
 
-        run = lambda: launch.draw_filtered(x, filters, seeds, positions, 0, out, **sizes)  # noqa: E731
+        draw = launch.draw_filtered if sizes is not BY_ROUNDS else launch.draw_by_rounds
+        run = lambda: draw(x, filters, seeds, positions, 0, out, **sizes)  # noqa: E731
 
         def check() -> Mapping[str, float]:
             if not judged:  # another case with the same filters is
@@ -290,6 +291,9 @@ LAWS = (
 )
 """Top-k, top-p, and the laws that they are timed with."""
 
+BY_ROUNDS: dict = {}
+"""Draws a small top-k like a large one."""
+
 ROUNDS = {
     "first 4096 w8": {"sizes": (4096, 8)},
     "first 4096 w4": {"sizes": (4096, 4)},
@@ -329,6 +333,9 @@ def cases() -> list[Case]:
                 if law != "normal" or (k, p) not in ((0, 0.95), (1000, 1.0)):
                     build = filtered(rows, k, p, {}, law, judged=rows == 1 and law == laws[0])
                     found.append(Case(op, f"{shape} {named(k, p, law)}", "table", build))
+        for law in ("normal", "flat", "peaked"):
+            form = f"{shape} {named(1000, 1.0, law)}"
+            found.append(Case(op, form, "by rounds", filtered(rows, 1000, 1.0, BY_ROUNDS, law)))
     for k, p, law in ((0, 0.95, "normal"), (0, 0.5, "flat"), (4096, 1.0, "flat")):
         build = filtered(1, k, p, {}, law, True, False)
         form = f"1 x {VOCAB} fp32 {named(k, p, law)}, first token dropped"
