@@ -19,6 +19,7 @@ __all__ = [
     "check_sizes",
     "gluon_refusal",
     "has_gluon",
+    "has_triton",
     "triton_refusal",
 ]
 
@@ -102,7 +103,7 @@ def check_sizes(name: str, *sizes: int) -> None:
 
 def triton_refusal(*tensors: Tensor) -> str | None:
     """Why Triton kernels cannot serve these tensors, or None."""
-    if importlib.util.find_spec("triton") is None:
+    if not has_triton():
         return "triton is not installed"
     if os.environ.get("TRITON_INTERPRET") == "1":
         return None
@@ -128,6 +129,12 @@ def gluon_refusal(*tensors: Tensor) -> str | None:
             f"it is for compute capability 9.0, and this device has {capability[0]}.{capability[1]}"
         )
     return None if has_gluon() else "it needs Triton 3.6 or newer"
+
+
+@lru_cache(maxsize=1)
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return importlib.util.find_spec("triton") is not None
 
 
 @lru_cache(maxsize=1)
