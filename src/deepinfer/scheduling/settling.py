@@ -41,7 +41,7 @@ def settle_result(books: Books, plan: StepPlan, results: RowResults) -> Progress
     if sequences:
         if _is_plain(books, rows, results, kept):
             _settle_plain(books, plan.step, sequences, rows, results, ends)
-        else:
+        elif kept is not None or not _settle_verified(books, plan.step, sequences, rows, results):
             _settle_any(books, plan.step, sequences, rows, results, kept, ends)
     if books.notes_confidences:
         _note_confidences(books, rows, results)
@@ -101,6 +101,35 @@ def _settle_plain(
             _, reason, stop = sequence.cut((int(tokens[at]),), int(known[at]) - 1)
             ends[at] = (1, reason, stop, None)
             books.drop(sequence)
+
+
+def _settle_verified(
+    books: Books,
+    step: int,
+    sequences: tuple[ledger.Sequence, ...],
+    rows: PlanRows,
+    results: RowResults,
+) -> bool:
+    """Settles rows that decode or verify, if nothing is wrong and none of their requests ends; else changes nothing."""
+    table, active = books.table, books.active
+    counts, accepted, drafts = results.num_token_ids, results.num_accepted, rows.num_drafts
+    if results.errors or active.own_stops or int(rows.roles.min()) < DECODE:
+        return False
+    if int(accepted.min()) < 0 or np.count_nonzero((accepted > drafts) | (counts != accepted + 1)):
+        return False
+    slots, tokens = rows.slots, results.token_ids
+    if np.count_nonzero(table.known[slots] + counts >= active.limit):
+        return False
+    if table.ends_sequence(tokens) is not None and active.uses_eos.any():
+        return False  # maybe
+    old = table.settled[slots]
+    table.settled[slots] = new = old + rows.num_tokens - drafts + accepted
+    table.add(slots, counts, tokens)
+    if books.grows:
+        low = np.maximum(old, table.pool_start[slots])
+        for at in np.flatnonzero(new // books.stride > low // books.stride).tolist():
+            books.settle_blocks(sequences[at], step)
+    return True
 
 
 def _settle_any(
