@@ -77,25 +77,27 @@ class Delivery:
 
     def _deliver_blocks(self, progress: ProgressList, blocks: ProgressBlocks, now: float) -> None:
         """Hands on what a step of decoding and verifying rows changed."""
-        live = self._live
+        find, tokens = self._live.get, blocks.token_ids
         counts: list[int] = []  # of outputs in a row whose last tokens came at the same time
         last_s = 0.0
-        drafts: list[tuple[int, int, int]] = []
-        tokens = blocks.token_ids
-        for at, (sequence, first, count) in enumerate(
-            zip(progress.sequences, blocks.offsets, blocks.counts, strict=True)
-        ):
-            builder = live.get(sequence.request.rid)
+        others: set[int] = set()
+        rows = zip(
+            progress.sequences, blocks.offsets, blocks.counts, blocks.drafts, blocks.accepted, strict=True
+        )  # fmt: skip
+        for at, (sequence, first, count, verified, accepted) in enumerate(rows):
+            builder = find(sequence.request.rid)
             if builder is None:
+                others.add(at)
                 continue
             before_s = builder.last_token_s
             if not count or before_s is None or not builder.takes_blocks:
+                others.add(at)
                 self._deliver(progress[at], now)
                 continue
-            verified, accepted = blocks.drafts[at], blocks.accepted[at]
             try:
                 delta = builder.push_block(tokens[first : first + count], verified, accepted, now)
             except Exception as error:
+                others.add(at)
                 self._end(builder, FinishReason.ERROR, error)
                 continue
             if before_s != last_s:
@@ -103,14 +105,16 @@ class Delivery:
                     self.recorder.next_blocks(last_s, counts, now)
                 last_s, counts = before_s, []
             counts.append(count)
-            if verified:
-                drafts.append((blocks.proposed[at], verified, accepted))
             if delta is not None:
                 self._emit(builder, delta)
         if counts:
             self.recorder.next_blocks(last_s, counts, now)
-        if drafts:
-            self.recorder.all_drafts(drafts)
+        drafts = blocks.drafts
+        columns = [blocks.proposed, drafts, blocks.accepted]
+        if others or 0 in drafts:
+            kept = [at for at, count in enumerate(drafts) if count and at not in others]
+            columns = [[column[at] for at in kept] for column in columns]
+        self.recorder.all_drafts(*columns)
 
     def _deliver(self, progress: Progress, now: float) -> None:
         builder = self._live.get(progress.request.rid)

@@ -43,13 +43,17 @@ class BlockCounts:
         for counter, length in zip(self._lengths, (proposed, verified, accepted), strict=True):
             counter[length] += 1
 
-    def add_all(self, blocks: Iterable[tuple[int, int, int]]) -> None:
+    def add_all(
+        self, proposed: Iterable[int], verified: Iterable[int], accepted: Iterable[int]
+    ) -> None:
         """Counts many blocks.
 
         Args:
-            blocks: Drafts made, verified and accepted, of each.
+            proposed: Drafts made of each.
+            verified: How many of them the model ran.
+            accepted: How many of those became output.
         """
-        for counter, lengths in zip(self._lengths, zip(*blocks, strict=True), strict=False):
+        for counter, lengths in zip(self._lengths, (proposed, verified, accepted), strict=True):
             counter.update(lengths)
 
     def by_position(self) -> tuple[PositionCounts, ...]:

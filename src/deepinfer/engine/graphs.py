@@ -268,7 +268,7 @@ class DecodeGraphs:
             recording.behind_first(len(rows), longest).copy_(drafts)
         output = recording.replay()
         commit_verify(self._cache, rows)
-        return self._ran(bucket, output, layout.offsets, layout.total, copy_features=False)
+        return self._ran(bucket, output, range(layout.total), layout.total, copy_features=False)
 
     def _ran(
         self,

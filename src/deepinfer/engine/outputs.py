@@ -180,8 +180,12 @@ class OutputBuilder:
         self.last_token_s = now
         if self.wants_ends_only:
             return None
+        usage = usage_of(
+            self._num_prompt_tokens, self._cached, self._replayed, len(self._token_ids), self._drafted,
+            self._verified, self._accepted,
+        )  # fmt: skip
         return block_delta(
-            self.parent_rid, self.request.sample_index, text, tuple(token_ids), self.usage
+            self.parent_rid, self.request.sample_index, text, tuple(token_ids), usage
         )
 
     def push(self, progress: Progress, now: float) -> OutputDelta | None:

@@ -202,16 +202,19 @@ class StatsRecorder:
         for count, outputs in Counter(counts).items():
             self._latencies["inter_token"].add_same((now - last_s) / count, outputs)
 
-    def all_drafts(self, blocks: Sequence[tuple[int, int, int]]) -> None:
+    def all_drafts(
+        self, proposed: Sequence[int], verified: Sequence[int], accepted: Sequence[int]
+    ) -> None:
         """`drafts` of several outputs.
 
         Args:
-            blocks: Drafts proposed (0 when that is not known), verified and accepted, of each.
+            proposed: Drafts of each block, or 0 where that is not known.
+            verified: How many of each were checked, at least 1.
+            accepted: How many of them became output.
         """
-        verified, accepted = self._drafts_delivered
-        verified += sum(block[1] for block in blocks)
-        self._drafts_delivered = (verified, accepted + sum(block[2] for block in blocks))
-        self._blocks.add_all([(max(p, v), v, a) for p, v, a in blocks])
+        before = self._drafts_delivered
+        self._drafts_delivered = (before[0] + sum(verified), before[1] + sum(accepted))
+        self._blocks.add_all(map(max, proposed, verified), verified, accepted)
 
     def next_tokens(self, last_s: float, count: int, now: float) -> None:
         """Counts one more token of each of several outputs.
