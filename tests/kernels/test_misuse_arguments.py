@@ -166,3 +166,16 @@ def test_what_is_not_of_the_arguments_passes() -> None:
         with pytest.raises(type(error)) as caught:
             typed(fail)(1)
         assert caught.value is error
+
+
+def test_triton_that_cannot_launch_names_the_fallback() -> None:
+    out_of_resources = type("OutOfResources", (Exception,), {"__module__": "triton.runtime.errors"})
+
+    def fail() -> None:
+        raise out_of_resources("out of resource: shared memory, Required: 300000\nmore")
+
+    with pytest.raises(
+        UnsupportedHardware, match=r"of fail .*Required: 300000\).*use_backend"
+    ) as caught:
+        typed(fail)()
+    assert isinstance(caught.value.__cause__, out_of_resources)

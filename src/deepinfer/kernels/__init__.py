@@ -1,4 +1,9 @@
-"""Kernels of DeepSeek-V4.1 by name: casts and roundings, matrix products, index scores, selection."""
+"""Kernels of DeepSeek-V4.1 by name, each a function of tensors with a reference in torch and one or more in Triton.
+
+Attention over caches and over picked keys, paged caches and their formats, index scores and selection, products and experts,
+casts, norms and rotations, hyper-connections, Engram, sampling and verification. `explain` says what serves a call,
+`use_backend` chooses it.
+"""
 
 from __future__ import annotations
 

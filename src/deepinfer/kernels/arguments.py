@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from deepinfer.core.errors import ConfigError, DeepInferError, ShapeError
+from deepinfer.core.errors import ConfigError, DeepInferError, ShapeError, UnsupportedHardware
 
 __all__ = ["check_devices", "described", "typed"]
 
@@ -43,8 +43,10 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         try:
             return function(*args, **kwargs)
-        except _RAW as error:
-            if isinstance(error, (DeepInferError, *_DEVICE)):
+        except Exception as error:
+            if type(error).__module__.startswith("triton"):
+                raise _of_triton(function.__name__, error) from error
+            if isinstance(error, (DeepInferError, *_DEVICE)) or not isinstance(error, _RAW):
                 raise
             try:
                 given = inspect.signature(function).bind(*args, **kwargs).arguments
@@ -53,6 +55,16 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
             raise _refusal(function, given, error) from error
 
     return call
+
+
+def _of_triton(name: str, error: Exception) -> UnsupportedHardware:
+    """The error for a kernel that Triton cannot compile or launch."""
+    reason = str(error).strip().split("\n")[0]
+    return UnsupportedHardware(
+        f"Triton cannot serve this call of {name} on this device ({type(error).__name__}: {reason}). Call it under "
+        "use_backend('torch'), and report the shapes.",
+        needed=reason, found=type(error).__name__, fallback="use_backend('torch')",
+    )  # fmt: skip
 
 
 def check_devices(name: str, *values: object) -> None:
