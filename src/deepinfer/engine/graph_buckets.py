@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from deepinfer.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from deepinfer.models.deepseek_v41.cache import SlotCache
 
 __all__ = [
     "GraphBucket",
     "GraphStats",
     "WarmupReport",
     "bucket_for",
+    "check_bucket",
     "context_buckets",
     "recorded_rows",
     "row_buckets",
@@ -126,3 +133,27 @@ def bucket_for(
     while long < context:
         long *= 4
     return GraphBucket(min(recorded_rows(rows), most_rows), 1, min(long, most_context), features)
+
+
+def check_bucket(bucket: GraphBucket, cache: SlotCache) -> None:
+    """Refuses a shape that no step over a cache can have.
+
+    Args:
+        bucket: The shape.
+        cache: The cache.
+
+    Raises:
+        ConfigError: It has no rows or tokens, or more than fit.
+    """
+    most = cache.max_rollback + 1
+    limits = {
+        "rows": (bucket.rows, cache.num_slots * (most if bucket.tokens == 1 else 1)),
+        "tokens": (bucket.tokens, most),
+        "context": (bucket.context, cache.max_tokens),
+    }
+    for name, (value, high) in limits.items():
+        if not 1 <= value <= high:
+            raise ConfigError(
+                f"{bucket} has {name} {value}; it must be from 1 to {high} for this cache.",
+                field=name, value=value, limit=f"1 to {high}",
+            )  # fmt: skip

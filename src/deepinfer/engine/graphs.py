@@ -18,11 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deepinfer.core.errors import ConfigError
 from deepinfer.engine.graph_buckets import GraphBucket as GraphBucket
 from deepinfer.engine.graph_buckets import GraphStats as GraphStats
 from deepinfer.engine.graph_buckets import WarmupReport as WarmupReport
-from deepinfer.engine.graph_buckets import bucket_for
+from deepinfer.engine.graph_buckets import bucket_for, check_bucket
 from deepinfer.engine.graph_buckets import context_buckets as context_buckets
 from deepinfer.engine.graph_buckets import row_buckets as row_buckets
 from deepinfer.engine.graph_inputs import StepInputs, fill_verify, make_inputs
@@ -30,7 +29,7 @@ from deepinfer.engine.graph_steps import GraphRow as GraphRow
 from deepinfer.engine.graph_steps import GraphRun as GraphRun
 from deepinfer.engine.graph_steps import RecordedStep
 from deepinfer.engine.layout import Layout
-from deepinfer.engine.recording import record_call
+from deepinfer.engine.recording import record_call, reserved_bytes
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.decode_books import DecodeRows, begin_decode, commit_decode
 from deepinfer.models.deepseek_v41.decode_inputs import cannot_decode, row_values
@@ -128,9 +127,9 @@ class DecodeGraphs:
             return WarmupReport((), 0.0, 0, self.unsupported)
         wanted = sorted(set(buckets) - set(self._recordings), reverse=True)
         for bucket in wanted:
-            self._check(bucket)
+            check_bucket(bucket, self._cache)
         self._by_rows.clear()
-        before = self._reserved()
+        before = reserved_bytes(self._device)
         # The largest first: its memory serves the others.
         for bucket in sorted(wanted, key=lambda b: (b.rows * b.tokens, b.context), reverse=True):
             try:
@@ -142,7 +141,9 @@ class DecodeGraphs:
                 self.unsupported = f"{bucket} could not be recorded: {error}"
                 return WarmupReport((), time.perf_counter() - began, 0, self.unsupported)
         return WarmupReport(
-            tuple(wanted), time.perf_counter() - began, max(0, self._reserved() - before)
+            tuple(wanted),
+            time.perf_counter() - began,
+            max(0, reserved_bytes(self._device) - before),
         )
 
     def try_run(
@@ -360,20 +361,6 @@ class DecodeGraphs:
             return "other arithmetic"
         return bucket, recording
 
-    def _check(self, bucket: GraphBucket) -> None:
-        most = self._cache.max_rollback + 1
-        limits = {
-            "rows": (bucket.rows, self._cache.num_slots * (most if bucket.tokens == 1 else 1)),
-            "tokens": (bucket.tokens, most),
-            "context": (bucket.context, self._cache.max_tokens),
-        }
-        for name, (value, high) in limits.items():
-            if not 1 <= value <= high:
-                raise ConfigError(
-                    f"{bucket} has {name} {value}; it must be from 1 to {high} for this cache.",
-                    field=name, value=value, limit=f"1 to {high}",
-                )  # fmt: skip
-
     def _record(self, step: DecodeStep, bucket: GraphBucket) -> RecordedStep:
         inputs = make_inputs(bucket.rows, bucket.tokens, self._device)
 
@@ -410,8 +397,3 @@ class DecodeGraphs:
         fill(host)
         recording.inputs.flat.copy_(host.flat, non_blocking=True)
         sent.record()
-
-    def _reserved(self) -> int:
-        if self._device.type != "cuda":
-            return 0
-        return int(torch.cuda.memory_reserved(self._device))

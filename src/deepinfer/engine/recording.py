@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["record_call"]
+__all__ = ["record_call", "reserved_bytes"]
 
 T = TypeVar("T")
 
@@ -42,3 +42,12 @@ def record_call(call: Callable[[], T], device: torch.device, pool: Any = None) -
     with recording:
         output = call()
     return graph, output
+
+
+def reserved_bytes(device: torch.device) -> int:
+    """Memory that torch holds on a CUDA device, in bytes; 0 for another.
+
+    Args:
+        device: The device.
+    """
+    return int(torch.cuda.memory_reserved(device)) if device.type == "cuda" else 0

@@ -17,13 +17,13 @@ from deepinfer.core.protocols import ModelInfo, Sampler
 from deepinfer.core.types import Request
 from deepinfer.engine.cache_setup import CacheShape
 from deepinfer.engine.decode_lane import DecodeLanes
-from deepinfer.engine.draft_feeding import feed_drafter, teach_lengths
 from deepinfer.engine.future_tokens import FutureTokens
 from deepinfer.engine.graph_runs import run_recorded
 from deepinfer.engine.host_tier import HostTier
 from deepinfer.engine.parts import EngineDrafter
 from deepinfer.engine.runner_graphs import RecordsSteps
 from deepinfer.engine.runner_lanes import RunsVerifyLanes
+from deepinfer.engine.runner_settling import SettlesSteps
 from deepinfer.engine.sample_batch import mask_rows, sample_rows
 from deepinfer.engine.step_batch import (
     NumLegal,
@@ -31,7 +31,6 @@ from deepinfer.engine.step_batch import (
     check_ids,
     collect_rows,
     kept_places,
-    num_accepted,
     prompt_entries,
     put_future,
 )
@@ -44,7 +43,7 @@ from deepinfer.models.deepseek_v41.model import DeepseekV41
 __all__ = ["ModelRunner"]
 
 
-class ModelRunner(RunsVerifyLanes, RecordsSteps):
+class ModelRunner(RunsVerifyLanes, SettlesSteps, RecordsSteps):
     """Runs plans on one device, in order.
 
     `forward` of a step may be called before `collect` of the step before it, but after its `sample`: the token that
@@ -314,7 +313,7 @@ class ModelRunner(RunsVerifyLanes, RecordsSteps):
 
     def _run_model(self, step: RunningStep) -> None:
         if step.verify is not None and self._graphs is not None:
-            run = run_verify_lane(step.verify, self._graphs)
+            run = run_verify_lane(step.verify, self._graphs, self.length_policy)
             if run is not None:
                 step.logits = self._without_ungenerated(run.logits[: step.verify.num_logits])
                 return
@@ -359,62 +358,3 @@ class ModelRunner(RunsVerifyLanes, RecordsSteps):
         if self._ungenerated_ids is not None:
             logits.index_fill_(1, self._ungenerated_ids, -torch.inf)
         return logits
-
-    def _settle(self, step: RunningStep) -> None:
-        """Compares drafts with choices, takes the cache rows of rejected ones back, feeds the drafter; once."""
-        if step.error is not None:
-            raise step.error
-        if step.is_settled or (step.sampled is None and step.has_logits):
-            return
-        try:
-            if step.verify is not None:
-                self._settle_lane(step, step.verify)
-                return
-            chosen = step.wait()
-            at = step.lane_count
-            if step.lane is not None:
-                step.lane.keep(chosen[:at], self._states)
-            last: dict[int, int] = {}
-            for running in step.rows:
-                count = running.num_logits
-                tokens = chosen[at : at + count]
-                at += count
-                if count:
-                    tokens = tokens[: num_accepted(running.draft, tokens) + 1]
-                    if self._keep(running, tokens) and running.draft:
-                        last[running.row.slot] = tokens[-1]
-                step.tokens.append(tokens)
-            if step.rows:
-                teach_lengths(step, self.length_policy)
-                if last:
-                    self._future.put([*last], to_device(np.array([*last.values()]), self._device))
-                self._observe(step)
-            step.is_settled = True
-        except Exception as error:
-            step.error = error
-            raise
-
-    def _keep(self, running: RunningRow, tokens: list[int]) -> bool:
-        """Notes the tokens of a row; tells whether its slot goes on behind them."""
-        state = running.state
-        if not self._states.is_latest(state):  # its request began again without these tokens
-            return False
-        del state.token_ids[running.end :]
-        state.token_ids += [max(token, 0) for token in tokens]  # a failed row's is negative
-        if not self._states.holds(state):
-            return False
-        if running.draft:
-            self.cache.truncate(state.slot, running.end + len(tokens) - 1)
-        return True
-
-    def _observe(self, step: RunningStep) -> None:
-        """Gives the drafter the features of rows that stay."""
-        if not hasattr(self._drafter, "observe"):
-            return
-        rows = [
-            (running, tokens)
-            for running, tokens in zip(step.rows, step.tokens, strict=True)
-            if self._may_draft(step.requests[running.row.rid].params)
-            and self._states.holds(running.state)
-        ]
-        feed_drafter(step, self._drafter, rows, self.info.window or self.info.max_model_len)

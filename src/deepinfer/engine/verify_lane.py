@@ -79,6 +79,7 @@ class VerifyLane:
         known: Drafts of each block that can be chosen, and so have a confidence, shape [rows], int64.
         pending: The blocks while only the device knows them, all of them whole; drafts, confidences and margins are
             filled in later.
+        known_s: When the host knew the blocks, in seconds of `time.perf_counter`; 0 when it did not wait for them.
         layout: Where tokens and logits lie, once the lengths are known.
         tokens: Chosen tokens that are kept, one row behind the other, once they are known, shape [tokens], int64.
         used: How many each row has of them, shape [rows], int64.
@@ -95,6 +96,7 @@ class VerifyLane:
     margins: Floats
     known: Ints
     pending: PendingBlocks | None = None
+    known_s: float = 0.0
     layout: Layout | None = None
     tokens: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     used: Ints = field(default_factory=lambda: np.zeros(0, np.int64))

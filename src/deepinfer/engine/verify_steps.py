@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Set
 from typing import Any
 
@@ -63,6 +64,7 @@ def propose_for_lane(
     else:
         at = np.arange(count)[at][ready]
     tokens, confidences, margins, known = _blocks(pending, block, vocab_size, never)
+    lane.known_s = time.perf_counter()
     counts = np.minimum(known, wanted[at])
     chosen = _trimmed(lengths, confidences, known, counts, count - len(tokens), margins)
     if isinstance(at, slice):
@@ -131,18 +133,22 @@ def _trimmed(
     return np.clip(np.asarray(chosen, np.int64), 0, counts)
 
 
-def run_verify_lane(lane: VerifyLane, graphs: DecodeGraphs) -> GraphRun | None:
+def run_verify_lane(lane: VerifyLane, graphs: DecodeGraphs, lengths: Any = None) -> GraphRun | None:
     """Runs the rows from a recording if they fit one.
 
     Args:
         lane: The rows; what they run is known.
         graphs: The recordings; they feed the drafter.
+        lengths: May have `took(seconds)`, see `LiveLengths`.
 
     Returns:
         What was run, one row of logits a token from the first on; None when nothing has changed.
     """
     drafts = None if lane.pending is None else lane.pending.tokens
-    return graphs.try_run_tokens(lane.segments(), lane.lay_out(), lane.input_ids, drafts)
+    run = graphs.try_run_tokens(lane.segments(), lane.lay_out(), lane.input_ids, drafts)
+    if lane.known_s and hasattr(lengths, "took"):
+        lengths.took(time.perf_counter() - lane.known_s)
+    return run
 
 
 def judge_lane(step: RunningStep, lane: VerifyLane, states: SlotStates, cache: Any) -> Any:

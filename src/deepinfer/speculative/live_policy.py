@@ -88,6 +88,7 @@ class LiveLengths:
         self._is_idle = False  # whether the last look won nothing
         self._planning_s = 0.0
         self._learning_s = 0.0
+        self._waiting_s = 0.0
         self._expected = 0.0  # drafts that are accepted, of the step that was planned last
 
     @property
@@ -208,7 +209,7 @@ class LiveLengths:
 
     def _rest(self, step_s: float) -> int:
         """Steps until the next look, so that looks that win nothing take a small share of the time."""
-        look_s = self._planning_s + self._learning_s
+        look_s = max(self._planning_s, self._waiting_s) + self._learning_s
         return int(min(_MOST_SKIPS, max(_SKIP, look_s / (_LOOK_SHARE * step_s))))
 
     @property
@@ -240,7 +241,16 @@ class LiveLengths:
         rows = requests + drafts
         whole = tokens / (float(cost.table(rows + 1)[rows]) + cost.draft_seconds(requests))
         gain = plan.theta / whole - 1.0
-        return gain > max(_LEAST_GAIN, self._planning_s / plan.seconds)
+        return gain > max(_LEAST_GAIN, max(self._planning_s, self._waiting_s) / plan.seconds)
+
+    def took(self, seconds: float) -> None:
+        """Takes what a look at drafts cost, if that is more than the plan alone.
+
+        Args:
+            seconds: From when the drafts were known to when the step was launched; a step that is verified whole need not
+                wait for them.
+        """
+        self._waiting_s = min(seconds, 1.1 * self._waiting_s or seconds)
 
     @property
     def wants_outcomes(self) -> bool:
