@@ -20,7 +20,7 @@ from deepinfer.grammar.liveness import is_live, prune
 from deepinfer.grammar.lowering import Lowering
 from deepinfer.grammar.moves import compute_moves, target_of
 from deepinfer.grammar.node_store import NodeStore
-from deepinfer.grammar.nodes import ALT, Node
+from deepinfer.grammar.nodes import ALT, CONS, Node
 from deepinfer.grammar.normalise import normalise
 from deepinfer.grammar.truncation import truncate
 
@@ -168,6 +168,8 @@ class Automaton:
     def _number(self, target: Node) -> int:
         if target.live is not True or target.kind == ALT:
             target = prune(self._store, target, self.limits.search_states)
+        if target.kind == CONS and target.a.kind == CONS:
+            target = self._store.push(target.a, target.b)
         number = target.state
         return number if number >= 0 else self._state_of(target)
 

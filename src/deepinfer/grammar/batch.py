@@ -44,14 +44,14 @@ def fill_batch(
             value=len(places),
         )
     groups: dict[tuple[object, int], list[int]] = {}
+    before: tuple[object, int] | None = None
+    group: list[int] = []
     for place, matcher in enumerate(matchers):
         if matcher is not None:
             key = matcher.mask_key
-            members = groups.get(key)
-            if members is None:
-                groups[key] = [place]
-            else:
-                members.append(place)
+            if key != before:
+                before, group = key, groups.setdefault(key, [])
+            group.append(place)
     array = array_of(bitmask)
     later: list[int] = []
     walked = 0
@@ -64,11 +64,11 @@ def fill_batch(
         if not known and max_full_walks is not None and walked >= max_full_walks:
             later += members
             continue
-        before = 0 if known else compiled.num_full_walks
+        num_before = 0 if known else compiled.num_full_walks
         out = row_of(array, places[members[0]], compiled.vocab.num_words)
         matcher.fill_bitmask(out)
         if not known:
-            walked += compiled.num_full_walks - before
+            walked += compiled.num_full_walks - num_before
         if len(members) > 1:
             others = [places[member] for member in members[1:]]
             first, last = others[0], others[-1]

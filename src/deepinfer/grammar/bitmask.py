@@ -18,6 +18,7 @@ from deepinfer.core.lazy import optional_import
 __all__ = ["MaskRow", "allocate_bitmask", "pack_ids", "row_of"]
 
 Int32Array = NDArray[np.int32]
+IndexArray = NDArray[np.intp]  # with indices of another type NumPy writes ten times slower
 
 COMPACT_WORDS = 1000
 """A row that differs from an empty or full one in fewer words than this is kept as the differing words."""
@@ -125,17 +126,17 @@ def row_of(bitmask: Any, row: int, num_words: int) -> Int32Array:
     return out
 
 
-def pack_ids(ids: Int32Array) -> tuple[Int32Array, Int32Array]:
+def pack_ids(ids: Int32Array) -> tuple[IndexArray, Int32Array]:
     """Packs ids into the words that hold their bits.
 
     Args:
         ids: Token ids, distinct, in any order, shape [n], int32.
 
     Returns:
-        Indices of words, ascending, and their values; each shape [words touched], int32.
+        Indices of words, ascending, intp, and their values, int32; each shape [words touched].
     """
     ids = np.sort(ids)
-    word = ids >> 5
+    word = (ids >> 5).astype(np.intp)
     bits = np.left_shift(np.uint32(1), (ids & 31).astype(np.uint32))
     start = np.flatnonzero(np.diff(word, prepend=-1))
     if not len(start):
@@ -143,13 +144,13 @@ def pack_ids(ids: Int32Array) -> tuple[Int32Array, Int32Array]:
     return word[start], np.bitwise_or.reduceat(bits, start).view(np.int32)
 
 
-def pack_few(ids: Iterable[int]) -> tuple[Int32Array, Int32Array]:
+def pack_few(ids: Iterable[int]) -> tuple[IndexArray, Int32Array]:
     """As `pack_ids`, for a few ids in a Python sequence; the indices come in no order."""
     words: dict[int, int] = {}
     for index in ids:
         word = index >> 5
         words[word] = words.get(word, 0) | 1 << (index & 31)
-    index_array = np.fromiter(words, dtype=np.int32, count=len(words))
+    index_array = np.fromiter(words, dtype=np.intp, count=len(words))
     values = np.fromiter(words.values(), dtype=np.uint32, count=len(words))
     return index_array, values.view(np.int32)
 
@@ -172,7 +173,7 @@ class MaskRow:
 
     Args:
         base: Shape [words], int32; may be shared between rows and is never written.
-        index: Words that differ, int32, or None.
+        index: Words that differ, intp, or None.
         values: Their values, int32, or None.
         owns_base: Whether the base belongs to this row alone, for its size.
     """
@@ -182,7 +183,7 @@ class MaskRow:
     def __init__(
         self,
         base: Int32Array,
-        index: Int32Array | None = None,
+        index: IndexArray | None = None,
         values: Int32Array | None = None,
         *,
         owns_base: bool = False,
@@ -208,7 +209,7 @@ class MaskRow:
             The row.
         """
         for base in (empty, full):
-            index = np.flatnonzero(words != base).astype(np.int32)
+            index = np.flatnonzero(words != base)
             if len(index) < COMPACT_WORDS:
                 return cls(base, index, words[index])
         return cls(words, owns_base=True)

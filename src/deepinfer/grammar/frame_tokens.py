@@ -30,7 +30,7 @@ class Tokens:
     """Some ids as a mask, or as the words that hold them."""
 
     words: Int32Array | None = None
-    index: Int32Array | None = None
+    index: NDArray[np.intp] | None = None
     values: Int32Array | None = None
 
     @classmethod

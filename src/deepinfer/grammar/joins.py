@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deepinfer.grammar.nodes import ALT, CONS, EPS, REP, SET, Node
+from deepinfer.grammar.nodes import ALT, CONS, EPS, LIT, REP, SET, Node
 
 if TYPE_CHECKING:
     from deepinfer.grammar.node_store import NodeStore
 
-__all__ = ["join", "join_tails"]
+__all__ = ["join", "join_tails", "one_byte"]
 
 _JOINED_FRAMES = 64
 
@@ -115,6 +115,27 @@ def join_tails(store: NodeStore, nodes: list[Node]) -> Node:
     if len(flat) == 1:
         return next(iter(flat.values()))
     return store.plain_alt(list(flat.values()), joined=False)
+
+
+def one_byte(body: Node, mask: int) -> bool:
+    """Whether each byte of a set is a string of an expression, and begins no other string of it."""
+    if body.kind == SET:
+        return not mask & ~body.mask
+    if body.kind != ALT:
+        return False
+    covered = 0
+    for part in body.parts:
+        if part.kind == SET:
+            covered |= part.mask
+            continue
+        first = part
+        while first.kind == CONS:
+            first = first.a
+        if first.kind not in (LIT, SET):
+            return False
+        if mask & (first.mask if first.kind == SET else 1 << first.text[0]):
+            return False
+    return not mask & ~covered
 
 
 def _low(node: Node) -> int:

@@ -37,12 +37,17 @@ class SliceTests:
         self._cut_off = cut_off
         self._moves = states.moves_of if cut_off else states.moves
         self.first_classes = states.classes_of(characters.first_bytes)
-        self.first_bytes = frozenset(characters.first_bytes)
+        self._characters = characters
         self._inside = characters.rows[BOUNDARY]
         self._groups = characters.groups
         self._settled: dict[tuple[int, int], int] = {}
         self._loops: dict[int, bool] = {}
         self._contains: dict[int, bool] = {}
+
+    @cached_property
+    def first_bytes(self) -> frozenset[int]:
+        """Bytes that begin a character of the set."""
+        return frozenset(self._characters.first_bytes)
 
     @cached_property
     def _edges(self) -> list[list[tuple[int, Callable[[Moves], Moves]]]]:

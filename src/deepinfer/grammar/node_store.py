@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from deepinfer.grammar.joins import join, join_tails
+from deepinfer.grammar.joins import join, join_tails, one_byte
 from deepinfer.grammar.leaf_store import LeafStore
 from deepinfer.grammar.nodes import (
     ALT,
@@ -15,6 +15,7 @@ from deepinfer.grammar.nodes import (
     LIT,
     NOT,
     REP,
+    SET,
     TRIE,
     Node,
     TrieNode,
@@ -120,8 +121,11 @@ class NodeStore(LeafStore):
         kind = head.kind
         if kind == CONS:
             return self.cons(head.a, self.append(head.b, tail))
-        if kind == EPS and tail.kind == ALT:
-            return self.alt(tail.parts)
+        if kind == EPS:
+            if tail.kind == ALT:
+                return self.alt(tail.parts)
+            if tail.kind == CONS and tail.a.kind == CONS:
+                return self.push(tail.a, tail.b)
         if kind == ALT and head.recursive:
             plain = [part for part in head.parts if not part.recursive]
             parts = [self.push(part, tail) for part in head.parts if part.recursive]
@@ -291,6 +295,8 @@ class NodeStore(LeafStore):
                 return self.empty
             if outside is not self.all:
                 flat[outside.uid] = outside
+        if len(flat) > 1:
+            flat = self._counted_once(flat)
         if len(flat) < 2:
             return next(iter(flat.values())) if flat else self.all
         key = tuple(sorted(flat))
@@ -306,6 +312,25 @@ class NodeStore(LeafStore):
             )
             node_.parts = parts
         return node_
+
+    def _counted_once(self, flat: dict[int, Node]) -> dict[int, Node]:
+        """Parts of an intersection, where some count the same bytes: such as a pattern and a length."""
+        for part in [part for part in flat.values() if part.kind == REP and part.a.kind == SET]:
+            low, high = part.low, part.high
+            for other in list(flat.values()):
+                if other is not part and other.kind == REP and one_byte(other.a, part.a.mask):
+                    del flat[other.uid]
+                    low = max(low, other.low)
+                    if other.high >= 0:
+                        high = other.high if high < 0 else min(high, other.high)
+            if (low, high) != (part.low, part.high):
+                del flat[part.uid]
+                if 0 <= high < low:
+                    return {self.empty.uid: self.empty}
+                both = self.rep(part.a, low, high)
+                flat[both.uid] = both
+                break
+        return flat
 
     def neg(self, node: Node) -> Node:
         """Complement over all byte strings."""
