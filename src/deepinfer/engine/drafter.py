@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -108,8 +109,9 @@ class DSparkDrafter:
         if graphs is None or graphs.unsupported:
             return None
         spans = self._cache.draft_spans
-        seen = np.array([spans[slot] for slot in slots.tolist()], np.int64)
-        firsts, ends = seen[:, 0], seen[:, 1]
+        flat = itertools.chain.from_iterable([spans[slot] for slot in slots.tolist()])
+        seen = np.fromiter(flat, np.int64, 2 * len(slots))
+        firsts, ends = seen[::2], seen[1::2]
         ready = (firsts < ends) & (ends == positions)
         values = np.array([anchors, positions, slots, firsts])
         if not ready.all():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -82,13 +83,14 @@ def begin_verify(cache: SlotCache, rows: VerifyRows) -> Ints:
         cache.begin(segments)  # it knows what to say
         return np.array(cache.full_floors(segments), np.int64)
     spans, high_water = cache.full_spans, cache._high_water
-    firsts = []
-    for slot, start, stop in zip(rows.slots, starts, stops, strict=True):
-        first, end = spans[slot]
-        firsts.append(first if first < end == start else start)
+    for slot, stop in zip(rows.slots, stops, strict=True):
         if high_water[slot] < stop:
             high_water[slot] = stop
-    floors = np.maximum(np.array(firsts, np.int64), rows.full_starts)
+    flat = itertools.chain.from_iterable([spans[slot] for slot in rows.slots])
+    seen = np.fromiter(flat, np.int64, 2 * len(starts))
+    firsts, held = seen[::2], seen[1::2]
+    firsts = np.where((firsts < held) & (held == rows.starts), firsts, rows.starts)
+    floors = np.maximum(firsts, rows.full_starts)
     return np.maximum(floors, rows.window_starts, out=floors)
 
 
