@@ -7,7 +7,7 @@ selects rows (S), that and one that reuses the selection (SR), and two of the fi
 of layer alone, and the rest of a step (index arithmetic, embedding, head). Beside each time stands the sum of the least times
 of its parts, from bytes and operations at the limits that this card reaches. `--profile` tells the parts of a step apart,
 by events around the functions of a layer, and the kernels that take longest; `--torch` adds the same decode step through the
-references in torch. JSON lines go to $OUT; tables come last.
+references in torch, `--check` compares results with those. JSON lines go to $OUT; tables come last.
 Run: PYTHONPATH=src python benchmarks/layer.py [--profile] [--only prefill] [--small] [--seconds 60]
 """
 
@@ -103,7 +103,8 @@ def random_model(config: DeepseekV41Config, device: str) -> DeepseekV41:
     for name, p in list(model.named_parameters()):
         *path, last = name.split(".")
         module = model.get_submodule(".".join(path))
-        if last in ("w13", "w2") or ".".join(path).endswith((*FP8_NAMES, "indexer.wq_b")):
+        is_fp8 = ".".join(path).endswith((*FP8_NAMES, "indexer.wq_b")) and "compressor" not in path
+        if last in ("w13", "w2") or is_fp8:
             value: torch.Tensor = packed(tuple(p.shape), last in ("w13", "w2"), device, dtype)
         else:
             value = torch.randn(p.shape, device=device) * (
@@ -349,6 +350,8 @@ class Bench:
             for model in models.values():
                 vars(model)["row_kernels"] = lambda: fused_kernels("cpu")
         self.say("models are made")
+        if options.check:
+            self.check(models["SR"])
         for job, size in jobs:
             for kind in ("SS", "SR", "S"):
                 model = models[kind]
@@ -370,6 +373,37 @@ class Bench:
         print("\n".join(self.tables), flush=True)
         for (job, size), found in times.items():
             self.layers(job, size, found, context, full.config)
+
+    def check(self, model: DeepseekV41) -> None:
+        """A prompt and a step behind it against the same calls through the references in torch."""
+        tokens = 300 if self.small else 700
+        ids = torch.randint(3, 1000, (tokens + 1,), device=self.device)
+        found: list[list[torch.Tensor]] = []
+        for plain in (False, True):
+            kernels: Any = reference if plain else fused_kernels(self.device)
+            kept, wide_products._MANY_TOKENS = wide_products._MANY_TOKENS, 1 << 30 if plain else 16
+            rows = vars(model).get("row_kernels")
+            vars(model)["row_kernels"] = lambda: kernels  # noqa: B023
+            with use_backend("torch" if plain else None):
+                cache = model.new_cache(1, tokens + 16, tokens, storage="packed")
+                out = [model(ForwardBatch(ids[:tokens], (Segment(0, 0, tokens),)), cache).hidden]
+                inputs = DecodeInputs.empty(1, 1, self.device)
+                segment = Segment(0, tokens, 1)
+                inputs.fill([[int(ids[tokens])]], [row_values(segment, 0)])
+                cache.begin((segment,))
+                out.append(DecodeStep(model, cache, kernels)(inputs, tokens + 1).hidden)
+            found.append(out)
+            wide_products._MANY_TOKENS = kept
+            if rows is None:
+                del vars(model)["row_kernels"]
+            else:
+                vars(model)["row_kernels"] = rows
+        for name, one, other in zip(("prompt", "step"), *found, strict=True):
+            error = (one.float() - other.float()).norm(dim=1) / other.float().norm(dim=1)
+            self.say(
+                f"check of a {name}: relative errors of rows, median {float(error.median()):.5f}, "
+                f"mean {float(error.mean()):.5f}, most {float(error.max()):.5f}"
+            )
 
     def choices(self, model: DeepseekV41) -> None:
         """Both forms of steps whose form follows from the number of tokens."""
@@ -440,6 +474,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--torch", action="store_true")
+    parser.add_argument("--check", action="store_true")
     parser.add_argument("--only", choices=("prefill", "decode"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=60.0)

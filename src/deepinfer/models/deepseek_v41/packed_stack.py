@@ -30,7 +30,7 @@ from deepinfer.models.packed import PackedWeight
 __all__ = ["enter", "leave", "run_packed_layer", "takes_packed"]
 
 # From here on the two launches over all channels of `mhc_pre` win over one program for each piece of a token.
-_MANY_TOKENS = 1024
+_MANY_TOKENS = 512
 _FP8 = torch.float8_e4m3fn
 
 Pair = tuple[Tensor, Tensor]
