@@ -94,6 +94,7 @@ def cache_insert_kernel(
     CODED: tl.constexpr, TAIL: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     SCALE: tl.constexpr, ROW_STRIDE: tl.constexpr, TAIL_AT: tl.constexpr, SCALE_STRIDE: tl.constexpr,
     SCALES_AT: tl.constexpr, PAGE: tl.constexpr, NATIVE: tl.constexpr, FUSED: tl.constexpr, ROWS: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Writes the rows that have a slot; see the launcher for the arguments.
 
@@ -140,6 +141,10 @@ def cache_insert_kernel(
         other_gates = tl.where(near, gates + earlier * stride_gates, state + ring + CODED + TAIL)[
             :, None
         ]
+        if ALIGNED:
+            # What a choice of two pointers is a multiple of, the compiler does not see.
+            other_x = tl.multiple_of(other_x, [16, 16])
+            other_gates = tl.multiple_of(other_gates, [16, 16])
         before = tl.zeros((ROWS, 1), tl.int64)
     gate_rows = gates
     if PAIR:

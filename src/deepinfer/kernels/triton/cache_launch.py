@@ -134,9 +134,16 @@ def insert_rows(
         **{k: v for k, v in constants(form, page_size, _native(x)).items() if k != "WIDTH"},
         FUSED=not interpreted,
         ROWS=tuning.rows,
+        ALIGNED=gates is not None and state is not None and _aligned(x, gates, state),
         num_warps=tuning.num_warps,
         **options,
     )
+
+
+def _aligned(*tensors: Tensor) -> bool:
+    """Whether all rows of fp32 begin at multiples of 16 bytes."""
+    starts = (x.data_ptr() | 4 * stride for x in tensors for stride in x.stride()[:-1])
+    return all(start % 16 == 0 for start in starts)
 
 
 _TYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
