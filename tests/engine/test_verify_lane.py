@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +14,9 @@ import torch
 
 from deepinfer import Engine, SamplingParams
 from deepinfer.core.params import SamplingParams as Params
-from deepinfer.engine import verify_steps
+from deepinfer.engine import draft_graphs as drafts_module
+from deepinfer.engine import graph_inputs, verify_steps
+from deepinfer.engine import graphs as graphs_module
 from deepinfer.engine.layout import Layout
 from deepinfer.engine.runner import ModelRunner
 from deepinfer.engine.verify_lane import BlockConfidences, VerifyLanes
@@ -99,7 +103,9 @@ def test_the_same_comes_out(model, monkeypatch, depth, kind) -> None:
             engine.check()
         assert bool(lanes) is has_lanes
     assert found[0] == found[1]
-    assert kind == "some" or max(lanes) == 3  # a row with penalties sends its neighbours another way
+    assert (
+        kind == "some" or max(lanes) == 3
+    )  # a row with penalties sends its neighbours another way
     with make(model, recorded=False, depth=depth) as engine:
         assert [o.token_ids for o in engine.generate(PROMPTS, params)] == [
             token_ids for token_ids, *_ in found[0][0]
@@ -177,6 +183,83 @@ def test_drafts_of_ids_that_are_never_chosen_are_cut(model) -> None:
     assert cut < sum(o.usage.verified for o in usual)
 
 
+class Event:
+    """Stands for an event of a GPU on which everything is done at once."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class Replay:
+    """A recording as on a GPU: each replay overwrites what the one before gave."""
+
+    def __init__(self, call, output) -> None:
+        self._call, self._output = call, output
+
+    def pool(self) -> str:
+        return "pool"
+
+    def replay(self) -> None:
+        new = self._call()
+        pairs = zip(_tensors(self._output), _tensors(new), strict=True)
+        for old, value in pairs:
+            old.copy_(value)
+
+
+def _tensors(output) -> list[torch.Tensor]:
+    if not isinstance(output, tuple):
+        output = [getattr(output, field.name) for field in dataclasses.fields(output)]
+    return [value for value in output if value is not None]
+
+
+def as_on_a_gpu(engine: Engine, monkeypatch) -> None:
+    """Lets recordings of an engine on a CPU go the way of those on a GPU."""
+
+    def record(call, device, pool=None):
+        output = call()
+        return Replay(call, output), output
+
+    def make(count, tokens, device="cpu", *, pinned=False):
+        return graph_inputs.make_inputs(count, tokens)
+
+    def without_pins(function):
+        return lambda *args, pin_memory=False, device=None, **options: function(*args, **options)
+
+    gpu = SimpleNamespace(type="cuda")
+    parts = engine._parts
+    monkeypatch.setattr(graphs_module, "record_call", record)
+    monkeypatch.setattr(graphs_module, "make_inputs", make)
+    monkeypatch.setattr(graphs_module, "reserved_bytes", lambda device: 0)
+    monkeypatch.setattr(drafts_module, "record_call", record)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    names = {name: getattr(torch, name) for name in ("stack", "int64", "float64", "cuda")}
+    made = {name: without_pins(getattr(torch, name)) for name in ("zeros", "empty")}
+    monkeypatch.setattr(drafts_module, "torch", SimpleNamespace(**names, **made))
+    parts.runner._graphs._device = gpu
+    drafts, cache = parts.drafter._graphs, parts.runner.cache
+    drafts._cache = SimpleNamespace(
+        device=gpu, num_slots=cache.num_slots, draft_spans=cache.draft_spans
+    )
+
+
+@pytest.mark.parametrize("verify", [None, "dice"])
+def test_what_recordings_give_is_overwritten_by_the_next(model, monkeypatch, verify) -> None:
+    lanes = count_lanes(monkeypatch)
+    params = [GREEDY, GREEDY.replace(temperature=0.7, seed=4), GREEDY, GREEDY]
+    found = []
+    for is_gpu in (False, True):
+        with make(model, recorded=True, verify=Dice() if verify else None) as engine:
+            if is_gpu:
+                as_on_a_gpu(engine, monkeypatch)
+            outputs = engine.generate(PROMPTS, params)
+            assert bool(engine._parts.runner._graphs._staging) is is_gpu
+            found.append([(o.token_ids, o.usage) for o in outputs])
+            found[-1].append(engine.stats().drafts_by_position)
+    assert found[0] == found[1]
+    assert lanes
+
+
 def test_layout() -> None:
     layout = Layout.of(np.array([2, 1, 3]))
     assert layout.owner.tolist() == [0, 0, 1, 2, 2, 2]
@@ -200,8 +283,8 @@ def test_rows_that_do_not_fit_are_left_to_others(model) -> None:
         runner = engine._parts.runner
         plans = []
         forward = runner.forward
-        runner.forward = lambda plan, requests: plans.append((plan, requests)) or forward(
-            plan, requests
+        runner.forward = lambda plan, requests: (
+            plans.append((plan, requests)) or forward(plan, requests)
         )
         engine.generate(PROMPTS[:2], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
         assert VerifyLanes(runner._lanes, lambda params: True).enter(plans[0][0].rows, {}) is None
