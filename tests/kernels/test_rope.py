@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from deepinfer.core.errors import ShapeError
+from deepinfer.kernels import explain
 from deepinfer.kernels.reference import rope as reference
 from deepinfer.kernels.rope import apply_rope
 
@@ -100,3 +101,9 @@ def test_in_torch_compile() -> None:
     ops = torch.ops.deepinfer
     torch.library.opcheck(ops.apply_rope, (None, x, table, None, False, torch.empty_like(x)))
     torch.library.opcheck(ops.apply_rope, (None, None, table, None, True, x.clone()))
+
+
+def test_more_heads_than_32_bits_number_are_not_for_the_kernel() -> None:
+    x = torch.empty(1).expand(2**28, 8, 4)  # no memory behind it
+    refusals = explain("apply_rope", x, phases(1, 2), None, False, x).refusals
+    assert "2147483648 heads" in refusals["triton"]

@@ -107,6 +107,10 @@ def _refusal(
     source = out if x is None else x
     if source.dtype not in _FLOATS:
         return f"the values are {source.dtype}, and it takes fp32, bf16 and fp16"
+    if source.numel() // source.shape[-1] >= 2**31:
+        return (
+            f"{source.numel() // source.shape[-1]} heads of all tokens are more than 32 bits number"
+        )
     if source.stride(-1) != 1 or out.stride(-1) != 1:
         return "the channels of a head do not lie side by side"
     return contract.triton_refusal(source, *(t for t in (phases, positions, out) if t is not None))

@@ -17,9 +17,8 @@ def engram_hash_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Rows of the n-grams that end at each token; a column is an n-gram size and a head."""
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     there = token < tokens
-    token = token.to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < COLUMNS
     size = column // HEADS + 2
