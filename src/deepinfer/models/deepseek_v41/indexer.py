@@ -17,7 +17,11 @@ from deepinfer.models.deepseek_v41.rope import apply_rope_
 from deepinfer.models.deepseek_v41.rounding import Rounding
 from deepinfer.models.deepseek_v41.topk import topk_lowest_index
 
-__all__ = ["Indexer", "candidate_mask", "index_scores", "query_codes", "select_rows"]
+__all__ = ["PAGED_HEADS", "Indexer", "candidate_mask", "index_scores", "query_codes", "select_rows"]
+
+
+PAGED_HEADS = (8, 16, 32, 64, 128)
+"""Numbers of heads for which keys are scored in their pages."""
 
 
 class Indexer(nn.Module):

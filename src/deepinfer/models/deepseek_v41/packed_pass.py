@@ -25,7 +25,12 @@ from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.compressor import Compressor
 from deepinfer.models.deepseek_v41.decode_pass import DecodePass
 from deepinfer.models.deepseek_v41.decode_selection import DecodeSelection
-from deepinfer.models.deepseek_v41.indexer import Indexer, candidate_mask, query_codes
+from deepinfer.models.deepseek_v41.indexer import (
+    PAGED_HEADS,
+    Indexer,
+    candidate_mask,
+    query_codes,
+)
 from deepinfer.models.deepseek_v41.packed_rows import PackedRows
 
 __all__ = [
@@ -42,9 +47,6 @@ _WINDOW, _POOL, _KEY = (
     KVCacheFormat.V41_NVFP4,
     KVCacheFormat.INDEXER_MXFP4,
 )
-
-
-_SCORED_HEADS = (8, 16, 32, 64, 128)
 
 
 def why_no_packed_steps(model: nn.Module, cache: SlotCache) -> str:
@@ -178,7 +180,7 @@ class PackedSelection(DecodeSelection):
     def pick(self, layer: int, source: int, queries: Tensor, weights: Tensor) -> None:
         """See `DecodeSelection.pick`; keys are scored where they lie when the kernel takes such pages."""
         page, config = self._cache.block_rows[source], self._cache.config
-        if page % 4 or queries.shape[1] not in _SCORED_HEADS:
+        if page % 4 or queries.shape[1] not in PAGED_HEADS:
             super().pick(layer, source, queries, weights)
             return
         self._taken_all_of = None

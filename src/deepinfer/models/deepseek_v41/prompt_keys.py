@@ -19,10 +19,12 @@ from deepinfer.models.deepseek_v41.block_table import flat_index
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.packed_rows import PackedRows
 
-__all__ = ["PromptKeys", "pays"]
+__all__ = ["SHORT", "PromptKeys", "pays"]
 
 _MIN_TOKENS = 256
-_MAX_SEGMENTS = 16
+_MAX_PROMPTS = 16
+# Segments of up to so many tokens, as of requests that decode, are scored together.
+SHORT = 8
 _ROWS_PER_TOKEN = 128
 _MAX_ROWS = 1 << 21
 
@@ -36,7 +38,8 @@ def pays(segments: Sequence[Segment]) -> bool:
     tokens = sum(s.num_tokens for s in segments)
     rows = sum({s.slot: s.end for s in segments}.values())
     few_keys = rows <= min(_ROWS_PER_TOKEN * tokens, _MAX_ROWS)
-    return tokens >= _MIN_TOKENS and len(segments) <= _MAX_SEGMENTS and few_keys
+    prompts = sum(s.num_tokens > SHORT for s in segments)
+    return tokens >= _MIN_TOKENS and prompts <= _MAX_PROMPTS and few_keys
 
 
 class PromptKeys:
@@ -63,11 +66,9 @@ class PromptKeys:
         firsts = [max(s.start - window + 1, min(f, s.start), 0) for s, f in zip(segments, floors, strict=True)]  # fmt: skip
         counts = [s.end - first for s, first in zip(segments, firsts, strict=True)]
         begins = np.cumsum([0, *counts])[:-1]
-        slots = [
-            s.slot * ring + np.arange(first, s.end) % ring
-            for s, first in zip(segments, firsts, strict=True)
-        ]
-        self._ring_rows = to_device(np.concatenate(slots), cache.device)
+        at = np.arange(sum(counts)) + np.repeat(np.array(firsts) - begins, counts)
+        slots = np.repeat([s.slot for s in segments], counts)
+        self._ring_rows = to_device(slots * ring + at % ring, cache.device)
         positions = positions_of(segments)
         lowest = np.maximum(positions - window + 1, repeat_over(segments, firsts))
         starts = lowest + repeat_over(segments, (begins - firsts).tolist())
@@ -91,19 +92,27 @@ class PromptKeys:
     def pool(self, source: int, dtype: torch.dtype) -> Tensor:
         """Pool rows of all slots, slot after slot, shape [rows, 1, head_dim]; dequantised once a source."""
         if source not in self._pools:
-            cache, ratio = self._cache, self._cache.config.compress_ratios[source]
+            ratio = self._cache.config.compress_ratios[source]
             if ratio not in self._pool_rows:
-                parts = [
-                    flat_index(cache.table.host, np.array([slot]), np.arange(end // ratio), cache.block_rows[source])
-                    for slot, end in self._ends.items()
-                ]  # fmt: skip
-                self._pool_rows[ratio] = to_device(np.concatenate(parts), cache.device)
+                self._pool_rows[ratio] = self._rows_of(ratio)
             data = self._rows.pools[source].flatten(0, 1)
             values = gather_and_dequantize_k_cache(
                 data, self._pool_rows[ratio], KVCacheFormat.V41_NVFP4, 1, dtype=dtype
             )
             self._pools[source] = values.unsqueeze(1)
         return self._pools[source]
+
+    def _rows_of(self, ratio: int) -> Tensor:
+        """Where the pool rows of all slots lie in a pool of a ratio, shape [rows], int64."""
+        cache, device = self._cache, self._cache.device
+        counts = np.array([end // ratio for end in self._ends.values()])
+        begins = np.cumsum(counts) - counts
+        owner = torch.repeat_interleave(
+            to_device(counts, device), output_size=int(counts.sum())
+        )  # number of the slot within the step
+        slots, first = (to_device(np.array(a), device)[owner] for a in (list(self._ends), begins))
+        rows = torch.arange(len(owner), device=device) - first
+        return flat_index(cache.table.device, slots, rows, cache.block_size // ratio)
 
     def attend(
         self,

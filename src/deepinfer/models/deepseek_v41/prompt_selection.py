@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.kernels import fp8_fp4_mqa_logits, topk
-from deepinfer.models.deepseek_v41.batch import Segment, positions_of, to_device
+from deepinfer.kernels import fp8_fp4_mqa_logits, fp8_fp4_paged_mqa_logits, topk
+from deepinfer.models.deepseek_v41.batch import Segment, positions_of, repeat_over, to_device
 from deepinfer.models.deepseek_v41.cache import SlotCache
-from deepinfer.models.deepseek_v41.indexer import candidate_mask, query_codes
+from deepinfer.models.deepseek_v41.indexer import PAGED_HEADS, candidate_mask, query_codes
 from deepinfer.models.deepseek_v41.packed_rows import PackedRows
-from deepinfer.models.deepseek_v41.prompt_keys import PromptKeys
+from deepinfer.models.deepseek_v41.prompt_keys import SHORT, PromptKeys
 
 __all__ = ["PromptSelection"]
 
@@ -47,6 +47,7 @@ class PromptSelection:
         bounds = np.cumsum([0, *(s.num_tokens for s in segments)]).tolist()
         self._parts = [slice(a, b) for a, b in pairwise(bounds)]
         self._visible: dict[int, Tensor] = {}
+        self._first: dict[int, Tensor] = {}
         self._excluded: list[Tensor | None] = [None] * len(segments)
         self._taken_all_of: int | None = None
         self._zeros = torch.zeros(len(self._ends), dtype=torch.int32, device=cache.device)
@@ -62,9 +63,7 @@ class PromptSelection:
         if any(self._scored(layer)):
             return True
         if self._taken_all_of != source:
-            self.lists = self._empty()
-            for i in range(len(self._segments)):
-                self._take_all(i)
+            self.lists = self._all()
             self._taken_all_of = source
         return False
 
@@ -77,13 +76,18 @@ class PromptSelection:
             weights: Their weights, shape [tokens, heads], fp32.
         """
         self._taken_all_of = None
-        self.lists = self._empty()
+        self.lists = (
+            self._all()
+        )  # for segments that are not scored, and -1 behind the rows of the others
         codes, weights = query_codes(queries, weights)
+        together: dict[int, list[int]] = {}
         for i, scored in enumerate(self._scored(layer)):
-            if scored:
+            if scored and self._is_short(layer, i):
+                together.setdefault(self._segments[i].num_tokens, []).append(i)
+            elif scored:
                 self._pick(layer, i, codes, weights)
-            else:
-                self._take_all(i)
+        for members in together.values():
+            self._pick_together(members, codes, weights)
 
     @property
     def counts(self) -> Tensor | None:
@@ -117,21 +121,54 @@ class PromptSelection:
             self._visible[ratio] = to_device(visible, self._cache.device)
         return self._visible[ratio]
 
-    def _empty(self) -> Tensor | None:
+    def _all(self) -> Tensor | None:
+        """Lists of the first visible rows of each token, as many as are ever picked."""
         width = min(self._cache.config.index_topk, max(self._most()))
         if not width:
             return None
-        # Only the tail of segments with fewer rows than others is not written below.
-        return torch.full((len(self._ends), width), -1, dtype=torch.int32, device=self._cache.device)  # fmt: skip
+        rows = torch.arange(width, dtype=torch.int32, device=self._cache.device)
+        hidden = rows >= self._visible_rows().unsqueeze(1)
+        return (rows + self._bases().unsqueeze(1)).masked_fill_(hidden, -1)
 
-    def _take_all(self, i: int) -> None:
-        most, part = self._most()[i], self._parts[i]
-        if self.lists is None or not most:
+    def _bases(self) -> Tensor:
+        """Where the pool rows of each token's slot begin among those of `PromptKeys.pool`, shape [tokens], int32."""
+        ratio = self._ratio
+        if ratio not in self._first:
+            bases = repeat_over(self._segments, self._keys.bases_of(ratio)).astype(np.int32)
+            self._first[ratio] = to_device(bases, self._cache.device)
+        return self._first[ratio]
+
+    def _is_short(self, layer: int, i: int) -> bool:
+        """Whether a segment is scored together with others, in pages; candidates are made and cut alone."""
+        cache, config = self._cache, self._cache.config
+        most_kept = config.candidate_topk_blocks * config.candidate_block_size
+        cuts = self._excluded[i] is not None
+        makes = layer == config.candidate_source_layer_id and self._most()[i] > most_kept
+        fits = cache.block_rows[self.source or 0] % 4 == 0 and config.index_n_heads in PAGED_HEADS
+        return self._segments[i].num_tokens <= SHORT and fits and not (cuts or makes)
+
+    def _pick_together(self, members: list[int], codes: Tensor, weights: Tensor) -> None:
+        """Selects rows for segments of equal length, whose keys are scored where they lie."""
+        if self.lists is None or self.source is None:
             return
-        rows = torch.arange(most, dtype=torch.int32, device=self.lists.device)
-        hidden = rows >= self._visible_rows()[part].unsqueeze(1)
-        base = self._keys.bases_of(self._ratio)[i]
-        self.lists[part, :most] = (rows + base).expand_as(hidden).masked_fill(hidden, -1)
+        cache, device = self._cache, self._cache.device
+        page = cache.block_rows[self.source]
+        most = max(self._most()[i] for i in members)
+        index = np.concatenate(
+            [np.arange(self._parts[i].start, self._parts[i].stop) for i in members]
+        )
+        slots = np.array([self._segments[i].slot for i in members])
+        tokens = to_device(index, device)
+        table = to_device(cache.table.host[slots, : -(-most // page)].astype(np.int32), device)
+        ends = self._visible_rows()[tokens]
+        scores = fp8_fp4_paged_mqa_logits(
+            codes[tokens].unflatten(0, (len(members), -1)), self._rows.index_keys[self.source], weights[tokens],
+            ends.view(len(members), -1), table, None, most, page_size=page, clean_logits=False,
+        )  # fmt: skip
+        width = self.lists.shape[1]
+        _, rows = topk(scores, min(width, most), end=ends, return_value=False)
+        rows = torch.where(rows >= 0, rows + self._bases()[tokens].unsqueeze(1), -1)
+        self.lists[tokens, : rows.shape[1]] = rows
 
     def _pick(self, layer: int, i: int, codes: Tensor, weights: Tensor) -> None:
         config, most, part = self._cache.config, self._most()[i], self._parts[i]
