@@ -242,10 +242,15 @@ def contract(small: bool) -> Built:
     from deepinfer.kernels.reference import mhc as reference
 
     def check():
-        streams, weights, fn, base, scale = given(1000)
+        streams, weights, fn, base, scale = given(MANY + 70)
+        whole = k.mhc_pre(streams, weights, fn, base, scale, backend="triton")
+        streams, weights = streams[:1000], weights[:1000]
         assert_rows_alone(
             lambda x, p: k.mhc_pre(x, p, fn, base, scale, backend="triton"), [streams, weights]
         )
+        # Many tokens take two pieces of the channels one after the other.
+        part = k.mhc_pre(streams, weights, fn, base, scale, backend="triton")
+        assert all(torch.equal(a, b[:1000]) for a, b in zip(part, whole, strict=True))
         y = torch.randn(1000, HIDDEN, device="cuda").bfloat16()
         mix = torch.rand(1000, 4, 4, device="cuda")
         assert_rows_alone(
@@ -297,22 +302,20 @@ def cases() -> list[Case]:
     for tokens in (MANY, 64):
         name, case = "bulk copies, projection split before", pre(tokens, None, 2, (32, 4), True)
         found.append(Case("mhc_pre", f"{tokens} x 4 x {HIDDEN}", name, case))
-    for finish in ((32, 1), (32, 2), (16, 1)):
-        for tokens in (MANY, 64):
-            name = f"bulk copies, coefficients of {finish[0]} tokens with {finish[1]} warps"
-            case = Case("mhc_pre", f"{tokens} x 4 x {HIDDEN}", name, pre(tokens, None, 2, finish))
-            found.append(case)
-    for times, depth in ((4, 8), (8, 8), (10, 8), (5, 6), (2, 8)):
-        for tokens in (MANY, 64):
-            name = f"bulk copies, 64 x {times} channels, {depth} slots"
-            case = Case("mhc_pre", f"{tokens} x 4 x {HIDDEN}", name, pre(tokens, (times, depth), 2))
-            found.append(case)
-    for entry, products in (
-        ((64, 64, 5, 4, 2), 2), ((64, 64, 5, 4, 3), 2), ((128, 64, 5, 8, 2), 2), ((64, 64, 5, 4, 2), 3)
-    ):  # fmt: skip
+    for times, depth, pieces in ((5, 8, 1), (10, 8, 1), (10, 8, 2), (8, 8, 1), (5, 6, 2)):
+        name = f"bulk copies, {pieces} x 64 x {times} channels, {depth} slots"
+        tuning = (times, depth, pieces)
+        found.append(Case("mhc_pre", f"{MANY} x 4 x {HIDDEN}", name, pre(MANY, tuning, 2)))
+    for times in (2, 4):
+        name = f"bulk copies, 1 x 64 x {times} channels, 8 slots"
+        found.append(Case("mhc_pre", f"64 x 4 x {HIDDEN}", name, pre(64, (times, 8, 1), 2)))
+    for finish in ((32, 2), (64, 4)):
+        name = f"bulk copies, coefficients of {finish[0]} tokens with {finish[1]} warps"
+        found.append(Case("mhc_pre", f"{MANY} x 4 x {HIDDEN}", name, pre(MANY, None, 2, finish)))
+    for entry in ((64, 64, 5, 4, 2), (64, 64, 10, 4, 2)):
         t, block, times, warps, stages = entry
-        name = f"{t} tokens, {block} x {times} channels, {warps} warps, {stages} stages, {products} products"
-        found.append(Case("mhc_pre", f"{MANY} x 4 x {HIDDEN}", name, pre(MANY, entry, products)))
+        name = f"{t} tokens, {block} x {times} channels, {warps} warps, {stages} stages, 2 products"
+        found.append(Case("mhc_pre", f"{MANY} x 4 x {HIDDEN}", name, pre(MANY, entry, 2)))
     for tuning in ((1024, 4),):
         name = f"{tuning[0]} channels, {tuning[1]} warps"
         found.append(Case("mhc_post", f"{MANY} x 4 x {HIDDEN}", name, post(tuning, "")))

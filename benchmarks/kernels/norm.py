@@ -230,6 +230,43 @@ def norm_rope_cast(heads: int, format: str, tuning: tuple[int, int] | None, pair
     return build
 
 
+def contract_casts(small: bool) -> Built:
+    """Norm, rotation and cast: other widths, heads apart, positions; hard values; rows alone."""
+    from deepinfer import kernels as k
+    from deepinfer.kernels.reference.norm import rms_norm_rope_quant as plain
+
+    def check():
+        x = torch.randn(1000, 512, device="cuda").bfloat16()
+        w, phases = torch.randn(512, device="cuda").bfloat16(), phases_of(50)
+        places = torch.randint(0, 50, (1000,), device="cuda")
+        for format in ("fp8", "mxfp4", "nvfp4"):
+            assert_rows_alone(
+                lambda x, p, f=format: k.rms_norm_rope_quant(
+                    x, w, EPS, phases, p, format=f, backend="triton"
+                ),
+                [x, places],
+            )
+        for width, turned, format in (
+            (96, 32, "fp8"), (128, 128, "mxfp4"), (64, 16, "fp8"), (1536, 64, "nvfp4"), (352, 0, "mxfp4"),
+        ):  # fmt: skip
+            wide = hard_rows(40, 6 * (width + 32)).view(40, 6, width + 32)
+            for heads in (wide[:, 1:5, :width], wide[:, 2, 16 : 16 + width]):
+                turns = torch.randn(50, turned // 2, 2, device="cuda") if turned else None
+                at = torch.randint(0, 50, (40,), device="cuda") if turned else None
+                given = (heads[12:], None, EPS, turns, at if at is None else at[12:])
+                a, b = k.rms_norm_rope_quant(*given, format=format, backend="triton")
+                c, d = plain(*given, format)
+                assert same_cast(a, b, c, d), (width, format)
+                given = (heads[12:], torch.rand(width, device="cuda").bfloat16(), *given[2:])
+                a, _ = k.rms_norm_rope_quant(*given, format=format, backend="triton")
+                c, _ = plain(*given, format)
+                differing = (a.view(torch.uint8) != c.view(torch.uint8)).float().mean()
+                assert float(differing) < 5e-3, (width, format, float(differing))
+        return {"differing": 0.0}
+
+    return Built(lambda: None, check)
+
+
 def contract(small: bool) -> Built:
     """Rows alone, permuted, beside NaN, apart and misaligned; no rows; other widths and dtypes."""
     from deepinfer import kernels as k
@@ -244,33 +281,6 @@ def contract(small: bool) -> Built:
                 lambda x, r, w=w: k.fused_add_rms_norm(x.clone(), r.clone(), w, backend="triton"),
                 [x, r],
             )
-        x = torch.randn(1000, 512, device="cuda").bfloat16()
-        w, phases = torch.randn(512, device="cuda"), phases_of(50)
-        places = torch.randint(0, 50, (1000,), device="cuda")
-        for format in ("fp8", "mxfp4", "nvfp4"):
-            assert_rows_alone(
-                lambda x, p, f=format: k.rms_norm_rope_quant(
-                    x, w, EPS, phases, p, format=f, backend="triton"
-                ),
-                [x, places],
-            )
-        from deepinfer.kernels.reference.norm import rms_norm_rope_quant as plain
-
-        for width, turned in ((512, 64), (96, 32), (128, 128), (64, 16), (1536, 64), (352, 0)):
-            wide = hard_rows(40, 6 * (width + 32)).view(40, 6, width + 32)
-            for heads in (wide[:, 1:5, :width], wide[:, 2, 16 : 16 + width]):
-                turns = torch.randn(50, turned // 2, 2, device="cuda") if turned else None
-                at = torch.randint(0, 50, (40,), device="cuda") if turned else None
-                for format in ("fp8", "mxfp4", "nvfp4"):
-                    given = (heads[12:], None, EPS, turns, at if at is None else at[12:])
-                    a, b = k.rms_norm_rope_quant(*given, format=format, backend="triton")
-                    c, d = plain(*given, format)
-                    assert same_cast(a, b, c, d), (width, format)
-                    given = (heads[12:], torch.rand(width, device="cuda").bfloat16(), *given[2:])
-                    a, _ = k.rms_norm_rope_quant(*given, format=format, backend="triton")
-                    c, _ = plain(*given, format)
-                    differing = (a.view(torch.uint8) != c.view(torch.uint8)).float().mean()
-                    assert float(differing) < 5e-3, (width, format, float(differing))
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             for width in (5120, 4608, 1280, 512, 128, 7168, 100, 20000):
                 x = torch.randn(33, width, device="cuda").to(dtype)
@@ -338,4 +348,5 @@ def cases() -> list[Case]:
         shape = f"{MANY} x 1 x 512, {format}"
         found.append(Case("rms_norm_rope_quant", shape, "table", norm_rope_cast(1, format, None)))
     found.append(Case("norm", "contract", "all", contract, check_only=True))
+    found.append(Case("norm", "contract", "casts", contract_casts, check_only=True))
     return found

@@ -90,8 +90,15 @@ def test_products_with_coefficients_in_parts(split) -> None:
     assert (sums[..., 25:] == 7).all()
     following, post, mix = torch.empty(tokens, 4), torch.empty(tokens, 4), torch.empty(tokens, 16)
     kernels.mhc_coefficients_kernel[(1,)](
-        sums, base, scale, following, post, mix, tokens, 20, 1e-20, 1e-6, CHANNELS=channels, TOKENS=32, PARTS=3, AT_ONCE=2
+        sums, base, scale, following, post, mix, tokens, 20, 1e-20, 1e-6, CHANNELS=channels, TOKENS=32, PARTS=3, WHOLE=False, AT_ONCE=1
     )  # fmt: skip
+    paired = torch.stack((sums[:, 0] + sums[:, 1], sums[:, 2] + 0.0), 1)
+    again = torch.empty(tokens, 4), torch.empty(tokens, 4), torch.empty(tokens, 16)
+    kernels.mhc_coefficients_kernel[(1,)](
+        paired, base, scale, *again, tokens, 20, 1e-20, 1e-6, CHANNELS=channels, TOKENS=32, PARTS=2, WHOLE=True, AT_ONCE=1
+    )  # fmt: skip
+    for a, b in zip(again, (following, post, mix), strict=True):
+        assert torch.equal(a, b)
     wanted = reference.mhc_pre(streams, pre, fn, base, scale)
     for a, b in zip((summed, post, mix.view(-1, 4, 4), following), wanted, strict=True):
         assert torch.allclose(a.float(), b.float(), atol=3e-6, rtol=2e-3)

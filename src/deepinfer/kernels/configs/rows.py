@@ -106,11 +106,14 @@ def project(channels: int, narrow: bool = True) -> tuple[int, int, int, int, int
     return (64, block, times, 4, 2) if narrow else (16, block, times, 4, 3)
 
 
-def project_bulk(channels: int) -> tuple[int, int]:
-    """How often 64 channels are taken, a divisor of their number, and slots of the ring of bulk copies."""
+def project_bulk(channels: int, tokens: int) -> tuple[int, int, int]:
+    """How often 64 channels make a piece, slots of the ring of bulk copies, and pieces one after the other.
+
+    The first follows from the width alone. Pieces are added in pairs, by who makes them or later: with the same bits.
+    """
     blocks = channels // 64
-    times = max(1, blocks // 16)
-    return next(n for n in range(times, 0, -1) if blocks % n == 0), 8
+    times = next(n for n in range(max(1, blocks // 16), 0, -1) if blocks % n == 0)
+    return times, 8, 2 if tokens >= _MANY and blocks // times % 2 == 0 else 1
 
 
 def engram_gate(channels: int, tokens: int) -> tuple[int, int]:

@@ -56,26 +56,27 @@ def mhc_pre(
         post: Shape [tokens, 4], fp32, contiguous.
         mix: Shape [tokens, 4, 4], fp32, contiguous.
         out: Shape [tokens, channels], contiguous.
-        tuning: Of bulk copies (Hopper): how often 64 channels, and the slots of the ring. Of the portable kernel: tokens,
-            channels at once, how often, warps, stages. None for those of the table.
+        tuning: Of bulk copies (Hopper): how often 64 channels, the slots of the ring, and how many such pieces are taken one
+            after the other, 1 or 2. Of the portable kernel: tokens, channels at once, how often, warps, stages. None for
+            those of the table.
         products: bf16 numbers for a coefficient of `fn`, 2 or 3, when the streams are bf16; 2 with bulk copies.
         finish: Tokens and warps of the programs that make the coefficients.
     """
     count, _, channels = streams.shape
     device = streams.device
     split = products if streams.dtype == torch.bfloat16 else 0
-    bulk = split == 2 and len(tuning or (0, 0)) == 2 and _bulk_serves(streams)
+    bulk = split == 2 and len(tuning or (0, 0, 0)) == 3 and _bulk_serves(streams)
     with torch.cuda.device_of(streams):
         if split and fn.dtype != torch.bfloat16:
             fn = split_projection(fn, split)
         if bulk:
-            times, depth = tuning or configs.project_bulk(channels)
-            parts = channels // (64 * times)
+            times, depth, pieces = tuning or configs.project_bulk(channels, count)
+            parts = channels // (64 * times * pieces)
             sums = torch.empty((count, parts, 32), dtype=torch.float32, device=device)
-            _project_bulk(streams, pre, fn, sums, out, times, depth)
+            _project_bulk(streams, pre, fn, sums, out, times * pieces, pieces, depth)
         else:
             tokens, block, times, warps, stages = tuning or configs.project(channels, bool(split))
-            parts = triton.cdiv(channels, block * times)
+            parts, pieces = triton.cdiv(channels, block * times), 1
             sums = torch.empty((count, parts, 32), dtype=torch.float32, device=device)
             mhc_project_kernel[(parts, triton.cdiv(count, tokens))](
                 streams, pre, fn, sums, out, count, parts, streams.stride(0), streams.stride(1),
@@ -86,7 +87,8 @@ def mhc_pre(
         mhc_coefficients_kernel[(triton.cdiv(count, at_once),)](
             sums, base, scale, following, post, mix, count, iterations, norm_eps, eps,
             CHANNELS=channels, TOKENS=at_once, PARTS=parts,
-            AT_ONCE=min(16, triton.next_power_of_2(parts)), num_warps=warps,
+            WHOLE=pieces == 2, AT_ONCE=min(8, triton.next_power_of_2(triton.cdiv(parts * pieces, 2))),
+            num_warps=warps,
         )  # fmt: skip
 
 
@@ -117,8 +119,9 @@ def _bulk_serves(streams: Tensor) -> bool:
 
 
 def _project_bulk(
-    streams: Tensor, pre: Tensor, fn: Tensor, sums: Tensor, out: Tensor, times: int, depth: int
-) -> None:
+    streams: Tensor, pre: Tensor, fn: Tensor, sums: Tensor, out: Tensor, times: int, pieces: int,
+    depth: int,
+) -> None:  # fmt: skip
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     from deepinfer.kernels.triton.gemm_launch import matrix, num_sms, tile_layout
@@ -133,7 +136,7 @@ def _project_bulk(
     items = triton.cdiv(count, 128) * parts
     mhc_project_bulk_kernel[(min(items, num_sms(streams.device.index)),)](
         x_desc, matrix(fn[0], 32, 64), matrix(fn[1], 32, 64), pre, sums, out, count, parts, stream,
-        CHANNELS=channels, BLOCKS=times, DEPTH=depth, num_warps=4,
+        CHANNELS=channels, BLOCKS=times, PIECES=pieces, DEPTH=depth, num_warps=4,
     )  # fmt: skip
 
 

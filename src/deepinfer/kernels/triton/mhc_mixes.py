@@ -149,29 +149,39 @@ def mhc_project_kernel(
     tl.store(to + 24, squares, mask=there)
 
 
+@triton.jit
+def _added(at, columns, known, other, WHOLE: tl.constexpr):
+    """Some columns of pairs of parts, each the sum of both unless it is WHOLE; summed over the pairs."""
+    x = tl.load(at[:, :, None] + columns[None, :, :], mask=known[:, :, None], other=0.0)
+    if not WHOLE:
+        x += tl.load(at[:, :, None] + 32 + columns[None, :, :], mask=other[:, :, None], other=0.0)
+    return tl.sum(x, axis=1)
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def mhc_coefficients_kernel(
     sums, base, scale, pre, post, mix, tokens, iterations, norm_eps, eps, CHANNELS: tl.constexpr,
-    TOKENS: tl.constexpr, PARTS: tl.constexpr, AT_ONCE: tl.constexpr,
+    TOKENS: tl.constexpr, PARTS: tl.constexpr, WHOLE: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Sums of the pieces, AT_ONCE at a time, then the three kinds of coefficients of tokens."""
+    """Sums of the parts, then the three kinds of coefficients of tokens.
+
+    Parts are added in pairs, AT_ONCE pairs together. WHOLE: `sums` holds pairs, PARTS of them, added by who made them.
+    """
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     there = (token < tokens)[:, None]
     token = token.to(tl.int64)[:, None]
     eight, sixteen = tl.arange(0, 8)[None, :], tl.arange(0, 16)[None, :]
     gates = tl.zeros([TOKENS, 8], tl.float32)
     scores = tl.zeros([TOKENS, 16], tl.float32)
-    square = tl.zeros([TOKENS], tl.float32)
-    for start in range(0, PARTS, AT_ONCE):
-        part = start + tl.arange(0, AT_ONCE)[None, :]
+    square = tl.zeros([TOKENS, 1], tl.float32)
+    EACH: tl.constexpr = 1 if WHOLE else 2
+    for start in range(0, PARTS, AT_ONCE * EACH):
+        part = start + EACH * tl.arange(0, AT_ONCE)[None, :]
         at = sums + (token * PARTS + part) * 32
-        known = there & (part < PARTS)
-        every = known[:, :, None]
-        gates += tl.sum(tl.load(at[:, :, None] + eight[None, :, :], mask=every, other=0.0), axis=1)
-        at16 = at[:, :, None] + 8 + sixteen[None, :, :]
-        scores += tl.sum(tl.load(at16, mask=every, other=0.0), axis=1)
-        square += tl.sum(tl.load(at + 24, mask=known, other=0.0), axis=1)
-    square = square[:, None]
+        known, other = there & (part < PARTS), there & (part + 1 < PARTS)
+        gates += _added(at, eight, known, other, WHOLE)
+        scores += _added(at, 8 + sixteen, known, other, WHOLE)
+        square += _added(at, 24 + tl.zeros([1, 1], tl.int32), known, other, WHOLE)
     factor = tl.rsqrt(square / (4 * CHANNELS) + norm_eps)
     gates = gates * factor * tl.load(scale + eight // 4) + tl.load(base + eight)
     gates = 1.0 / (1.0 + tl.exp(-gates))
