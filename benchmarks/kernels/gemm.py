@@ -168,11 +168,14 @@ def contiguous(kind: str, groups: int, m: int, n: int, k: int, sizes: tuple[int,
     """A grouped product over rows that stand one behind the other."""
     from deepinfer.kernels.triton.gemm_launch import TallTuning, gemm_tall
 
-    groups = 3 if small else groups
+    groups, used, m = 3 if small else groups, m, -(-m // 128) * 128
+    if small:
+        m = max(m, 256)
     x, xs = some_tokens(kind, groups * m, k)
     w, ws = weights(kind, groups, n, k)
     p, ps = prepared(kind, w, ws)
     layout = torch.arange(groups, device="cuda", dtype=torch.int32).repeat_interleave(m)
+    layout.view(groups, m)[:, used:] = -1
     if small:
         layout.fill_(-1)
         layout[:100], layout[128:428], layout[2 * m :] = (
@@ -199,10 +202,10 @@ def contiguous(kind: str, groups: int, m: int, n: int, k: int, sizes: tuple[int,
         assert_repeats(run, out)
         return {"calc_diff": worst}
 
-    rows = groups * m
+    rows = groups * used
     size = p.numel() * p.itemsize + ps.numel() * ps.itemsize + rows * (k + k // 32 + 2 * n)
     return Built(run, check, 2 * rows * n * k, size, "fp8",
-                 {"deepgemm": lambda: deepgemm_contiguous(groups, m, n, k)})  # fmt: skip
+                 {"deepgemm": lambda: deepgemm_contiguous(groups, used, n, k)} if used == m else {})  # fmt: skip
 
 
 def invariant(kind: str, m: int, n: int, k: int, sizes: tuple[int, ...], small: bool) -> Built:
@@ -278,15 +281,15 @@ FP8_MASKED: dict[int, list[Sizes]] = {
     64: [(64, 2, 4, 1, 2)],
 }
 FP4_MASKED: dict[int, list[Sizes]] = {
-    16: [(16, 1, 5, 2, 3), (16, 1, 5, 2, 3, 2)],
-    32: [(32, 1, 3, 2, 3), (32, 1, 3, 2, 3, 2)],
-    64: [(64, 1, 4, 2, 2), (64, 1, 4, 2, 2, 2), (64, 2, 6, 2, 1, 2), (64, 2, 6, 1, 2, 2), (1, 2, 5), (1, 1, 8, 2)],
-}  # fmt: skip
+    16: [(16, 1, 5, 2, 3)],
+    32: [(32, 1, 3, 2, 3)],
+    64: [(64, 1, 4, 2, 2)],
+}
 FP4X32_MASKED: dict[int, list[Sizes]] = {
     8: [(8, 2, 11, 1, 2)],
     16: [(16, 1, 5, 2, 3), (16, 2, 10, 1, 2)],
     32: [(32, 1, 3, 2, 3)],
-    64: [(1, 2, 5)],
+    64: [(1, 2, 5), (64, 1, 8, 1, 2)],
 }
 TALL: list[Sizes] = [(2, 256, 4, 8), (2, 256, 4, 12)]
 
@@ -315,22 +318,33 @@ def cases() -> list[Case]:
     masked_fp4, masked_fp8 = "m_grouped_fp8_fp4_gemm_nt_masked", "m_grouped_fp8_gemm_nt_masked"
     contiguous_fp4 = "m_grouped_fp8_fp4_gemm_nt_contiguous"
     contiguous_fp8 = "m_grouped_fp8_gemm_nt_contiguous"
-    many: list[Sizes] = [(2, 1, 6), (2, 1, 6, 2)]
-    # What is open: 64 rows of prepared weights, the batch-invariant layer, scales for 32 channels, many tokens
-    add(masked_fp4, masked, "fp4", (48, 64, 4608, 5120), FP4_MASKED[64])
+    many: list[Sizes] = [(2, 1, 6)]
+    # What is open: prepared weights of few and many tokens, the batch-invariant layer, scales for 32 channels
     add("batch_invariant.linear", invariant, "bf16", (4096, 4096, 7168), [()])
-    for rows in (32, 16):
+    for rows in (64, 32, 16):
         add(masked_fp4, masked, "fp4", (48, rows, 4608, 5120), FP4_MASKED[rows])
-    add(masked_fp4, masked, "fp4", (48, 64, 5120, 2304), FP4_MASKED[64][:2])
-    add("fp8_gemm_nt", dense, "fp8_32", (64, 5120, 8192), [(64, 1, 9, 1, 1)])
+    add(contiguous_fp4, contiguous, "fp4", (48, 256, 4608, 5120), [*many, (128, 2, 8, 1, 1)])
+    add(contiguous_fp4, contiguous, "fp4x32", (48, 256, 4608, 5120), many)
+    add(
+        contiguous_fp4,
+        contiguous,
+        "fp4x32",
+        (96, 64, 4608, 5120),
+        [*many, (1, 2, 5), (64, 1, 8, 1, 2)],
+    )
+    add(
+        contiguous_fp4,
+        contiguous,
+        "fp4x32",
+        (96, 16, 4608, 5120),
+        [(16, 1, 5, 2, 3), (32, 1, 3, 2, 3)],
+    )
+    dense32: list[Sizes] = [(32, 1, 8, 1, 2), (16, 1, 7, 1, 3), (64, 1, 9, 1, 1)]
+    add("fp8_gemm_nt", dense, "fp8_32", (64, 5120, 8192), dense32)
+    add(masked_fp4, masked, "fp4x32", (48, 64, 4608, 5120), FP4X32_MASKED[64])
     add("fp8_gemm_nt", dense, "fp8_32", (16, 32768, 1280), [(16, 2, 5, 1, 2)])
     add("fp8_gemm_nt", dense, "fp8_32", (4096, 4096, 7168), [(2, 128, 6, 8)])
     add(masked_fp8, masked, "fp8_32", (48, 32, 4608, 5120), [(32, 2, 5, 1, 2)])
-    add(contiguous_fp4, contiguous, "fp4x32", (48, 256, 4608, 5120), many)
-    wide: Sizes = (256, 2, 5, 1, 1)
-    add(contiguous_fp4, contiguous, "fp4", (48, 256, 4608, 5120), [wide, *many])
-    add("fp8_fp4_gemm_nt", dense, "fp4", (4096, 4096, 7168), [wide, many[1]])
-    add(masked_fp4, masked, "fp4x32", (48, 64, 4608, 5120), FP4X32_MASKED[64])
     # What was measured and did not change
     for rows in (64, 32, 16):
         add(masked_fp8, masked, "fp8", (48, rows, 4608, 5120), FP8_MASKED[rows])
@@ -348,7 +362,7 @@ def cases() -> list[Case]:
     for rows in (32, 16):
         add(masked_fp4, masked, "fp4x32", (48, rows, 4608, 5120), FP4X32_MASKED[rows])
     add(masked_fp4, masked, "fp4x32", (384, 1, 4608, 5120), [(8, 2, 11, 1, 2), (16, 2, 10, 1, 2)])
-    add("fp8_fp4_gemm_nt", dense, "fp4", (4096, 4096, 7168), [many[0], (128, 2, 8, 1, 1)])
+    add("fp8_fp4_gemm_nt", dense, "fp4", (4096, 4096, 7168), [*many, (128, 2, 8, 1, 1)])
     add("fp8_gemm_nt", dense, "fp8", (2048, 4096, 7168), TALL[:1])
     add("fp8_gemm_nt", dense, "fp8", (4096, 5120, 8192), [(2, 128, 6, 8, 2)])
     add("fp8_gemm_nt", dense, "fp8", (64, 1280, 5120), [(64, 2, 10, 1, 1, 2)])

@@ -21,8 +21,7 @@ def same_bits(kind: str) -> Built:
     p, ps = gemm.prepared(kind, *gemm.weights(kind, 5, 640, 1024))
     counts = torch.tensor([64, 0, 17, 33, 1], device="cuda", dtype=torch.int32)
     table = gemm.FP4_MASKED if kind == "fp4" else gemm.FP4X32_MASKED
-    wide = [(256, 2, 5, 1, 1)] if kind == "fp4" else []
-    tilings = list(dict.fromkeys([*(s for row in table.values() for s in row), (1, 2, 5), (2, 1, 6), *wide]))  # fmt: skip
+    tilings = list(dict.fromkeys([*(s for row in table.values() for s in row), (1, 2, 5), (2, 1, 6), (64, 2, 6, 2, 1), (128, 2, 8, 1, 1)]))  # fmt: skip
 
     def check() -> Mapping[str, float]:
         first = None

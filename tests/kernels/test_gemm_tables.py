@@ -85,7 +85,8 @@ def test_tiles_of_groups_lie_in_one_group(calls, kind, expected) -> None:
     )  # fmt: skip
     assert gemm_backends.CONTIGUOUS_ALIGNMENT % rows == 0
     if kind != "bf16":
-        assert rows == {4: 16, 16: 32, 40: 64}.get(expected or 0, 128)
+        least = 8 if kind == "fp4_32" else 16
+        assert rows == {4: least, 16: 32, 40: 64}.get(expected or 0, 128)
 
 
 def test_only_the_weights_choose_the_order_of_a_sum(calls) -> None:
@@ -100,5 +101,4 @@ def test_only_the_weights_choose_the_order_of_a_sum(calls) -> None:
 def test_a_span_divides_the_steps() -> None:
     assert gemm_backends._spanned((16, 1, 5, 2, 3), 256) == (16, 1, 5, 2, 3)
     assert gemm_backends._spanned((16, 1, 5, 2, 3), 384) == (16, 1, 5, 1, 3)
-    assert gemm_backends._spanned((64, 1, 4, 2, 2, 2), 384) == (64, 1, 4, 1, 2, 2)
-    assert gemm_backends._spanned((2, 1, 6, 2), 384) == (2, 1, 6, 2)
+    assert gemm_backends._spanned((2, 1, 6), 384) == (2, 1, 6)

@@ -17,14 +17,16 @@ _TENSOR_CORES = ("HMMA", "QMMA", "HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA")
 def cases() -> list[CompileCase]:
     """Each entry once, in the form that needs most."""
     found = [_few(s, 128) for s in _sizes(configs.MASKED_FP8, configs.DENSE_FP8, configs.SPLIT_FP8)]  # fmt: skip
-    found += [_few(s, 32) for s in _sizes(configs.MASKED_FP8_32)]
+    found += [_few(s, 32) for s in _sizes(configs.MASKED_FP8_32, configs.DENSE_FP8_32)]
     for table, group in ((configs.FOLDED_MXFP4, 128), (configs.FOLDED_MXFP4_32, 32)):
         found += [(_folded if s[0] >= 8 else _decoded)(s, group) for s in _sizes(table)]
     found += [_many(s, True, True) for s in _sizes(configs.CONTIGUOUS_FP8)]
     found += [_many(configs.TALL_SPLIT, True, False), _many(configs.TALL_FP8_32, True, True, 32)]
     for table, group in ((configs.CONTIGUOUS_MXFP4, 128), (configs.CONTIGUOUS_MXFP4_32, 32)):
         few = [s for s in _sizes(table) if s[0] >= 8]
-        found += [_folded(few[-1], group, True), *(_decoded(s, group) for s in _sizes(table) if s[0] < 8)]  # fmt: skip
+        found.append(_folded(few[-1], group, True))
+        masked = _sizes(configs.FOLDED_MXFP4 if group == 128 else configs.FOLDED_MXFP4_32)
+        found += [_decoded(s, group) for s in _sizes(table) if s[0] < 8 and s not in masked]
     found.append(_used_tiles())
     found += [_many(s, False, not cut, cut=cut) for s in _sizes(configs.TALL_BF16) for cut in (False, True)]  # fmt: skip
     small, large = configs.PORTABLE[0][4], configs.PORTABLE[-1][4]
@@ -99,7 +101,7 @@ def _used_tiles() -> CompileCase:
 
     return CompileCase(
         "m_grouped_gemm_nt_contiguous", "list of tiles", used_tiles_kernel,
-        {"layout": "*i32", "tiles": "*i32", "num_rows": "i32"}, {"ROWS": 256, "ALIGNMENT": 128, "BLOCK": 4096},
+        {"layout": "*i32", "tiles": "*i32", "num_rows": "i32"}, {"ROWS": 16, "BLOCK": 4096},
         ("layout", "tiles"), {"num_warps": 16}, (90,),
     )  # fmt: skip
 
@@ -111,7 +113,7 @@ def _folded(sizes: tuple[int, ...], x_group: int, listed: bool = False) -> Compi
 
     t = SwappedTuning(*sizes)
     options, registers = register_shares(t)
-    many = listed or t.block_m >= 128
+    many = listed or t.block_m == 128
     signature = {
         "w_desc": _tile("u32", 64, 16 * t.span, 64 * t.span, 32), "x_desc": _tile("fp8e4nv", t.block_m, 128, 128, 8),
         "t_desc": _list("i32", 64), "out": "*bf16", "factors": "*fp32",
@@ -120,7 +122,7 @@ def _folded(sizes: tuple[int, ...], x_group: int, listed: bool = False) -> Compi
         **_integers("num_groups", "N", "max_m", "steps", "stride_og", "stride_om", "stride_fg", "stride_tg", "stride_tk",
                     "stride_xg", "stride_xm", "stride_xk"),
     }  # fmt: skip
-    constants = {"MODE": 1 if many else 2, "X_GROUP": x_group, "WHOLE": t.split == 2, "SPAN": t.span, "PARTS": t.parts, "BLOCK_M": t.block_m, "DEPTH": t.depth,
+    constants = {"MODE": 1 if many else 2, "X_GROUP": x_group, "SPAN": t.span, "PARTS": t.parts, "BLOCK_M": t.block_m, "DEPTH": t.depth,
                  "REGISTERS": registers}  # fmt: skip
     name = "m_grouped_gemm_nt_contiguous" if many else "m_grouped_gemm_nt_masked"
     entry = f"prepared MXFP4, tokens 1x{x_group}{', listed' if listed else ''}, {'x'.join(map(str, sizes))}"
@@ -145,7 +147,6 @@ def _decoded(sizes: tuple[int, ...], x_group: int) -> CompileCase:
         "TM": t.parts_m,
         "TN": t.parts_n,
         "X_GROUP": x_group,
-        "DECODERS": t.decoders,
         "DEPTH": t.depth,
     }
     name = "m_grouped_gemm_nt_masked" if t.parts_m == 1 else "m_grouped_gemm_nt_contiguous"

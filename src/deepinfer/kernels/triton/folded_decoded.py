@@ -1,6 +1,7 @@
 """Products of 64 or more e4m3 tokens with prepared MXFP4 weights on Hopper: decoded once into shared memory.
 
-Each 128 rows of weights have a warpgroup that decodes them for the warpgroups that multiply, 64 tokens each. Tokens are the
+Tiles are 64 tokens by 256 rows of weights, or 128 by 128. Two warpgroups multiply 64 tokens with 128 rows each; two decode,
+128 rows each, or the same 128 rows in turn. Tokens are the
 tall operand. The order of every sum, and so every bit, is that of `grouped_folded`.
 """
 
@@ -109,8 +110,8 @@ def _copies(given, MODE: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH
 
 @gluon.jit
 def _decode(given, MODE: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH: gl.constexpr,
-            DECODERS: gl.constexpr, COLUMNS: gl.constexpr, WHICH: gl.constexpr):  # fmt: skip
-    """Decodes 128 rows of weights of every step into two tiles in turn; with two DECODERS, into one of the two."""
+            COLUMNS: gl.constexpr, WHICH: gl.constexpr):  # fmt: skip
+    """Decodes 128 rows of weights of every step into two tiles in turn; with TM 2, every other step into one of the two."""
     rows_of, rings, bars, sizes = given
     w_ring, _x, t_ring, _s, b_ring = rings
     full, empty, ready, freed = bars
@@ -133,15 +134,26 @@ def _decode(given, MODE: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH
         _m, _n, g = _place(rows_of, tile, group, first, rows, N, tiles_n, MODE, BLOCK_M, BLOCK_N)
         if g >= 0:
             for _step in range(steps):
-                if DECODERS == 1 or side == WHICH:
+                b = b_ring.index(2 * COLUMNS + side)
+                at = (slot * TN + COLUMNS) * 2
+                if TM == 1:
                     mbarrier.wait(full.index(slot), phase)
-                    at = (slot * TN + COLUMNS) * 2
+                    mbarrier.wait(freed.index(2 * COLUMNS + side), turn)
+                    for half in gl.static_range(2):
+                        t = t_ring.index(at + half).load(t_layout)
+                        decoded = decode_half(w_ring.index(at + half), t, 0)
+                        if half == 1:
+                            mbarrier.arrive(empty.index(slot), count=1)
+                        b.slice(64 * half, 64).store(decoded)
+                    fence_async_shared()
+                    mbarrier.arrive(ready.index(2 * COLUMNS + side), count=1)
+                elif side == WHICH:
+                    mbarrier.wait(full.index(slot), phase)
                     low = decode_half(w_ring.index(at), t_ring.index(at).load(t_layout), 0)
                     high = decode_half(w_ring.index(at + 1), t_ring.index(at + 1).load(t_layout), 0)
                     mbarrier.arrive(empty.index(slot), count=1)
-                    # Only now the room must be free: decoding goes on while the step before the last is multiplied.
+                    # Two have the time to decode while the room is in use, and wait only then.
                     mbarrier.wait(freed.index(2 * COLUMNS + side), turn)
-                    b = b_ring.index(2 * COLUMNS + side)
                     b.slice(0, 64).store(low)
                     b.slice(64, 64).store(high)
                     fence_async_shared()
@@ -167,10 +179,10 @@ def _start(x, w, part, never, FIRST: gl.constexpr, WIDTH: gl.constexpr):
 
 
 @gluon.jit
-def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH: gl.constexpr, PAIRS: gl.constexpr,
+def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH: gl.constexpr,
               ROWS: gl.constexpr,
               COLUMNS: gl.constexpr):  # fmt: skip
-    """Multiplies 64 tokens with 128 rows of weights of every tile; PAIRS: two products of 32 channels at a time."""
+    """Multiplies 64 tokens with 128 rows of weights of every tile."""
     out, factors, rows_of, rings, bars, sizes, strides = given
     _w, x_ring, _t, s_ring, b_ring = rings
     full, empty, ready, freed = bars
@@ -219,30 +231,13 @@ def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, TM: gl.constexpr
             factor = gl.load(factors + g.to(gl.int64) * stride_fg + at_n)  # type: ignore[attr-defined]
             acc = gl.zeros((64, 128), gl.float32, acc_layout)
             part = acc
-            other = acc
             for _step in range(gl.where(live, steps, 0) if ROWS > 0 else steps):
                 mbarrier.wait(full.index(slot), phase)
                 xs = s_ring.index(slot).slice(64 * ROWS, 64).load(row_layout)
                 mbarrier.wait(ready.index(2 * COLUMNS + side), turn)
                 x = x_ring.index(slot * TM + ROWS)
                 b = b_ring.index(2 * COLUMNS + side)
-                if X_GROUP == 32 and PAIRS:
-                    part = _start(x, b, part, never, 0, 32)
-                    other = _start(x, b, other, never, 32, 32)
-                    part = warpgroup_mma_wait(1, [part])
-                    acc += part * power_of_byte(xs, 0)[:, None]
-                    # No sum may be left for later, while another product takes the registers of this one.
-                    acc = warpgroup_mma_wait(1, [acc])
-                    part = _start(x, b, part, never, 64, 32)
-                    other = warpgroup_mma_wait(1, [other])
-                    acc += other * power_of_byte(xs, 1)[:, None]
-                    acc = warpgroup_mma_wait(1, [acc])
-                    other = _start(x, b, other, never, 96, 32)
-                    part = warpgroup_mma_wait(1, [part])
-                    acc += part * power_of_byte(xs, 2)[:, None]
-                    other = warpgroup_mma_wait(0, [other])
-                    done = other
-                elif X_GROUP == 32:
+                if X_GROUP == 32:
                     for i in gl.static_range(3):
                         part = _start(x, b, part, never, 32 * i, 32)
                         part = warpgroup_mma_wait(0, [part])
@@ -309,7 +304,6 @@ def folded_decoded_kernel(
     X_GROUP: gl.constexpr,
     TM: gl.constexpr,
     TN: gl.constexpr,
-    DECODERS: gl.constexpr,
     DEPTH: gl.constexpr,
 ):
     """`out[g, m, n] = sum over k of x[g, m, k] * weight[g, n, k]`; MODE and X_GROUP as in `grouped_folded`."""
@@ -341,22 +335,10 @@ def folded_decoded_kernel(
     if TN == 2:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, False, 0, 0)),
-                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, False, 0, 1)),
-                (_decode, (decode, MODE, TM, TN, DEPTH, DECODERS, 0, 0)),
-                (_decode, (decode, MODE, TM, TN, DEPTH, DECODERS, 1, 0)),
-                (_copies, (copy, MODE, TM, TN, DEPTH)),
-            ],
-            [4, 4, 4, 1],
-            [152, 72, 72, 24],
-        )
-    elif DECODERS == 2:
-        gl.warp_specialize(
-            [
-                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, False, 0, 0)),
-                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, False, 1, 0)),
-                (_decode, (decode, MODE, TM, TN, DEPTH, DECODERS, 0, 0)),
-                (_decode, (decode, MODE, TM, TN, DEPTH, DECODERS, 0, 1)),
+                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 0, 0)),
+                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 0, 1)),
+                (_decode, (decode, MODE, TM, TN, DEPTH, 0, 0)),
+                (_decode, (decode, MODE, TM, TN, DEPTH, 1, 0)),
                 (_copies, (copy, MODE, TM, TN, DEPTH)),
             ],
             [4, 4, 4, 1],
@@ -365,11 +347,12 @@ def folded_decoded_kernel(
     else:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, True, 0, 0)),
-                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, True, 1, 0)),
-                (_decode, (decode, MODE, TM, TN, DEPTH, DECODERS, 0, 0)),
+                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 0, 0)),
+                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 1, 0)),
+                (_decode, (decode, MODE, TM, TN, DEPTH, 0, 0)),
+                (_decode, (decode, MODE, TM, TN, DEPTH, 0, 1)),
                 (_copies, (copy, MODE, TM, TN, DEPTH)),
             ],
-            [4, 4, 1],
-            [208, 72, 24],
+            [4, 4, 4, 1],
+            [152, 72, 72, 24],
         )

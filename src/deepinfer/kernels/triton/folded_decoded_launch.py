@@ -16,19 +16,17 @@ __all__ = ["DecodedTuning", "folded_decoded"]
 
 @dataclass(frozen=True)
 class DecodedTuning:
-    """Warpgroups that multiply 64 tokens with 128 rows of weights each.
+    """Two warpgroups that multiply 64 tokens with 128 rows of weights each, and two that decode.
 
     Attributes:
-        parts_m: How many along the tokens: 1 or 2.
+        parts_m: How many of them lie along the tokens: 1 or 2.
         parts_n: How many along the weights: 2 or 1, the other one.
         depth: Steps in the ring of shared memory.
-        decoders: Warpgroups that decode each 128 rows of weights, in turn: 1, or 2 with two parts along the tokens.
     """
 
     parts_m: int
     parts_n: int
     depth: int
-    decoders: int = 1
 
 
 def folded_decoded(
@@ -88,7 +86,6 @@ def folded_decoded(
         X_GROUP=x_group,
         TM=tuning.parts_m,
         TN=tuning.parts_n,
-        DECODERS=tuning.decoders,
         DEPTH=tuning.depth,
         num_warps=4,
     )

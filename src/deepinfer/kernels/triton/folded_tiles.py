@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from deepinfer.kernels.triton.folded_words import WIDE, decode_half, load_words, unfold
 from deepinfer.kernels.triton.grouped_tiles import power_of_byte
 
-__all__ = ["folded_tile", "folded_wide_tile"]
+__all__ = ["folded_tile"]
 
 
 @gluon.jit
@@ -26,18 +26,10 @@ def _group(words, t, x, part, add, AT: gl.constexpr, acc_layout: gl.constexpr):
 
 
 @gluon.jit
-def _block(w, t, x, part, never, HALF: gl.constexpr, WHOLE: gl.constexpr, acc_layout: gl.constexpr):  # fmt: skip
-    """Begins the product of 128 channels; `never` is false, but hides from the compiler that `part` is not needed.
-
-    WHOLE: all of them are decoded before the first are multiplied.
-    """
-    if WHOLE:
-        a = gl.convert_layout(decode_half(w, t, HALF), gl.DotOperandLayout(0, acc_layout, 4))
-        return warpgroup_mma(a, x.permute((1, 0)), part, use_acc=never, is_async=True)
-    words = load_words(w, HALF)
-    for i in gl.static_range(4):
-        part = _group(words[i], t, x, part, never if i == 0 else True, i, acc_layout)
-    return part
+def _block(w, t, x, part, never, HALF: gl.constexpr, acc_layout: gl.constexpr):
+    """Begins the product of 128 channels, decoded before; `never` is false, but hides from the compiler that `part` is not needed."""
+    a = gl.convert_layout(decode_half(w, t, HALF), gl.DotOperandLayout(0, acc_layout, 4))
+    return warpgroup_mma(a, x.permute((1, 0)), part, use_acc=never, is_async=True)
 
 
 @gluon.jit
@@ -72,7 +64,7 @@ def _scaled_block(
 
 
 @gluon.jit
-def folded_tile(rings, bars, steps, slot, phase, never, X_GROUP: gl.constexpr, WHOLE: gl.constexpr, SPAN: gl.constexpr, PART: gl.constexpr,
+def folded_tile(rings, bars, steps, slot, phase, never, X_GROUP: gl.constexpr, SPAN: gl.constexpr, PART: gl.constexpr,
           PARTS: gl.constexpr, BLOCK_M: gl.constexpr, DEPTH: gl.constexpr, acc_layout: gl.constexpr):  # fmt: skip
     """One tile; a step is 128 or 256 channels."""
     w_ring, x_ring, t_ring, s_ring = rings
@@ -95,14 +87,12 @@ def folded_tile(rings, bars, steps, slot, phase, never, X_GROUP: gl.constexpr, W
             mbarrier.arrive(empty.index(slot), count=1)
         else:
             t = t_ring.index(at).load(t_layout)
-            part = _block(w, t, x_ring.index(slot * SPAN), part, never, 0, WHOLE, acc_layout)
+            part = _block(w, t, x_ring.index(slot * SPAN), part, never, 0, acc_layout)
             xs = s_ring.index(slot * SPAN).load(m_layout)
             if SPAN == 2:
                 t = t_ring.index(at + 1).load(t_layout)
-                last = _block(
-                    w, t, x_ring.index(slot * SPAN + 1), last, never, 1, WHOLE, acc_layout
-                )
-                part = warpgroup_mma_wait(1 if WHOLE else 4, [part])
+                last = _block(w, t, x_ring.index(slot * SPAN + 1), last, never, 1, acc_layout)
+                part = warpgroup_mma_wait(1, [part])
                 acc += part * xs[None, :]
                 xs = s_ring.index(slot * SPAN + 1).load(m_layout)
                 last = warpgroup_mma_wait(0, [last])
@@ -117,43 +107,3 @@ def folded_tile(rings, bars, steps, slot, phase, never, X_GROUP: gl.constexpr, W
             slot = 0
             phase ^= 1
     return acc, slot, phase
-
-
-@gluon.jit
-def _half(a, x, s, acc, part, never, HALF: gl.constexpr, acc_layout: gl.constexpr):
-    """Adds the product of 128 channels with one half of 256 tokens; returns the room of the product too."""
-    b = x.slice(128 * HALF, 128).permute((1, 0))
-    part = warpgroup_mma(a, b, part, use_acc=never, is_async=True)
-    part = warpgroup_mma_wait(0, [part])
-    # Only now, since a thread has 32 of them.
-    xs = s.slice(128 * HALF, 128).load(gl.SliceLayout(0, acc_layout))
-    acc += part * xs[None, :]
-    # Nothing is in flight; but no sum may be left for later, while the next product takes its registers.
-    return warpgroup_mma_wait(0, [acc]), part
-
-
-@gluon.jit
-def folded_wide_tile(rings, bars, steps, slot, phase, never, PART: gl.constexpr, PARTS: gl.constexpr, DEPTH: gl.constexpr,
-                     acc_layout: gl.constexpr):  # fmt: skip
-    """One tile of 256 tokens, 128 at a time, so that weights are decoded once for all; the sums of both halves."""
-    w_ring, x_ring, t_ring, s_ring = rings
-    full, empty = bars
-    t_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, WIDE))
-    acc = gl.zeros((64, 128), gl.float32, acc_layout)
-    last = acc
-    part = acc
-    for _ in range(steps):
-        mbarrier.wait(full.index(slot), phase)
-        at = slot * PARTS + PART
-        decoded = decode_half(w_ring.index(at), t_ring.index(at).load(t_layout), 0)
-        a = gl.convert_layout(decoded, gl.DotOperandLayout(0, acc_layout, 4))
-        x = x_ring.index(slot)
-        s = s_ring.index(slot)
-        acc, part = _half(a, x, s, acc, part, never, 0, acc_layout)
-        last, part = _half(a, x, s, last, part, never, 1, acc_layout)
-        mbarrier.arrive(empty.index(slot), count=1)
-        slot += 1
-        if slot == DEPTH:
-            slot = 0
-            phase ^= 1
-    return acc, last, slot, phase

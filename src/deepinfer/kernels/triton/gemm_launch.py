@@ -111,14 +111,10 @@ def used_tiles(rows_of: Tensor, block_m: int) -> Tensor:
         block_m: Rows of a tile.
 
     Returns:
-        Shape [tiles of at most 128 rows + 1], int32; what lies behind the last is not written.
+        Shape [tiles + 1], int32; what lies behind the last is not written.
     """
-    # Groups begin at multiples of 128 rows, and tiles of more are counted from there.
-    unit = min(block_m, 128)
-    found = rows_of.new_empty(-(-len(rows_of) // unit) + 1)
-    used_tiles_kernel[(1,)](
-        rows_of, found, len(rows_of), ROWS=block_m, ALIGNMENT=unit, BLOCK=4096, num_warps=16
-    )
+    found = rows_of.new_empty(-(-len(rows_of) // block_m) + 1)
+    used_tiles_kernel[(1,)](rows_of, found, len(rows_of), ROWS=block_m, BLOCK=4096, num_warps=16)
     return found
 
 

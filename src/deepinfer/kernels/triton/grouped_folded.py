@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
 )
 
-from deepinfer.kernels.triton.folded_tiles import folded_tile, folded_wide_tile
+from deepinfer.kernels.triton.folded_tiles import folded_tile
 from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
 
 __all__ = ["grouped_folded_kernel", "rows_of_group"]
@@ -35,13 +35,13 @@ def rows_of_group(counts, group, num_groups, max_m, MODE: gl.constexpr):
 
 
 @gluon.jit
-def _store(acc, factor, to, m0, n0, group, g, rows, N, MODE: gl.constexpr, WIDTH: gl.constexpr):
+def _store(acc, factor, to, m0, n0, group, g, rows, N, MODE: gl.constexpr, BLOCK_M: gl.constexpr):
     """Writes the sums of 64 rows of weights and some tokens."""
     out, rows_of, stride_og, stride_om = to
     out_layout: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
     acc *= factor[:, None]
     y = gl.convert_layout(acc.to(out.dtype.element_ty), out_layout)
-    mo = m0 + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, out_layout))
+    mo = m0 + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, out_layout))
     no = n0 + gl.arange(0, 64, layout=gl.SliceLayout(1, out_layout))
     used = mo < rows
     if MODE == 1:
@@ -53,7 +53,7 @@ def _store(acc, factor, to, m0, n0, group, g, rows, N, MODE: gl.constexpr, WIDTH
 
 
 @gluon.jit
-def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, WHOLE: gl.constexpr, SPAN: gl.constexpr,
+def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, SPAN: gl.constexpr,
               PARTS: gl.constexpr, BLOCK_M: gl.constexpr, DEPTH: gl.constexpr, PART: gl.constexpr):  # fmt: skip
     """Multiplies, scales and writes 64 rows of weights of every tile."""
     out, factors, rows_of, tiles, rings, bars, sizes, strides = given
@@ -61,8 +61,7 @@ def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, WHOLE: gl.conste
     stride_og, stride_om, stride_fg = strides
     BLOCK_N: gl.constexpr = 64 * PARTS
     to = (out, rows_of, stride_og, stride_om)
-    WIDTH: gl.constexpr = 128 if BLOCK_M == 256 else BLOCK_M
-    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 32])
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 32])
     row = gl.arange(0, 64, layout=gl.SliceLayout(1, acc_layout))
     tiles_n = gl.cdiv(N, BLOCK_N)
     tile = gl.program_id(0)
@@ -85,17 +84,10 @@ def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, WHOLE: gl.conste
             if g >= 0:
                 at_n = gl.minimum(n0 + row, N - 1)
                 factor = gl.load(factors + g.to(gl.int64) * stride_fg + at_n)  # type: ignore[attr-defined]
-                if BLOCK_M == 256:
-                    acc, last, slot, phase = folded_wide_tile(
-                        rings, bars, steps, slot, phase, N < 0, PART, PARTS, DEPTH, acc_layout
-                    )  # fmt: skip
-                else:
-                    acc, slot, phase = folded_tile(
-                        rings, bars, steps, slot, phase, N < 0, X_GROUP, WHOLE, SPAN, PART, PARTS, BLOCK_M, DEPTH, acc_layout
-                    )  # fmt: skip
-                _store(acc, factor, to, m0, n0, group, g, rows, N, MODE, WIDTH)
-                if BLOCK_M == 256:
-                    _store(last, factor, to, m0 + 128, n0, group, g, rows, N, MODE, WIDTH)
+                acc, slot, phase = folded_tile(
+                    rings, bars, steps, slot, phase, N < 0, X_GROUP, SPAN, PART, PARTS, BLOCK_M, DEPTH, acc_layout
+                )  # fmt: skip
+                _store(acc, factor, to, m0, n0, group, g, rows, N, MODE, BLOCK_M)
             tile += gl.num_programs(0)
         else:
             first += width
@@ -196,7 +188,6 @@ def grouped_folded_kernel(
     stride_xk,
     MODE: gl.constexpr,
     X_GROUP: gl.constexpr,
-    WHOLE: gl.constexpr,
     SPAN: gl.constexpr,
     PARTS: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -232,7 +223,7 @@ def grouped_folded_kernel(
     if PARTS == 1:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, X_GROUP, WHOLE, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
+                (_products, (multiply, MODE, X_GROUP, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
                 (_copies, (copy, MODE, SPAN, PARTS, BLOCK_M, DEPTH)),
             ],
             [1],
@@ -241,8 +232,8 @@ def grouped_folded_kernel(
     else:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, X_GROUP, WHOLE, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
-                (_products, (multiply, MODE, X_GROUP, WHOLE, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
+                (_products, (multiply, MODE, X_GROUP, SPAN, PARTS, BLOCK_M, DEPTH, 0)),
+                (_products, (multiply, MODE, X_GROUP, SPAN, PARTS, BLOCK_M, DEPTH, 1)),
                 (_copies, (copy, MODE, SPAN, PARTS, BLOCK_M, DEPTH)),
             ],
             [4, 1],

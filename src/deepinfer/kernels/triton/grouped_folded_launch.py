@@ -83,7 +83,6 @@ def grouped_folded(
         x_scale.stride(-1),
         MODE=mode,
         X_GROUP=x_group,
-        WHOLE=tuning.split == 2,
         SPAN=span,
         PARTS=tuning.parts,
         BLOCK_M=tuning.block_m,
