@@ -63,6 +63,18 @@ def _step(m, squares, entering, weight, never_at, x, w, layout: gl.constexpr):
 
 
 @gluon.jit
+def _weights(pre, item, tokens, parts, PART: gl.constexpr, layout: gl.constexpr):
+    """The weights of the four streams for the 64 tokens of an item; zeros behind the last item."""
+    row = item // parts * 128 + 64 * PART + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+    at = pre + row.to(gl.int64) * 4
+    there = row < tokens
+    a = gl.load(at, mask=there, other=0.0)
+    b = gl.load(at + 1, mask=there, other=0.0)
+    c = gl.load(at + 2, mask=there, other=0.0)
+    return a, b, c, gl.load(at + 3, mask=there, other=0.0)
+
+
+@gluon.jit
 def _products(
     given, rings, bars, tokens, parts, CHANNELS: gl.constexpr, BLOCKS: gl.constexpr,
     PIECES: gl.constexpr, DEPTH: gl.constexpr, PART: gl.constexpr,
@@ -76,19 +88,15 @@ def _products(
     c = gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
     slot = 0
     phase = 0
+    following = _weights(pre, gl.program_id(0), tokens, parts, PART, layout)
     for item in range(gl.program_id(0), gl.cdiv(tokens, 128) * parts, gl.num_programs(0)):
+        weights = following
+        following = _weights(pre, item + gl.num_programs(0), tokens, parts, PART, layout)
         part = item % parts
         first = item // parts * 128 + 64 * PART
         row = first + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
         there = row < tokens
         row = row.to(gl.int64)
-        weight = pre + row * 4
-        weights = (
-            gl.load(weight, mask=there, other=0.0),
-            gl.load(weight + 1, mask=there, other=0.0),
-            gl.load(weight + 2, mask=there, other=0.0),
-            gl.load(weight + 3, mask=there, other=0.0),
-        )
         to = collapsed + row[:, None] * CHANNELS + (part * (64 * BLOCKS) + c)[None, :]
         square_at = sums + (row * parts + part) * 32 + 24
         none = gl.zeros([64, 64], gl.float32, layout)
