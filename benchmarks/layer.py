@@ -47,6 +47,8 @@ from deepinfer.models.deepseek_v41.decode_step import DecodeStep
 from deepinfer.models.deepseek_v41.packed_products import prepare_products
 from deepinfer.models.packed import PackedWeight
 
+# Cycles of the device in which the host launches a whole step: 40 ms.
+_AHEAD_CYCLES = 70_000_000
 ROOT = Path(__file__).resolve().parent.parent
 COPY_TB_S, BF16_TFLOP_S, FP8_TFLOP_S = 4.26, 700.0, 1150.0
 FP8_NAMES = (
@@ -242,11 +244,13 @@ class Bench:
             call()
         return graph.replay
 
-    def median(self, run: Any, repeats: int) -> float:
-        """Median milliseconds between two events."""
+    def median(self, run: Any, repeats: int, ahead: bool = False) -> float:
+        """Median milliseconds between two events; `ahead` lets the host launch everything before the first of them."""
         torch.cuda.synchronize()
         found = []
         for _ in range(repeats):
+            if ahead:
+                torch.cuda._sleep(_AHEAD_CYCLES)
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             run()
@@ -266,6 +270,7 @@ class Bench:
                 for _ in range(3):
                     replay()
             else:
+                torch.cuda._sleep(_AHEAD_CYCLES)
                 call()
         if self.device == "cuda":
             torch.cuda.synchronize()
@@ -292,7 +297,8 @@ class Bench:
             self.tables.append(longest_kernels(case, call))
 
     def decode(
-        self, kind: str, model: DeepseekV41, rows: int, context: int, options: Any, found: dict[str, float]
+        self, kind: str, model: DeepseekV41, rows: int, context: int, options: Any, found: dict[str, float],
+        on_device: dict[str, float],
     ) -> None:  # fmt: skip
         """A recorded step of one token a request."""
         cache = filled_cache(model, rows, context, 16)
@@ -312,14 +318,15 @@ class Bench:
                 more["torch_ms"] = round(
                     self.time(lambda: plain(inputs, context + 16), False, 3), 2
                 )
-        found[kind] = ms
+        found[kind] = on_device[kind] = ms
         self.write(f"decode, {rows} requests, layers {kind}", ms, **more)
         if options.profile and kind == "S":
             least = least_ms(model.config, rows, context, True)
             self.parts(f"decode {rows}, layers {kind}", model, call, True, ms, least)
 
     def prefill(
-        self, kind: str, model: DeepseekV41, tokens: int, _: int, options: Any, found: dict[str, float]
+        self, kind: str, model: DeepseekV41, tokens: int, _: int, options: Any, found: dict[str, float],
+        on_device: dict[str, float],
     ) -> None:  # fmt: skip
         """A prompt in one step, launched kernel by kernel."""
         cache = model.new_cache(1, tokens + 16, tokens, storage="packed")
@@ -330,8 +337,11 @@ class Bench:
             model(ForwardBatch(ids, (Segment(0, 0, tokens),)), cache)
 
         ms = self.time(call, record=False, repeats=5)
-        found[kind] = ms
-        self.write(f"prefill, {tokens} tokens, layers {kind}", ms)
+        more = {}
+        if self.device == "cuda":
+            more["device_ms"] = round(self.median(call, 5, ahead=True), 4)
+        found[kind], on_device[kind] = ms, more.get("device_ms", ms)
+        self.write(f"prefill, {tokens} tokens, layers {kind}", ms, **more)
         if options.profile and kind == "S":
             least = least_ms(model.config, tokens, tokens, True, prompt=True)
             self.parts(f"prefill {tokens}, layers {kind}", model, call, False, ms, least)
@@ -342,7 +352,7 @@ class Bench:
         jobs = [("prefill", 512 if self.small else 8192)]
         jobs += [("decode", b) for b in ((4,) if self.small else (64, 256))]
         jobs += [("prefill", 128 if self.small else 2048)]
-        times: dict[tuple[str, int], dict[str, float]] = {}
+        times: dict[tuple[str, int], tuple[dict[str, float], dict[str, float]]] = {}
         full = random_model(layer_config("SS", self.small), self.device)
         prepare_products(full)
         models = {kind: sharing(full, kind, self.small) for kind in KINDS}
@@ -362,8 +372,8 @@ class Bench:
                     continue
                 try:
                     run = self.decode if job == "decode" else self.prefill
-                    kept = times.setdefault((job, size), {})
-                    run(kind, model, size, context, options, kept)
+                    kept = times.setdefault((job, size), ({}, {}))
+                    run(kind, model, size, context, options, *kept)
                 except Exception:
                     self.say("FAILED", kind, job, size, traceback.format_exc()[-1500:])
                 if self.device == "cuda":
@@ -372,37 +382,45 @@ class Bench:
             self.choices(full)
         print("\n".join(self.tables), flush=True)
         for (job, size), found in times.items():
-            self.layers(job, size, found, context, full.config)
+            self.layers(job, size, *found, context, full.config)
 
     def check(self, model: DeepseekV41) -> None:
-        """A prompt and a step behind it against the same calls through the references in torch."""
-        tokens = 300 if self.small else 700
-        ids = torch.randint(3, 1000, (tokens + 1,), device=self.device)
-        found: list[list[torch.Tensor]] = []
+        """A prompt, one beside a request that decodes, and a step behind them, against the references in torch."""
+        long, short = (300, 280) if self.small else (1100, 500)
+        ids = torch.randint(3, 1000, (long + short + 2,), device=self.device)
+        steps = {
+            "prompt": (Segment(1, 0, long),),
+            "prompt beside a decoding row": (Segment(0, 0, short), Segment(1, long, 1)),
+        }
+        last = (Segment(0, short, 1), Segment(1, long + 1, 1))
+        found: list[dict[str, torch.Tensor]] = []
         for plain in (False, True):
             kernels: Any = reference if plain else fused_kernels(self.device)
             kept, wide_products._MANY_TOKENS = wide_products._MANY_TOKENS, 1 << 30 if plain else 16
             rows = vars(model).get("row_kernels")
             vars(model)["row_kernels"] = lambda: kernels  # noqa: B023
+            out = {}
             with use_backend("torch" if plain else None):
-                cache = model.new_cache(1, tokens + 16, tokens, storage="packed")
-                out = [model(ForwardBatch(ids[:tokens], (Segment(0, 0, tokens),)), cache).hidden]
-                inputs = DecodeInputs.empty(1, 1, self.device)
-                segment = Segment(0, tokens, 1)
-                inputs.fill([[int(ids[tokens])]], [row_values(segment, 0)])
-                cache.begin((segment,))
-                out.append(DecodeStep(model, cache, kernels)(inputs, tokens + 1).hidden)
+                cache = model.new_cache(2, long + short, long, storage="packed")
+                for name, segments in steps.items():
+                    part = ids[: sum(s.num_tokens for s in segments)]
+                    out[name] = model(ForwardBatch(part, segments), cache).hidden
+                inputs = DecodeInputs.empty(2, 1, self.device)
+                inputs.fill([[7], [8]], [row_values(s, 0) for s in last])
+                cache.begin(last)
+                out["decode step"] = DecodeStep(model, cache, kernels)(inputs, long + 2).hidden
             found.append(out)
             wide_products._MANY_TOKENS = kept
             if rows is None:
                 del vars(model)["row_kernels"]
             else:
                 vars(model)["row_kernels"] = rows
-        for name, one, other in zip(("prompt", "step"), *found, strict=True):
-            error = (one.float() - other.float()).norm(dim=1) / other.float().norm(dim=1)
+        for name, one in found[0].items():
+            other = found[1][name].float()
+            error = (one.float() - other).norm(dim=1) / other.norm(dim=1)
             self.say(
-                f"check of a {name}: relative errors of rows, median {float(error.median()):.5f}, "
-                f"mean {float(error.mean()):.5f}, most {float(error.max()):.5f}"
+                f"check of a {name}: relative errors of {len(error)} rows, median {float(error.median()):.5f}, "
+                f"mean {float(error.mean()):.5f}, most {float(error.max()):.5f}, last {float(error[-1]):.5f}"
             )
 
     def choices(self, model: DeepseekV41) -> None:
@@ -431,22 +449,31 @@ class Bench:
                     f"-- {call.__name__}, {rows} tokens: {names}; many from {kept} on"
                 )
 
-    def layers(self, job: str, size: int, found: dict[str, float], context: int, config: DeepseekV41Config) -> None:  # fmt: skip
+    def layers(
+        self, job: str, size: int, found: dict[str, float], on_device: dict[str, float], context: int,
+        config: DeepseekV41Config,
+    ) -> None:  # fmt: skip
         """Lines of one layer of each kind, from the differences of models."""
         if "S" not in found:
             return
         for kind, name in (("SS", "pool source"), ("SR", "reuse")):
             if kind not in found:
                 continue
-            ms = found[kind] - found["S"]
+            ms, device_ms = found[kind] - found["S"], on_device[kind] - on_device["S"]
             parts = least_ms(config, size, context, kind == "SS", prompt=job == "prefill")
             total = sum(parts.values())
             self.write(
-                f"{job} {size}: a layer, {name}", ms, least_ms=round(total, 4), share=round(total / ms, 3),
+                f"{job} {size}: a layer, {name}", ms, device_ms=round(device_ms, 4), least_ms=round(total, 4),
+                share=round(total / ms, 3), device_share=round(total / device_ms, 3),
                 parts={k: round(v, 4) for k, v in parts.items()},
             )  # fmt: skip
         if "SS" in found:
-            self.write(f"{job} {size}: rest of a step", 2 * found["S"] - found["SS"])
+            rest = 2 * on_device["S"] - on_device["SS"]
+            self.write(
+                f"{job} {size}: rest of a step",
+                2 * found["S"] - found["SS"],
+                device_ms=round(rest, 4),
+            )
 
 
 def longest_kernels(case: str, call: Any) -> str:
