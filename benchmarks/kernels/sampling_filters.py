@@ -87,8 +87,9 @@ def filtered(
         out = torch.full((count,), 777, device="cuda", dtype=torch.int64)
         filters = launch.Filters(warm, top_k, top_p, None, k)
 
-        draw = launch.draw_filtered if sizes is not BY_ROUNDS else launch.draw_by_rounds
-        run = lambda: draw(x, filters, seeds, positions, 0, out, **sizes)  # noqa: E731
+        run = lambda: launch.draw_filtered(x, filters, seeds, positions, 0, out, **sizes)  # noqa: E731
+        if sizes is BY_GROUPS:
+            run = lambda: launch.cut_rows(x, filters, seeds, positions, 0, out)  # noqa: E731
 
         def check() -> Mapping[str, float]:
             if not judged:  # another case with the same filters is
@@ -283,7 +284,7 @@ LAWS = (
     (500, 1.0, ("normal",)),
     (4096, 1.0, ("normal", "flat")),
     (4096, 0.95, ("normal",)),
-    (50_000, 1.0, ("flat", "peaked")),
+    (50_000, 1.0, ("flat",)),
     (50_000, 0.9, ("flat",)),
     (50, 0.95, ("peaked", "equal", "masked")),
     (20, 1.0, ("peaked",)),
@@ -291,22 +292,14 @@ LAWS = (
 )
 """Top-k, top-p, and the laws that they are timed with."""
 
-BY_ROUNDS: dict = {}
-"""Draws a small top-k like a large one."""
+BY_GROUPS: dict = {}
+"""Draws a large top-k like a small one."""
 
 ROUNDS = {
-    "first 4096 w8": {"sizes": (4096, 8)},
-    "first 4096 w4": {"sizes": (4096, 4)},
-    "next 8192 w16": {"next_sizes": (8192, 16)},
+    "groups of 32": {"group": 32},
+    "rounds 2": {"rounds": 2},
+    "80 registers": {"registers": 80},
     "next 2048 w4": {"next_sizes": (2048, 4), "programs": 2112},
-    "rounds 1": {"rounds": 1},
-    "rounds 3": {"rounds": 3},
-    "judge w8": {"judge_warps": 8},
-}
-GROUPS = {
-    "row w8": {"row_warps": 8},
-    "span 2048": {"span": 2048},
-    "span 16384": {"span": 16384},
 }
 
 
@@ -318,24 +311,22 @@ def named(k: int, p: float, law: str) -> str:
 def cases() -> list[Case]:
     """The cases."""
     op, found = "top_k_top_p_sample", []
-    for rows in (1, 64, 256):
+    for rows in (256, 64, 1):
         shape = f"{rows} x {VOCAB} fp32"
         for k, p in ((0, 0.95), (1000, 1.0)):
             form = f"{shape} {named(k, p, 'normal')}"
             found.append(Case(op, form, "table", filtered(rows, k, p, {})))
-            for name, sizes in (GROUPS if k else ROUNDS).items():
+            for name, sizes in ROUNDS.items():
                 found.append(Case(op, form, name, filtered(rows, k, p, sizes)))
-    for rows in (1, 64, 256):
-        shape = f"{rows} x {VOCAB} fp32"
+        found.append(Case(op, form, "by groups", filtered(rows, 1000, 1.0, BY_GROUPS)))
         found.append(Case(op, f"{shape} k 50 p 0.95 normal", "table", filtered(rows, 50, 0.95, {})))
+    for rows in (256, 64, 1):
+        shape = f"{rows} x {VOCAB} fp32"
         for k, p, laws in LAWS:
             for law in laws:
                 if law != "normal" or (k, p) not in ((0, 0.95), (1000, 1.0)):
-                    build = filtered(rows, k, p, {}, law, judged=rows == 1 and law == laws[0])
+                    build = filtered(rows, k, p, {}, law, judged=rows == 256 and law == laws[0])
                     found.append(Case(op, f"{shape} {named(k, p, law)}", "table", build))
-        for law in ("normal", "flat", "peaked"):
-            form = f"{shape} {named(1000, 1.0, law)}"
-            found.append(Case(op, form, "by rounds", filtered(rows, 1000, 1.0, BY_ROUNDS, law)))
     for k, p, law in ((0, 0.95, "normal"), (0, 0.5, "flat"), (4096, 1.0, "flat")):
         build = filtered(1, k, p, {}, law, True, False)
         form = f"1 x {VOCAB} fp32 {named(k, p, law)}, first token dropped"

@@ -101,14 +101,13 @@ def test_the_largest_noise_is_finite_and_wins_nothing_that_is_masked(backend) ->
 
 def test_equal_logits_are_drawn_equally_often() -> None:
     x = torch.full((4000, 10), 2.5)
-    found = sampling.gumbel_sample(x, torch.arange(4000), torch.zeros(4000, dtype=torch.int64))
+    zero = torch.zeros(4000, dtype=torch.int64)
+    found = sampling.gumbel_sample(x, torch.arange(4000), zero, backend="torch")
     counts = torch.bincount(found, minlength=10).double()
     assert (
         float(((counts - 400) ** 2 / 400).sum()) < 27.9
     )  # chi-square, 9 degrees of freedom, 0.1 %
-    kept = sampling.top_k_top_p_sample(
-        x, torch.arange(4000), torch.zeros(4000, dtype=torch.int64), 4
-    )
+    kept = sampling.top_k_top_p_sample(x, torch.arange(4000), zero, 4, backend="torch")
     counts = torch.bincount(kept, minlength=10).double()
     assert counts[4:].sum() == 0  # equal logits rank by token id
     assert float(((counts[:4] - 1000) ** 2 / 1000).sum()) < 16.3
@@ -136,8 +135,8 @@ def column(value, rows: int, default: float, dtype: torch.dtype) -> torch.Tensor
 @pytest.mark.parametrize("name", FILTERS)
 def test_what_stays_is_what_the_samplers_filters_keep(backend, name) -> None:
     warm = torch.tensor([0.5, 1.0, 2.0, 0.7, 1.0, 3.0]) if name != "top-p" else None
-    x = randn(6, 500, seed=4) * 3
-    x[1] = torch.randint(-2, 3, (500,), generator=torch.Generator().manual_seed(1)).float()
+    x = randn(6, 300, seed=4) * 3
+    x[1] = torch.randint(-2, 3, (300,), generator=torch.Generator().manual_seed(1)).float()
     x[3] = 1.5
     x[4, 100:] = -math.inf
     keys = FILTERS[name]
@@ -155,6 +154,8 @@ def test_what_stays_is_what_the_samplers_filters_keep(backend, name) -> None:
         wanted = sorted(kept.token_ids[row][stays[row]].tolist())
         assert (out[row] > -math.inf).nonzero().flatten().tolist() == wanted, row
         assert torch.equal(out[row, wanted], x[row, wanted])
+    if backend == "triton" and name not in ("top-k and top-p", "all, by rows"):
+        return  # the interpreter takes long, and draws have their own tests
     token = sampling.top_k_top_p_sample(
         x, SEEDS, POSITIONS, temperature=warm, backend=backend, **keys
     )

@@ -39,18 +39,21 @@ def _rounds(row: dict[str, str], rounds: Any, settle: Any) -> list[CompileCase]:
         "counts": "*i32",
         "num_open": "*i32",
         "open_rows": "*i32",
+        "arrived": "*i32",
+        "still_open": "*i32",
+        "still_open_rows": "*i32",
     }
     every = {"WARM": True, "TOP_K": True, "TOP_P": True, "MIN_P": True}
     chunks = 2 ** (-(-_VOCAB // first) - 1).bit_length()
     some = {"GROUPS": first // 16, "CHUNKS": chunks}
     forms: tuple[tuple[str, Any, dict[str, Any], int], ...] = (
         ("first round", rounds.first_round_kernel,
-         {"WARM": True, "MASS": True, "FAST": True, "BLOCK": first, "GROUPS": first // 16}, warps),
+         {"WARM": True, "MASS": True, "FAST": True, "BLOCK": first, "GROUPS": first // 16,
+          "PARTS": 4}, warps),
         ("first judge", rounds.first_judge_kernel,
-         every | some | {"ALL_GROUPS": chunks * first // 16}, 16),
+         every | some | {"ALL_GROUPS": chunks * first // 16, "SIZE": 16}, 16),
         ("next round", rounds.next_round_kernel,
-         {"WARM": True, "MIN_P": True, "FAST": True, "BLOCK": following}, more_warps),
-        ("judge", rounds.judge_kernel, every | {"CHUNKS": 32}, 4),
+         every | {"FAST": True, "CHUNKS": 32, "BLOCK": following}, more_warps),
         ("settle", settle.settle_kernel, every | {"FAST": True, "BLOCK": last}, last_warps),
     )  # fmt: skip
     return [

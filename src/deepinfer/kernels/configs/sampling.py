@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["MOST_SORTED", "MOST_TOP_K", "PENALTY_BLOCK", "chunk_of", "lookup"]
+__all__ = ["FEW_TOP_K", "MOST_SORTED", "MOST_TOP_K", "PENALTY_BLOCK", "chunk_of", "lookup"]
 
 MOST_TOP_K = 1024
 """Rows with a top-k up to this are cut among the groups of the highest maxima."""
 
 MOST_SORTED = 64
 """Up to so many likeliest tokens are put in order by the kernel of log probabilities."""
+
+FEW_TOP_K = 256
+"""Tokens are drawn among the groups of the highest maxima when every row has a top-k up to this, and by rounds else."""
 
 PENALTY_BLOCK = 256
 """Places of a row's tokens that a program looks at."""

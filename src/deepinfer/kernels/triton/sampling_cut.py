@@ -210,6 +210,7 @@ def row_cut_kernel(
         done = True
     mine = scratch + row * (MOST_K + CAPACITY + 1)
     few = 0
+    bound = tl.zeros((), tl.uint32)
     if TOP_K:  # noqa: SIM102 - known when it is compiled
         if (done == 0) & (k <= MOST_K // 2):
             g = tl.arange(0, ALL_GROUPS)
@@ -223,7 +224,7 @@ def row_cut_kernel(
             low = tl.min(tl.where(is_group, group_keys, high), 0)
             bound = count_search(group_keys, is_group, k, low, high, STEPS)
             # With fewer groups than k their maxima bound nothing.
-            bound = tl.where(tl.sum(is_group.to(tl.int32), 0) >= k, bound, 0)
+            bound = tl.where(tl.sum(is_group.to(tl.int32), 0) >= k, bound, 0).to(tl.uint32)
             chosen = (is_group & (group_keys >= bound)).to(tl.int32)
             num_chosen = tl.sum(chosen, 0)
             if num_chosen <= MOST_K:
@@ -293,7 +294,7 @@ def row_cut_kernel(
                     done = True
     if done == 0:
         key, cut_id = cut_whole_row(
-            x, vocab, highest, temperature, k, top_p, least, TOP_K, TOP_P, 2048
+            x, vocab, highest, temperature, k, bound, top_p, least, TOP_K, TOP_P, 2048
         )
     lowest = key_of(tl.full((), float("-inf"), tl.float32)) + 1
     cut_id = tl.where(key < lowest, 2147483647, cut_id)

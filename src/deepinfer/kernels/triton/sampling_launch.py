@@ -25,7 +25,6 @@ from deepinfer.kernels.triton.sampling_edit import apply_cut_kernel
 from deepinfer.kernels.triton.sampling_rounds import (
     first_judge_kernel,
     first_round_kernel,
-    judge_kernel,
     next_round_kernel,
 )
 from deepinfer.kernels.triton.sampling_settle import settle_kernel
@@ -243,7 +242,7 @@ def draw_filtered(
         out: Shape [rows], int64.
         sizes: As in `cut_rows`.
     """
-    if 0 < filters.widest <= configs.MOST_TOP_K:
+    if 0 < filters.widest <= configs.FEW_TOP_K:
         cut_rows(logits, filters, seeds, positions, stream, out, **sizes)
     else:
         draw_by_rounds(logits, filters, seeds, positions, stream, out, **sizes)
@@ -260,8 +259,10 @@ def draw_by_rounds(
     next_sizes: tuple[int, int] | None = None,
     settle_sizes: tuple[int, int] | None = None,
     judge_warps: int = 16,
-    rounds: int = 2,
+    rounds: int = 4,
     programs: int = 1056,
+    group: int = 16,
+    registers: int | None = None,
 ) -> None:
     """Writes the token of each row, drawn from all tokens and judged, until one is kept.
 
@@ -278,6 +279,8 @@ def draw_by_rounds(
         judge_warps: Warps of the program that judges the first round of a row.
         rounds: Rounds of several programs a row behind the first, at most 7.
         programs: Programs of such a round.
+        group: Tokens of a group, a power of two from 8.
+        registers: Most registers a thread of these programs; None for what the compiler takes.
     """
     rows, vocab = logits.shape
 
@@ -294,7 +297,7 @@ def draw_by_rounds(
     }
     fast = not interpreted()
     block, num_warps = sizes or configs.lookup("first_round", vocab)
-    chunks, groups = triton.cdiv(vocab, block), block // 16
+    chunks, groups = triton.cdiv(vocab, block), block // group
     padded = triton.next_power_of_2(chunks)
     tokens, tops = empty(rows, chunks, dtype=torch.int32), empty(rows, chunks)
     maxima, masses = empty(rows, chunks, groups), empty(rows, chunks, groups)
@@ -303,33 +306,32 @@ def draw_by_rounds(
     where = (vocab, logits.stride(0), chunks, stream)
     first_round_kernel[(rows * chunks,)](
         logits, warm, seeds, positions, tokens, tops, maxima, masses, num_open, *where,
-        MASS=kinds["TOP_P"], FAST=fast, BLOCK=block, GROUPS=groups, num_warps=warps(num_warps), **flags,
+        MASS=kinds["TOP_P"], FAST=fast, BLOCK=block, GROUPS=groups, PARTS=group // 4,
+        num_warps=warps(num_warps), **flags,
     )  # fmt: skip
     cuts, facts = empty(rows), empty(rows, 4)
     cut_ids, waiting = empty(rows, dtype=torch.int32), empty(rows, dtype=torch.int32)
+    arrived = empty(rows, dtype=torch.int32)
     state = (cuts, cut_ids, waiting, facts)
     first_judge_kernel[(rows,)](
         logits, *given, seeds, positions, tokens, tops, maxima, masses, *state, num_open,
-        open_rows, out, *where,
-        CHUNKS=padded, GROUPS=groups, ALL_GROUPS=padded * groups, num_warps=warps(judge_warps), **kinds,
+        open_rows, arrived, out, *where,
+        CHUNKS=padded, GROUPS=groups, ALL_GROUPS=padded * groups, SIZE=group,
+        num_warps=warps(judge_warps), **kinds,
     )  # fmt: skip
     block, num_warps = next_sizes or configs.lookup("next_round", vocab)
     chunks = triton.cdiv(vocab, block)
-    where = (vocab, logits.stride(0), chunks, stream)
     tokens, tops = empty(rows, chunks, dtype=torch.int32), empty(rows, chunks)
     counts, sums = empty(rows, chunks, dtype=torch.int32), empty(rows, chunks, 2)
-    # Few rows are open, so a fixed number of programs shares their chunks.
-    grid = (min(rows * chunks, programs),)
+    limits = {} if registers is None else {"maxnreg": registers}
     for i in range(rounds):
-        next_round_kernel[grid](
-            logits, warm, seeds, positions, cuts, cut_ids, facts, num_open[i], open_rows[i],
-            tokens, tops, counts, sums, *where,
-            MIN_P=kinds["MIN_P"], FAST=fast, BLOCK=block, num_warps=warps(num_warps), **flags,
-        )  # fmt: skip
-        judge_kernel[(rows,)](
-            logits, *given, seeds, positions, tokens, tops, counts, sums, *state, num_open[i + 1],
-            open_rows[i + 1], out, *where,
-            CHUNKS=triton.next_power_of_2(chunks), num_warps=warps(4), **kinds,
+        # Few rows are open, so a fixed number of programs shares their chunks.
+        next_round_kernel[(min(rows * chunks, programs),)](
+            logits, *given, seeds, positions, *state, num_open[i], open_rows[i], num_open[i + 1],
+            open_rows[i + 1], arrived, tokens, tops, counts, sums, out, vocab, logits.stride(0), chunks,
+            stream,
+            FAST=fast, CHUNKS=triton.next_power_of_2(chunks), BLOCK=block, num_warps=warps(num_warps),
+            **kinds, **limits,
         )  # fmt: skip
     block, num_warps = settle_sizes or configs.lookup("settle", vocab)
     settle_kernel[(rows,)](

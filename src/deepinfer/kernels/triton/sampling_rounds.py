@@ -31,7 +31,6 @@ __all__ = [
     "first_judge_kernel",
     "first_round_kernel",
     "floor_of",
-    "judge_kernel",
     "next_round_kernel",
     "verdict",
 ]
@@ -57,10 +56,11 @@ def first_round_kernel(
     FAST: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUPS: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """One chunk of one row: its best block of four tokens, highest logit, and the maxima and masses of its groups.
 
-    A group is 16 tokens, four neighbours in each of four places: token `w * 4 * GROUPS + 4 * g + j` of the chunk is in g.
+    A group is four neighbours in each of PARTS places: token `w * 4 * GROUPS + 4 * g + j` of the chunk is in g.
     The counts of open rows of all rounds begin at 0.
     """
     to = tl.program_id(0).to(tl.int64)
@@ -71,7 +71,7 @@ def first_round_kernel(
     x = logits + row * stride
     at = first + tl.arange(0, BLOCK)
     values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-    best = tl.reduce(tl.reshape(values, (4, GROUPS, 4)), 0, larger)
+    best = tl.reduce(tl.reshape(values, (PARTS, GROUPS, 4)), 0, larger)
     best = tl.reduce(best, 1, larger)
     g = tl.arange(0, GROUPS)
     tl.store(groups + to * GROUPS + g, best)
@@ -83,7 +83,7 @@ def first_round_kernel(
         if MASS:
             anchor = tl.where(highest == float("-inf"), 0.0, highest)
             mass = tl.exp2((values - anchor) * scale_of(temperature))
-            part = tl.sum(tl.sum(tl.reshape(mass, (4, GROUPS, 4)), 0), 1)
+            part = tl.sum(tl.sum(tl.reshape(mass, (PARTS, GROUPS, 4)), 0), 1)
             tl.store(masses + to * GROUPS + g, part)
         seed = tl.load(seeds + row).to(tl.int64)
         position = tl.load(positions + row).to(tl.int64)
@@ -153,6 +153,7 @@ def first_judge_kernel(
     facts,
     num_open,
     open_rows,
+    arrived,
     out,
     vocab,
     stride,
@@ -165,6 +166,7 @@ def first_judge_kernel(
     CHUNKS: tl.constexpr,
     GROUPS: tl.constexpr,
     ALL_GROUPS: tl.constexpr,
+    SIZE: tl.constexpr,
 ):
     """Judges the token drawn from a whole row by the maxima and masses of groups.
 
@@ -222,7 +224,7 @@ def first_judge_kernel(
         if TOP_K:  # noqa: SIM102 - known when it is compiled
             if k < vocab:
                 # The tokens before it are in the groups whose maxima are not below it.
-                is_in &= 16 * tl.sum((some & (best >= value)).to(tl.int32), 0) <= k
+                is_in &= SIZE * tl.sum((some & (best >= value)).to(tl.int32), 0) <= k
                 is_out |= tl.sum((some & (best > value)).to(tl.int32), 0) >= k
                 keys = key_of(best)
                 high = key_of(highest)
@@ -231,8 +233,8 @@ def first_judge_kernel(
                     if tl.sum(some.to(tl.int32), 0) >= k:
                         bound = value_of(count_search(keys, some, k, low, high, 32))
                 if TOP_P:
-                    # Fewer than k / 16 groups have at most k tokens, so top-k keeps their mass at least.
-                    few = count_search(keys, some, tl.maximum(k // 16, 1), low, high, 32)
+                    # Fewer than k / SIZE groups have at most k tokens, so top-k keeps their mass at least.
+                    few = count_search(keys, some, tl.maximum(k // SIZE, 1), low, high, 32)
                     least_total = tl.sum(tl.where(some & (keys > few), part, 0.0), 0)
         if TOP_P:
             if MIN_P:
@@ -252,6 +254,7 @@ def first_judge_kernel(
                 wait = -1
                 cut_id = tl.where(tl.maximum(floor, bound) > cut, 2147483647, cut_id)
                 cut = tl.maximum(cut, tl.maximum(floor, bound))
+    tl.store(arrived + row, 0)
     tl.store(cuts + row, cut)
     tl.store(cut_ids + row, cut_id)
     tl.store(waiting + row, wait)
@@ -265,31 +268,92 @@ def first_judge_kernel(
         _append(num_open, open_rows, row)
 
 
+@triton.jit
+def _judge(
+    x, row, cut, cut_id, temperature, top_ks, top_ps, min_ps, seed, position, tokens, tops, counts, sums,
+    cuts, cut_ids, waiting, facts, num_open, open_rows, out, vocab, num_chunks, stream,
+    TOP_K: tl.constexpr, TOP_P: tl.constexpr, MIN_P: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """Judges the waiting token of an open row; a dropped one gives its place to the best of the tokens before it."""
+    c = tl.arange(0, CHUNKS)
+    inside = c < num_chunks
+    at = row * num_chunks + c
+    _, k, top_p, _ = row_options(
+        top_ps, top_ks, top_ps, min_ps, row, vocab, False, TOP_K, TOP_P, False
+    )
+    wait = tl.load(waiting + row)
+    highest = tl.load(facts + row * 4)
+    # Other programs of this launch wrote these: not from the cache of this processor.
+    count = tl.sum(tl.load(counts + at, mask=inside, other=0, cache_modifier=".cg"), 0)
+    mass = tl.sum(tl.load(sums + at * 2, mask=inside, other=0.0, cache_modifier=".cg"), 0)
+    total = tl.load(facts + row * 4 + 1)
+    if MIN_P:
+        kept = tl.load(sums + at * 2 + 1, mask=inside, other=0.0, cache_modifier=".cg")
+        total = tl.sum(kept, 0)
+        tl.store(facts + row * 4 + 1, total)
+    is_in = False
+    is_out = True
+    if wait >= 0:
+        own = tl.exp2((cut - highest) * scale_of(temperature))
+        least = tl.load(facts + row * 4 + 2)
+        is_in, is_out = verdict(count, mass, own, total, least, k, vocab, top_p, TOP_P)
+    if is_in:
+        tl.store(out + row, wait.to(out.dtype.element_ty))
+        tl.store(cut_ids + row, -2)
+    else:
+        _append(num_open, open_rows, row)
+    if is_out:
+        chunk_tops = tl.load(tops + at, mask=inside, other=float("-inf"), cache_modifier=".cg")
+        blocks = tl.load(tokens + at, mask=inside, other=-1, cache_modifier=".cg")
+        usable = (blocks >= 0) & (chunk_tops > float("-inf"))
+        token = winner_of_chunks(
+            x, blocks, usable, vocab, highest, temperature, seed, position, stream, cut, cut_id, True
+        )  # fmt: skip
+        token = tl.minimum(token, vocab - 1)
+        tl.store(cuts + row, tl.load(x + token).to(tl.float32))
+        tl.store(cut_ids + row, token - 1)
+        tl.store(waiting + row, token)
+
+
 @triton.jit(do_not_specialize=["stream"])
 def next_round_kernel(
     logits,
     temperatures,
+    top_ks,
+    top_ps,
+    min_ps,
     seeds,
     positions,
     cuts,
     cut_ids,
+    waiting,
     facts,
     num_open,
     open_rows,
+    still_open,
+    still_open_rows,
+    arrived,
     tokens,
     tops,
     counts,
     sums,
+    out,
     vocab,
     stride,
     num_chunks,
     stream,
     WARM: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TOP_P: tl.constexpr,
     MIN_P: tl.constexpr,
     FAST: tl.constexpr,
+    CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Chunks of open rows: count, mass and best block of the tokens above the cut, and the mass that min-p keeps."""
+    """Chunks of open rows: count, mass and best block of the tokens above the cut, and the mass that min-p keeps.
+
+    The program that ends the last chunk of a row judges the row.
+    """
     num_items = tl.load(num_open) * num_chunks
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
         row = tl.load(open_rows + item // num_chunks).to(tl.int64)
@@ -322,79 +386,12 @@ def next_round_kernel(
         )  # fmt: skip
         tl.store(tokens + to, token)
         tl.store(tops + to, highest)
-
-
-@triton.jit(do_not_specialize=["stream"])
-def judge_kernel(
-    logits,
-    temperatures,
-    top_ks,
-    top_ps,
-    min_ps,
-    seeds,
-    positions,
-    tokens,
-    tops,
-    counts,
-    sums,
-    cuts,
-    cut_ids,
-    waiting,
-    facts,
-    num_open,
-    open_rows,
-    out,
-    vocab,
-    stride,
-    num_chunks,
-    stream,
-    WARM: tl.constexpr,
-    TOP_K: tl.constexpr,
-    TOP_P: tl.constexpr,
-    MIN_P: tl.constexpr,
-    CHUNKS: tl.constexpr,
-):
-    """Judges the waiting token of an open row; a dropped one gives its place to the best of the tokens before it."""
-    row = tl.program_id(0).to(tl.int64)
-    cut_id = tl.load(cut_ids + row)
-    if cut_id >= -1:
-        x = logits + row * stride
-        c = tl.arange(0, CHUNKS)
-        inside = c < num_chunks
-        temperature, k, top_p, _ = row_options(
-            temperatures, top_ks, top_ps, min_ps, row, vocab, WARM, TOP_K, TOP_P, False
-        )
-        wait = tl.load(waiting + row)
-        highest = tl.load(facts + row * 4)
-        count = tl.sum(tl.load(counts + row * num_chunks + c, mask=inside, other=0), 0)
-        at = (row * num_chunks + c) * 2
-        mass = tl.sum(tl.load(sums + at, mask=inside, other=0.0), 0)
-        total = tl.load(facts + row * 4 + 1)
-        if MIN_P:
-            total = tl.sum(tl.load(sums + at + 1, mask=inside, other=0.0), 0)
-            tl.store(facts + row * 4 + 1, total)
-        cut = tl.load(cuts + row)
-        is_in = False
-        is_out = True
-        if wait >= 0:
-            own = tl.exp2((cut - highest) * scale_of(temperature))
-            least = tl.load(facts + row * 4 + 2)
-            is_in, is_out = verdict(count, mass, own, total, least, k, vocab, top_p, TOP_P)
-        if is_in == 0:
-            _append(num_open, open_rows, row)
-        if is_in:
-            tl.store(out + row, wait.to(out.dtype.element_ty))
-            tl.store(cut_ids + row, -2)
-        elif is_out:
-            chunk_tops = tl.load(tops + row * num_chunks + c, mask=inside, other=float("-inf"))
-            blocks = tl.load(tokens + row * num_chunks + c, mask=inside, other=-1)
-            usable = (blocks >= 0) & (chunk_tops > float("-inf"))
-            seed = tl.load(seeds + row).to(tl.int64)
-            position = tl.load(positions + row).to(tl.int64)
-            token = winner_of_chunks(
-                x, blocks, usable, vocab, highest, temperature, seed, position, stream, cut, cut_id, True
+        # All threads have stored before one of them tells.
+        tl.debug_barrier()
+        if tl.atomic_add(arrived + row, 1) == num_chunks - 1:
+            tl.store(arrived + row, 0)
+            _judge(
+                x, row, cut, cut_id, temperature, top_ks, top_ps, min_ps, seed, position, tokens,
+                tops, counts, sums, cuts, cut_ids, waiting, facts, still_open, still_open_rows, out,
+                vocab, num_chunks, stream, TOP_K, TOP_P, MIN_P, CHUNKS,
             )  # fmt: skip
-            token = tl.minimum(token, vocab - 1)
-            tl.store(cuts + row, tl.load(x + token).to(tl.float32))
-            tl.store(cut_ids + row, token - 1)
-            tl.store(waiting + row, token)

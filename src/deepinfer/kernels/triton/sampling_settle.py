@@ -92,7 +92,17 @@ def settle_kernel(
                 if (is_in | is_out) == 0:
                     if target < 0:
                         all_key, all_id = cut_whole_row(
-                            x, vocab, highest, temperature, k, top_p, least, TOP_K, False, 2048
+                            x,
+                            vocab,
+                            highest,
+                            temperature,
+                            k,
+                            least * 0,
+                            top_p,
+                            least,
+                            TOP_K,
+                            False,
+                            2048,
                         )
                         exact = exact_mass(
                             x, vocab, all_key, all_id, highest, temperature, least, 2048

@@ -21,7 +21,9 @@ def _block(x, vocab, start, BLOCK: tl.constexpr):
 def exact_mass(x, vocab, low, cut_id, highest, temperature, least, BLOCK: tl.constexpr):
     """Integer mass of tokens above the key `low`, or equal to it with an id up to `cut_id`, from the key `least` on."""
     total = tl.zeros((BLOCK,), tl.int64)
-    for start in range(0, vocab, BLOCK):
+    # At the highest key only ids up to the last one count.
+    end = tl.where((low == key_of(highest)) & (cut_id < vocab), cut_id + 1, vocab)
+    for start in range(0, end, BLOCK):
         at, values = _block(x, vocab, start, BLOCK)
         keys = key_of(values)
         good = (values > float("-inf")) & (keys >= least)
@@ -120,17 +122,17 @@ def _mass_search(
 
 @triton.jit
 def cut_whole_row(
-    x, vocab, highest, temperature, k, top_p, least,
+    x, vocab, highest, temperature, k, bound, top_p, least,
     TOP_K: tl.constexpr, TOP_P: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Key and id of the cut of a row."""
+    """Key and id of the cut of a row; the k-th largest key is not below `bound`."""
     none = tl.zeros((), tl.uint32)
     key = none
     cut_id = 2147483647
     high = key_of(highest)
     if TOP_K:  # noqa: SIM102 - known when it is compiled
         if k < vocab:
-            key, room = kth_of_row(x, vocab, k, none, high, BLOCK)
+            key, room = kth_of_row(x, vocab, k, bound, high, BLOCK)
             if key > 0:
                 cut_id = _id_of(x, vocab, key, room, BLOCK)
     restricted = False
