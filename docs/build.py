@@ -79,10 +79,15 @@ def exports(package: str) -> dict[str, str]:
     module = importlib.import_module(package)
     lazy = getattr(module, "_EXPORTS", {})
     return {
-        name: lazy.get(name) or getattr(getattr(module, name), "__module__", package)
+        name: lazy.get(name) or getattr(_defined(getattr(module, name)), "__module__", package)
         for name in module.__all__
         if not name.startswith("_")
     }
+
+
+def _defined(value: Any) -> Any:
+    """A function without what is wrapped around it."""
+    return inspect.unwrap(value) if callable(value) else value
 
 
 def exported_names(package: str) -> str:

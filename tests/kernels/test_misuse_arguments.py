@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -166,6 +167,12 @@ def test_what_is_not_of_the_arguments_passes() -> None:
         with pytest.raises(type(error)) as caught:
             typed(fail)(1)
         assert caught.value is error
+
+
+def test_kernels_are_functions_like_others() -> None:
+    assert pickle.loads(pickle.dumps(kernels.rms_norm)) is kernels.rms_norm
+    assert "eps" in inspect.signature(kernels.rms_norm).parameters
+    assert "Returns:" in (kernels.rms_norm.__doc__ or "")
 
 
 def test_triton_that_cannot_launch_names_the_fallback() -> None:

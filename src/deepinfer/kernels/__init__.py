@@ -57,6 +57,7 @@ from deepinfer.kernels.indexer_paged import (
 from deepinfer.kernels.mhc import mhc_head as mhc_head
 from deepinfer.kernels.mhc import mhc_post as mhc_post
 from deepinfer.kernels.mhc import mhc_pre as mhc_pre
+from deepinfer.kernels.mhc import prepare_mhc_projection as prepare_mhc_projection
 from deepinfer.kernels.mhc import sinkhorn as sinkhorn
 from deepinfer.kernels.moe import FusedMapping as FusedMapping
 from deepinfer.kernels.moe import expand_to_fused as expand_to_fused
@@ -151,6 +152,7 @@ __all__ = [
     "per_block_cast_to_fp8",
     "per_token_cast_to_fp4",
     "per_token_cast_to_fp8",
+    "prepare_mhc_projection",
     "prepare_mxfp4_weights",
     "quantize_and_insert_k_cache",
     "reduce_fused",
@@ -178,4 +180,5 @@ __all__ = [
 for _name in __all__:
     if inspect.isfunction(globals()[_name]) and _name not in ("explain", "use_backend"):
         globals()[_name] = arguments.typed(globals()[_name])
+        globals()[_name].__module__ = __name__  # where pickle finds it
 del _name
