@@ -106,11 +106,12 @@ def pre(
     """Builds coefficients and the sum of streams."""
 
     def build(small: bool) -> Built:
+        from deepinfer.kernels.mhc import prepare_mhc_projection
         from deepinfer.kernels.triton import mhc_launch as launch
 
         count = 257 if small else tokens
         streams, weights, fn, base, scale = given(count)
-        projection = launch.split_projection(fn, products) if prepared else fn
+        projection = prepare_mhc_projection(fn) if prepared else fn
         following, post = (torch.empty(count, 4, device="cuda") for _ in range(2))
         mix = torch.empty(count, 4, 4, device="cuda")
         out, whole = room(count, HIDDEN, torch.bfloat16)

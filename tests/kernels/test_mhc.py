@@ -70,6 +70,22 @@ def test_what_enters_a_sublayer(backend, channels) -> None:
     assert torch.allclose(normed, rms_norm(found[0], weight, 1e-6), atol=1e-6)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_prepared_projection(backend) -> None:
+    streams, pre, fn, base, scale = given(5, 48)
+    prepared = mhc.prepare_mhc_projection(fn)
+    assert (prepared.shape, prepared.dtype) == ((2, 24, 192), torch.bfloat16)
+    whole = prepared.float().sum(0)
+    assert ((whole - fn).abs() <= fn.abs() * 2.0**-16).all()
+    assert not torch.equal(whole, fn)
+    found = mhc.mhc_pre(streams, pre, prepared, base, scale, backend=backend)
+    wanted = mhc.mhc_pre(streams, pre, whole, base, scale, backend=backend)
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(ShapeError, match="fn has shape"):
+        mhc.mhc_pre(streams, pre, prepared[:1], base, scale, backend=backend)
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
 @pytest.mark.parametrize("split", [2, 3])
 def test_products_with_coefficients_in_parts(split) -> None:

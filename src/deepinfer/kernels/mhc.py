@@ -21,9 +21,10 @@ from deepinfer.kernels import contract
 from deepinfer.kernels.host import is_plain
 from deepinfer.kernels.norm import rms_norm
 from deepinfer.kernels.reference import mhc as reference
+from deepinfer.kernels.reference.mhc import prepare_mhc_projection
 from deepinfer.kernels.registry import Operation
 
-__all__ = ["mhc_head", "mhc_post", "mhc_pre", "sinkhorn"]
+__all__ = ["mhc_head", "mhc_post", "mhc_pre", "prepare_mhc_projection", "sinkhorn"]
 
 SINKHORN = Operation("sinkhorn", "Tensor scores, int iterations, float eps, Tensor(a!) out")
 PRE = Operation(
@@ -90,7 +91,8 @@ def mhc_pre(
     Args:
         streams: Residual streams, shape [tokens, n, channels], any float dtype; tokens and streams may lie apart.
         pre: Weights of the input sum, from the sublayer before, shape [tokens, n], fp32.
-        fn: Projection, shape [n * (n + 2), n * channels], fp32.
+        fn: Projection, shape [n * (n + 2), n * channels], fp32; or what `prepare_mhc_projection` made of it, bf16. With bf16
+            streams the kernel multiplies by 16 bits of it either way.
         base: Bias of the coefficients, shape [n * (n + 2)], fp32.
         scale: Factors of the pre, post and mix parts, shape [3], fp32.
         iterations: Of Sinkhorn.
@@ -110,11 +112,16 @@ def mhc_pre(
     tokens, n, channels = _check_streams(streams)
     _check_iterations(iterations)
     contract.check_shape("pre", pre, (tokens, n), "tokens, streams")
-    contract.check_shape("fn", fn, (n * (n + 2), n * channels), "coefficients, streams * channels")
+    matrix, axes = (n * (n + 2), n * channels), "coefficients, streams * channels"
+    prepared = fn.dtype == torch.bfloat16
+    contract.check_shape(
+        "fn", fn, (2, *matrix) if prepared else matrix, f"parts, {axes}" if prepared else axes
+    )
     contract.check_shape("base", base, (n * (n + 2),), "coefficients")
     contract.check_shape("scale", scale, (3,), "parts")
-    for name, x in (("pre", pre), ("fn", fn), ("base", base), ("scale", scale)):
+    for name, x in (("pre", pre), ("base", base), ("scale", scale)):
         contract.check_dtype(name, x, torch.float32)
+    contract.check_dtype("fn", fn, torch.float32, torch.bfloat16)
     if is_plain(streams, backend):
         return reference.mhc_pre(
             streams, pre, fn, base, scale, iterations, norm_eps, eps, norm_weight
@@ -302,6 +309,8 @@ def _pre_triton(
 ) -> None:
     from deepinfer.kernels.triton import mhc_launch as launch
 
+    if fn.dim() == 3 and streams.dtype != torch.bfloat16:
+        fn = fn.float().sum(0)
     given = (pre.contiguous(), fn.contiguous(), base.contiguous(), scale.contiguous())
     launch.mhc_pre(streams, *given, iterations, norm_eps, eps, *outputs)
 

@@ -8,7 +8,20 @@ from torch import Tensor
 
 from deepinfer.kernels.reference.norm import rms_norm
 
-__all__ = ["mhc_head", "mhc_post", "mhc_pre", "sinkhorn"]
+__all__ = ["mhc_head", "mhc_post", "mhc_pre", "prepare_mhc_projection", "sinkhorn"]
+
+
+def prepare_mhc_projection(fn: Tensor) -> Tensor:
+    """The projection of `mhc_pre` in the form that its kernel reads, made once for all calls.
+
+    Args:
+        fn: Projection, shape [n * (n + 2), n * channels], fp32.
+
+    Returns:
+        Shape [2, n * (n + 2), n * channels], bf16: the nearest numbers, and what they leave, which make 16 bits together.
+    """
+    high = fn.bfloat16()
+    return torch.stack((high, (fn - high.float()).bfloat16()))
 
 
 def sinkhorn(scores: Tensor, iterations: int = 20, eps: float = 1e-6) -> Tensor:
@@ -35,6 +48,8 @@ def mhc_pre(
     """Input and coefficients of a sublayer; see `deepinfer.kernels.mhc.mhc_pre`."""
     n = streams.shape[1]
     flat = streams.flatten(1).float()
+    if fn.dim() == 3:
+        fn = fn.float().sum(0)
     m = F.linear(flat, fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + norm_eps)
     following = torch.sigmoid(m[:, :n] * scale[0] + base[:n]) + eps
     post = 2 * torch.sigmoid(m[:, n : 2 * n] * scale[1] + base[n : 2 * n])

@@ -16,7 +16,7 @@ from deepinfer.kernels.triton.mhc_mixes import (
 )
 from deepinfer.kernels.triton.mhc_streams import mhc_head_kernel, mhc_post_kernel
 
-__all__ = ["mhc_head", "mhc_post", "mhc_pre", "sinkhorn", "split_projection"]
+__all__ = ["mhc_head", "mhc_post", "mhc_pre", "sinkhorn"]
 
 _WARP = 32
 _PRODUCTS = 2
@@ -46,7 +46,7 @@ def mhc_pre(
     Args:
         streams: Shape [tokens, 4, channels], last stride 1.
         pre: Shape [tokens, 4], fp32, contiguous.
-        fn: Shape [24, 4 * channels], fp32, contiguous; or for bf16 streams what `split_projection` made of it.
+        fn: Shape [24, 4 * channels], fp32, contiguous; or for bf16 streams [products, 24, 4 * channels], bf16.
         base: Shape [24], fp32, contiguous.
         scale: Shape [3], fp32, contiguous.
         iterations: Sinkhorn iterations.
@@ -68,7 +68,11 @@ def mhc_pre(
     bulk = split == 2 and len(tuning or (0, 0, 0)) == 3 and _bulk_serves(streams)
     with torch.cuda.device_of(streams):
         if split and fn.dtype != torch.bfloat16:
-            fn = split_projection(fn, split)
+            whole = torch.empty((split, *fn.shape), dtype=torch.bfloat16, device=device)
+            mhc_split_kernel[(triton.cdiv(fn.numel(), _SPLIT_BLOCK),)](
+                fn, whole, fn.numel(), SPLIT=split, BLOCK=_SPLIT_BLOCK, num_warps=4
+            )
+            fn = whole
         if bulk:
             times, depth, pieces = tuning or configs.project_bulk(channels, count)
             parts = channels // (64 * times * pieces)
@@ -90,24 +94,6 @@ def mhc_pre(
             WHOLE=pieces == 2, AT_ONCE=min(8, triton.next_power_of_2(triton.cdiv(parts * pieces, 2))),
             num_warps=warps,
         )  # fmt: skip
-
-
-def split_projection(fn: Tensor, products: int = _PRODUCTS) -> Tensor:
-    """A projection as the sum of short numbers.
-
-    Args:
-        fn: Shape [24, 4 * channels], fp32, contiguous.
-        products: How many bf16 numbers for a coefficient, 2 or 3.
-
-    Returns:
-        Shape [products, 24, 4 * channels], bf16.
-    """
-    parts = torch.empty((products, *fn.shape), dtype=torch.bfloat16, device=fn.device)
-    with torch.cuda.device_of(fn):
-        mhc_split_kernel[(triton.cdiv(fn.numel(), _SPLIT_BLOCK),)](
-            fn, parts, fn.numel(), SPLIT=products, BLOCK=_SPLIT_BLOCK, num_warps=4
-        )
-    return parts
 
 
 def _bulk_serves(streams: Tensor) -> bool:
