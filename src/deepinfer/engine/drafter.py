@@ -92,7 +92,7 @@ class DSparkDrafter:
         positions: NDArray[np.int64],
         slots: NDArray[np.int64],
         words: NDArray[np.int64] | None,
-    ) -> tuple[NDArray[np.bool_], PendingBlocks | None] | None:
+    ) -> tuple[NDArray[np.bool_], NDArray[np.int64], PendingBlocks | None] | None:
         """`propose` of columns, for the rows of them that `is_ready`; nothing waits for the device.
 
         Args:
@@ -102,8 +102,9 @@ class DSparkDrafter:
             words: As in `DraftGraphs.start`, of all rows; None takes the likeliest tokens.
 
         Returns:
-            Which rows are ready, shape [rows], bool, and their blocks, or None when none is; None when it has to be done row
-            by row.
+            Which rows are ready, shape [rows], bool, the lowest position of each whose features the draft has seen without a
+            gap, shape [rows], int64, and the blocks of those that are ready, or None when none is; None when it has to be
+            done row by row.
         """
         graphs = self._graphs
         if graphs is None or graphs.unsupported:
@@ -118,9 +119,33 @@ class DSparkDrafter:
             values = values[:, ready]
             words = None if words is None else words[:, ready]
             if not values.shape[1]:
-                return ready, None
+                return ready, firsts, None
         found = graphs.start(values, words)
-        return None if found is None else (ready, found)
+        return None if found is None else (ready, firsts, found)
+
+    def start_known(
+        self,
+        anchors: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        slots: NDArray[np.int64],
+        firsts: NDArray[np.int64],
+        words: NDArray[np.int64] | None,
+    ) -> PendingBlocks | None:
+        """`start_blocks` of rows that are ready as soon as `settle` was told of the tokens before them.
+
+        Args:
+            anchors: As in `start_blocks`.
+            positions: As in `start_blocks`.
+            slots: As in `start_blocks`.
+            firsts: Lowest position of each whose features the draft has seen without a gap, shape [rows], int64.
+            words: As in `start_blocks`.
+
+        Returns:
+            The blocks; None when they cannot be recorded.
+        """
+        if self._graphs is None:
+            return None
+        return self._graphs.start(np.array([anchors, positions, slots, firsts]), words)
 
     def settle(self, slots: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> None:
         """Notes tokens that stay, of steps that fed the draft themselves.

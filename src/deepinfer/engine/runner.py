@@ -162,8 +162,13 @@ class ModelRunner(RunsVerifyLanes, SettlesSteps, RecordsSteps):
             self._model.set_deterministic(True)  # another engine may have switched it off since
             self._switched_on = True
         before, self._last = self._last, step
+        self._ahead = None
         if before is not None and (before.verify is not None or self._needs_settled(plan)):
-            self._settle(before)
+            self._next = plan
+            try:
+                self._settle(before)
+            finally:
+                self._next = None
         self._prepare_cache(step)
         self._enter_rows(step)
         if self._drafter is not None and (step.verify is not None or step.rows):

@@ -7,16 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from deepinfer.core.plan import StepPlan
 from deepinfer.core.protocols import ModelInfo
 from deepinfer.engine.future_tokens import FutureTokens
 from deepinfer.engine.graphs import DecodeGraphs
 from deepinfer.engine.step_batch import NumLegal, propose_drafts
 from deepinfer.engine.step_state import RunningStep, SlotStates
-from deepinfer.engine.verify_lane import VerifyLane
+from deepinfer.engine.verify_lane import BlocksAhead, VerifyLane
 from deepinfer.engine.verify_steps import (
     judge_lane,
+    keep_tokens,
     propose_for_lane,
     resolve_lane,
+    start_ahead,
     teach_of_lane,
 )
 
@@ -36,6 +39,8 @@ class RunsVerifyLanes:
     _future: FutureTokens
     _states: SlotStates
     _never: Set[int]
+    _next: StepPlan | None = None  # the plan that waits for the step that is settled
+    _ahead: BlocksAhead | None = None
 
     @property
     def _wants_outputs(self) -> bool:
@@ -52,7 +57,9 @@ class RunsVerifyLanes:
     def _propose(self, step: RunningStep) -> None:
         rules = self.info.vocab_size, self._never
         if step.verify is not None:
-            if propose_for_lane(step.verify, self._drafter, *rules, self.length_policy):
+            ahead, self._ahead = self._ahead, None
+            given = *rules, self.length_policy, ahead
+            if propose_for_lane(step.verify, self._drafter, *given):
                 return
             self._take_apart(step)
         propose_drafts(step, self._drafter, *rules, self.num_legal, self.length_policy)
@@ -68,7 +75,11 @@ class RunsVerifyLanes:
         if step.done is not None:
             step.done.synchronize()
         resolve_lane(lane, self.info.vocab_size, self._never)
-        rows, last = judge_lane(step, lane, self._states, self.cache)
+        judge_lane(step, lane)
+        self._ahead = None
+        if self._next is not None and lane.company.version == self._states.version:
+            self._ahead = start_ahead(lane, self._next.rows, self._drafter)
+        rows, last = keep_tokens(lane, self._states, self.cache), lane.last
         teach_of_lane(lane, self.length_policy)
         slots, starts, ends = lane.company.host_slots, lane.starts, lane.starts + lane.used
         if rows is not None:

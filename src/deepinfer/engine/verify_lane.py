@@ -21,7 +21,7 @@ from deepinfer.engine.sample_batch import RowsOfLogits
 from deepinfer.engine.step_state import RunningRow
 from deepinfer.models.deepseek_v41.verify_books import VerifyRows
 
-__all__ = ["BlockConfidences", "Shared", "VerifyLane", "VerifyLanes"]
+__all__ = ["BlockConfidences", "BlocksAhead", "Shared", "VerifyLane", "VerifyLanes"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -80,9 +80,12 @@ class VerifyLane:
         pending: The blocks while only the device knows them, all of them whole; drafts, confidences and margins are
             filled in later.
         known_s: When the host knew the blocks, in seconds of `time.perf_counter`; 0 when it did not wait for them.
+        firsts: Lowest position whose features the draft has seen without a gap, of each row, shape [rows], int64; None when
+            not all rows drafted.
         layout: Where tokens and logits lie, once the lengths are known.
         tokens: Chosen tokens that are kept, one row behind the other, once they are known, shape [tokens], int64.
         used: How many each row has of them, shape [rows], int64.
+        last: The last of them of each row, 0 for one that failed, shape [rows], int64.
     """
 
     company: Company
@@ -97,9 +100,11 @@ class VerifyLane:
     known: Ints
     pending: PendingBlocks | None = None
     known_s: float = 0.0
+    firsts: Ints | None = None
     layout: Layout | None = None
     tokens: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     used: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    last: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def num_logits(self) -> int:
@@ -159,6 +164,30 @@ class VerifyLane:
                 running.margins = tuple(margins[at])
             out.append(running)
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksAhead:
+    """Blocks that were started before the step that they are for was looked at.
+
+    Attributes:
+        company: Whose they are.
+        starts: Positions of the anchors, shape [rows], int64.
+        anchors: The anchors, shape [rows], int64.
+        firsts: As in `VerifyLane`.
+        pending: The blocks.
+    """
+
+    company: Company
+    starts: Ints
+    anchors: Ints
+    firsts: Ints
+    pending: PendingBlocks
+
+    def of(self, lane: VerifyLane) -> PendingBlocks | None:
+        """The blocks, if they are those of a lane."""
+        same = self.company is lane.company and np.array_equal(self.starts, lane.starts)
+        return self.pending if same and np.array_equal(self.anchors, lane.anchors) else None
 
 
 class Shared:

@@ -7,27 +7,38 @@ from collections.abc import Set
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from deepinfer.core.plan import RowResults
+from deepinfer.core.plan import PlanRows, RowResults
 from deepinfer.engine.draft_graphs import PendingBlocks
 from deepinfer.engine.graphs import DecodeGraphs, GraphRun
 from deepinfer.engine.step_batch import row_errors, wrong_count
 from deepinfer.engine.step_state import RunningStep, SlotStates
-from deepinfer.engine.verify_lane import BlockConfidences, VerifyLane
+from deepinfer.engine.verify_lane import BlockConfidences, BlocksAhead, VerifyLane
 from deepinfer.models.deepseek_v41.verify_books import take_back
 
 __all__ = [
     "collect_lane",
     "judge_lane",
+    "keep_tokens",
     "propose_for_lane",
     "resolve_lane",
     "run_verify_lane",
+    "start_ahead",
     "teach_of_lane",
 ]
 
 
+Ints = NDArray[np.int64]
+
+
 def propose_for_lane(
-    lane: VerifyLane, drafter: Any, vocab_size: int, never: Set[int], lengths: Any = None
+    lane: VerifyLane,
+    drafter: Any,
+    vocab_size: int,
+    never: Set[int],
+    lengths: Any = None,
+    ahead: BlocksAhead | None = None,
 ) -> bool:
     """As `propose_drafts`, for all rows at once.
 
@@ -37,6 +48,7 @@ def propose_for_lane(
         vocab_size: Ids are below it.
         never: Ids that are never chosen.
         lengths: May have `trim(confidences, counts, other_rows, margins=)`.
+        ahead: Blocks that were started already, maybe of these rows.
 
     Returns:
         False when it has to be done row by row; nothing has changed then.
@@ -45,16 +57,22 @@ def propose_for_lane(
     if not wanted.any():
         return True
     at: Any = slice(None) if wanted.all() else np.flatnonzero(wanted)
-    words = lane.shared.seed_words
-    given = lane.anchors[at], lane.starts[at], lane.company.host_slots[at]
-    found = drafter.start_blocks(*given, None if words is None else words[:, at])
-    if found is None:
-        return False
-    ready, pending = found
-    if pending is None:
-        return True
+    pending = None if ahead is None or not isinstance(at, slice) else ahead.of(lane)
+    if pending is not None and ahead is not None:
+        lane.firsts = ahead.firsts
+    else:
+        words = lane.shared.seed_words
+        given = lane.anchors[at], lane.starts[at], lane.company.host_slots[at]
+        found = drafter.start_blocks(*given, None if words is None else words[:, at])
+        if found is None:
+            return False
+        ready, firsts, pending = found
+        if pending is None:
+            return True
+        if ready.all():
+            lane.firsts = firsts if isinstance(at, slice) else None
     count, block = len(wanted), min(pending.tokens.shape[1], drafter.draft_length)
-    if isinstance(at, slice) and ready.all():
+    if lane.firsts is not None:
         if pending.tokens.shape[1] == block and int(wanted.min()) >= block:
             skips = getattr(lengths, "skips", None)
             if not hasattr(lengths, "trim") or (skips is not None and skips(count)):
@@ -77,6 +95,27 @@ def propose_for_lane(
     lane.drafts[at], lane.confidences[at], lane.margins[at] = tokens, confidences, margins
     lane.lengths[at], lane.known[at] = chosen, known
     return True
+
+
+def start_ahead(lane: VerifyLane, rows: PlanRows, drafter: Any) -> BlocksAhead | None:
+    """Starts the blocks of the next step as soon as it is known what they begin with.
+
+    Args:
+        lane: Rows of the step before; they were judged, and their books were not touched yet.
+        rows: Rows of the next plan.
+        drafter: Has `start_known`.
+
+    Returns:
+        The blocks; None where the next step is of other requests, or not all of them draft.
+    """
+    company, firsts = lane.company, lane.firsts
+    if firsts is None or lane.shared.feeds is not None or not hasattr(drafter, "start_known"):
+        return None
+    if rows.rids != company.rids or not rows.num_drafts.all():
+        return None
+    starts, words = lane.starts + lane.used, lane.shared.seed_words
+    pending = drafter.start_known(lane.last, starts, company.host_slots, firsts, words)
+    return None if pending is None else BlocksAhead(company, starts, lane.last, firsts, pending)
 
 
 def resolve_lane(lane: VerifyLane, vocab_size: int, never: Set[int]) -> None:
@@ -151,19 +190,14 @@ def run_verify_lane(lane: VerifyLane, graphs: DecodeGraphs, lengths: Any = None)
     return run
 
 
-def judge_lane(step: RunningStep, lane: VerifyLane, states: SlotStates, cache: Any) -> Any:
-    """Compares drafts with choices, notes the tokens that stay, and takes the cache rows of others back.
+def judge_lane(step: RunningStep, lane: VerifyLane) -> None:
+    """Compares drafts with choices.
 
     Args:
         step: The step; its tokens are on the host.
-        lane: Its rows.
-        states: States of the slots.
-        cache: The model's cache.
-
-    Returns:
-        Rows whose slot goes on behind their tokens, shape [rows], int64, or None for all; and the last token of each row.
+        lane: Its rows, which learn what stays.
     """
-    company, layout = lane.company, lane.layout or lane.lay_out()
+    layout = lane.layout or lane.lay_out()
     count, width = lane.drafts.shape
     tokens = step.host_tokens
     chosen = np.zeros(0, np.int64) if tokens is None else tokens.numpy()
@@ -178,10 +212,25 @@ def judge_lane(step: RunningStep, lane: VerifyLane, states: SlotStates, cache: A
     accepted = np.logical_and.accumulate(same, 1).sum(1) if width else np.zeros(count, np.int64)
     lane.used = used = accepted + 1
     lane.tokens = table[np.arange(width + 1) < used[:, None]]
-    kept = np.maximum(lane.tokens, 0) if low < 0 else lane.tokens  # a failed row's is negative
-    ends = used.cumsum()
-    flat, stops, firsts = kept.tolist(), ends.tolist(), (lane.starts + 1).tolist()
+    lane.last = np.maximum(table[np.arange(count), accepted], 0)  # a failed row's is negative
+
+
+def keep_tokens(lane: VerifyLane, states: SlotStates, cache: Any) -> Ints | None:
+    """Notes the tokens that stay, and takes the cache rows of others back.
+
+    Args:
+        lane: The rows; they were judged.
+        states: States of the slots.
+        cache: The model's cache.
+
+    Returns:
+        Rows whose slot goes on behind their tokens, shape [rows], int64, or None for all.
+    """
+    company, used = lane.company, lane.used
+    flat, stops = np.maximum(lane.tokens, 0).tolist(), used.cumsum().tolist()
+    firsts = (lane.starts + 1).tolist()
     at = 0
+    rows: Ints | None
     if company.version == states.version:
         for ids, first, stop in zip(company.token_ids, firsts, stops, strict=True):
             if len(ids) > first:
@@ -205,7 +254,7 @@ def judge_lane(step: RunningStep, lane: VerifyLane, states: SlotStates, cache: A
         rows = np.array(staying, np.int64)
         slots = [company.slots[row] for row in staying]
         take_back(cache, slots, (lane.starts + used)[rows].tolist())
-    return rows, kept[ends - 1]
+    return rows
 
 
 def teach_of_lane(lane: VerifyLane, lengths: Any) -> None:
