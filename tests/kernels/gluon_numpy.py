@@ -46,6 +46,10 @@ class Tensor:
         return types.SimpleNamespace(layout=None)
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    @property
     def dtype(self) -> Any:
         return self.data.dtype.type
 
@@ -163,6 +167,7 @@ def _language() -> types.ModuleType:
         "associative_scan": lambda x, axis, add: Tensor(np.cumsum(x.data, axis, dtype=x.data.dtype)),
         "sum": lambda x, axis: Tensor(x.data.sum(axis, dtype=x.data.dtype)),
         "max": lambda x, axis: Tensor(np.fmax.reduce(x.data, axis)),
+        "min": lambda x, axis: Tensor(np.fmin.reduce(x.data, axis)),
         "static_range": range,
     }.items():  # fmt: skip
         setattr(gl, name, value)

@@ -21,7 +21,8 @@ def cases() -> list[CompileCase]:
     found: list[CompileCase] = []
     chips: tuple[int, ...]
     for bits, rows, n, k, chips in (
-        (16, 64, 131072, 512, (80, 90, 120)),
+        (16, 64, 131072, 512, (90, 120)),
+        (16, 32, 131072, 512, (80,)),
         (32, 64, 129280, 512, (90,)),
         (16, 1024, 32768, 512, (90,)),
         (16, 768, 65536, 1024, (90,)),
@@ -31,7 +32,6 @@ def cases() -> list[CompileCase]:
         entry = f"{'bf16' if bits == 16 else 'fp32'} {rows} x {n} k {k}"
         found.append(_maxima(bits, rows, n, k, chips, entry))
         found.append(_by_groups(bits, rows, n, k, chips, f"{entry}, by groups"))
-    found.append(_early())
     found.append(_grouped(16, 131072, 512, (90,), "bf16 131072 k 512"))
     for bits, n, k, chips in (
         (16, 131072, 512, CHIPS),
@@ -44,6 +44,7 @@ def cases() -> list[CompileCase]:
         (16, 4096, 8192, 512, (80, 90, 120)),
         (32, 4096, 16384, 512, (90,)),
         (16, 512, 16384, 4096, (90,)),
+        (16, 256, 32768, 2048, (90,)),
         (16, 256, 256, 64, (90,)),
         (32, 256, 4096, 512, (90,)),
     ):
@@ -75,7 +76,8 @@ def _maxima(
         "topk", f"{entry}, maxima", group_maxima_kernel,
         {"x": "*i16" if bits == 16 else "*i32", "lengths": "*i32", "maxima": "*fp32",
          **dict.fromkeys(("n", "chunks", "least_length", "stride_x", "stride_maxima"), "i32")},
-        {"HAS_LENGTHS": True, "BITS": bits, "BLOCK": tuning.block, "GROUP": tuning.group, "EARLY": False},
+        {"HAS_LENGTHS": True, "BITS": bits, "BLOCK": tuning.block, "GROUP": tuning.group,
+         "EARLY": tuning.early and min(chips) >= 90},
         ("x", "maxima", "stride_x", "stride_maxima"), {"num_warps": tuning.block_warps}, chips,
     )  # fmt: skip
 
@@ -97,23 +99,12 @@ def _grouped(bits: int, n: int, k: int, chips: tuple[int, ...], entry: str) -> C
 def _by_groups(
     bits: int, rows: int, n: int, k: int, chips: tuple[int, ...], entry: str
 ) -> CompileCase:
-    return _by_groups_case(_tuning(bits, rows, n, k), bits, n, chips, entry)
-
-
-def _early() -> CompileCase:
-    """What only Hopper and later chips take: a launch before the end of the one before it."""
-    tuning = replace(_tuning(16, 64, 131072, 512), early=True)
-    return _by_groups_case(
-        tuning, 16, 131072, (90, 120), "bf16 64 x 131072 k 512, by groups, early"
-    )
-
-
-def _by_groups_case(
-    tuning: ByGroupsTuning, bits: int, n: int, chips: tuple[int, ...], entry: str
-) -> CompileCase:
     from deepinfer.kernels.triton import topk_launch as launch
     from deepinfer.kernels.triton.topk_grouped import topk_by_groups_kernel
 
+    # Chips before Hopper do not begin early.
+    tuning = _tuning(bits, rows, n, k)
+    tuning = replace(tuning, early=tuning.early and min(chips) >= 90)
     integers = ("n", "k", "fill", "least_length", "stride_x", "stride_out", "stride_maxima")
     pointer = "*i16" if bits == 16 else "*i32"
     limit = {"maxnreg": tuning.max_registers} if tuning.max_registers else {}

@@ -40,14 +40,19 @@ def lookup_wide(rows: int, n: int, k: int) -> tuple[int, int, int, int]:
         In the order of the tuning's fields.
     """
     few = rows <= 2 * _PROCESSORS
-    if n <= (8192 if few else 2048):
+    if n <= (max(2048, min(4 * k, 8192)) if few else 2048):
         # A row is held whole, 8 or 16 elements a thread.
         held = max(256, _power(n))
-        return held, held, held // (256 if held <= 1024 else 512), 0
+        return held, held, held // (256 if held <= (1024 if few else 512) else 512), 0
     groups = max(1024, _power(2 * k))
-    warps = 4 if n <= 16384 and not few else 8 if n <= 65536 else 16
+    if few:
+        warps = 8 if n <= 8192 or (rows > _PROCESSORS and n <= 65536) else 16
+    else:
+        warps = 4 if n <= 16384 else 8 if n <= 65536 else 16
     warps = max(warps, groups // 256)
-    return groups, groups, warps, 64 if warps < 32 and rows > _PROCESSORS else 0
+    # Programs share a processor: 8 of 4 warps, 2 of 16.
+    shared = not few or (rows > _PROCESSORS and warps == 16)
+    return groups, groups, warps, 64 if shared and warps < 32 else 0
 
 
 def lookup_grouped(n: int, k: int) -> tuple[int, int, int, int, int, int, int] | None:
@@ -89,13 +94,17 @@ def lookup_by_groups(
     Returns:
         In the order of the tuning's fields; None where a program a row does better.
     """
+    few = rows <= _PROCESSORS
     if not 32768 <= n <= 1 << 20 or (rows > 2 * _PROCESSORS and n * item_bytes < 65536):
+        return None
+    if not few and k > 1024 and n <= 32768:
         return None
     group = 4
     while group < 64 and 2.2 * k * group * group < n:
         group *= 2
-    few = rows <= _PROCESSORS
-    while group < 64 and (n // group > 16384 or (not few and n // group >= max(4096, 8 * k))):
+    # Many rows write and read their maxima.
+    most = 16384 if few else max(4096, 8 * k)
+    while group < 64 and n // group > most:
         group *= 2
     coarse = max(2048, min(4096, _power(4 * k)), _power(2 * k))
     warps = 8 if few else 4
@@ -108,17 +117,8 @@ def lookup_by_groups(
     block, block_warps = (16384, 8) if n > 262144 else (4096, 4)
     capacity = max(1024, _power(2 * k))
     tiles = 3 if few and warps == 8 else 1 if group > 8 else 2
-    return (
-        group,
-        block,
-        block_warps,
-        coarse,
-        capacity,
-        tiles,
-        warps,
-        False,
-        0 if few else 96 if warps == 4 else 128,
-    )
+    registers = 0 if few else 112 if warps == 4 else 128
+    return group, block, block_warps, coarse, capacity, tiles, warps, True, registers
 
 
 def _power(n: int) -> int:

@@ -16,8 +16,10 @@ from deepinfer.kernels.triton.topk_search import (
     ends,
     from_key,
     keys_of,
+    least_of_pairs,
     search,
     sift,
+    total_of,
     value_of,
 )
 from deepinfer.kernels.triton.topk_wide import select_row
@@ -42,8 +44,7 @@ def _passing_groups(bests, bound, to, THREADS: gl.constexpr, HIGH: gl.constexpr)
         for u in gl.static_range(4 if HIGH > 4 else HIGH):
             count = gl.sum((bests[first + u] >= bound).to(gl.int32), 1)
             packed += count.to(gl.int64) << (16 * u)
-        earlier = before(packed)
-        counts = gl.sum(packed, 0)
+        earlier, counts = before(packed)
         for u in gl.static_range(4 if HIGH > 4 else HIGH):
             good = (bests[first + u] >= bound).to(gl.int32)
             place = ((earlier >> (16 * u)) & 0xFFFF).to(gl.int32)[:, None] + total
@@ -65,14 +66,13 @@ def _needed_groups(bests, bound, k, to, THREADS: gl.constexpr, HIGH: gl.constexp
         more = (bests[u] > bound).to(gl.int32)
         same = (bests[u] == bound).to(gl.int32)
         both = more + (same << 16)
-        own = gl.sum(both, 1)
-        place = before(own)[:, None] + gl.associative_scan(both, 1, _add) - both
+        earlier, count = before(gl.sum(both, 1))
+        place = earlier[:, None] + gl.associative_scan(both, 1, _add) - both
         rank = place >> 16
         room = gl.maximum(k - ties, 0)
         kept = (more > 0) | ((same > 0) & (rank < room))
         at = total + (place & 0xFFFF) + gl.minimum(rank, room)
         gl.store(to + at, u * (THREADS * 8) + t, mask=kept)
-        count = gl.sum(own, 0)
         total += (count & 0xFFFF) + gl.minimum(count >> 16, room)
         ties += count >> 16
     return total
@@ -115,8 +115,7 @@ def _passing_elements(
             packed += gl.sum(good.to(gl.int32), 1).to(gl.int64) << (16 * u)
             # A bit an element takes fewer registers than a number.
             masks = masks + (gl.sum(good.to(gl.int32) << e, 1),)  # noqa: RUF005
-        earlier = before(packed)
-        counts = gl.sum(packed, 0)
+        earlier, counts = before(packed)
         for u in gl.static_range(TILES):
             good = (masks[u][:, None] >> e) & 1
             place = total + ((earlier >> (16 * u)) & 0xFFFF).to(gl.int32)[:, None]
@@ -185,11 +184,11 @@ def topk_by_groups_kernel(
             for v in gl.static_range(u + KEPT, HIGH, KEPT):
                 joined = gl.maximum(joined, bests[v])
             coarse = coarse + (joined,)  # noqa: RUF005
-        # What is no group is no end.
-        low = gl.where(coarse[0] == -0x80000000, 0x7FFFFFFF, coarse[0])
+        # There are 2 * k groups at least.
+        low = least_of_pairs(coarse[0])
         high = coarse[0]
         for u in gl.static_range(1, KEPT):
-            low = gl.where(coarse[u] == -0x80000000, low, gl.minimum(low, coarse[u]))
+            low = gl.minimum(low, least_of_pairs(coarse[u]))
             high = gl.maximum(high, coarse[u])
         low, high = ends(low, high)
         bound, _, _ = search(coarse, low, high, k, k // 8)
@@ -226,7 +225,7 @@ def topk_by_groups_kernel(
             above = gl.zeros([THREADS], gl.int32, gl.SliceLayout(1, bests[0].type.layout))
             for u in gl.static_range(HIGH):
                 above += gl.sum((bests[u] > bound).to(gl.int32), 1)
-            end = gl.where(gl.sum(above, 0) < k, bound, high)
+            end = gl.where(total_of(above) < k, bound, high)
             bound, _, _ = search(bests, bound, end, k, 0)
             groups = _needed_groups(bests, bound, k, groups_at, THREADS, HIGH)
             block_barrier()

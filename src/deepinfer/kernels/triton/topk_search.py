@@ -14,9 +14,11 @@ __all__ = [
     "ends",
     "from_key",
     "keys_of",
+    "least_of_pairs",
     "lowest_key",
     "search",
     "sift",
+    "total_of",
     "value_of",
 ]
 
@@ -24,11 +26,6 @@ __all__ = [
 @gluon.jit
 def _add(a, b):
     return a + b
-
-
-@gluon.jit
-def _wider(low_a, high_a, low_b, high_b):
-    return gl.minimum(low_a, low_b), gl.maximum(high_a, high_b)
 
 
 @gluon.jit
@@ -69,18 +66,64 @@ def from_key(key, BITS: gl.constexpr):
 
 
 @gluon.jit
-def ends(low, high):
-    """The smallest of some keys and the largest of others."""
-    low, high = gl.reduce((low, high), 1, _wider)
-    return gl.reduce((low, high), 0, _wider)
+def _by_warps(x):
+    """A number of each thread, shape [threads], as [warps, 32]."""
+    WARPS: gl.constexpr = gl.num_warps()
+    layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS, 1], [1, 0])
+    return gl.convert_layout(x.reshape([WARPS, 32]), layout)
+
+
+@gluon.jit
+def _known_to_all(x):
+    """A number of each warp, shape [warps]: every thread gets all of them, by one exchange."""
+    WARPS: gl.constexpr = gl.num_warps()
+    EACH: gl.constexpr = WARPS if WARPS <= 16 else 1  # else a lane
+    return gl.convert_layout(x, gl.BlockedLayout([EACH], [32], [WARPS], [0]))
+
+
+@gluon.jit
+def total_of(x):
+    """Sum over all threads."""
+    return gl.sum(_known_to_all(gl.sum(_by_warps(x), 1)), 0)
 
 
 @gluon.jit
 def before(counts):
-    """Sum of the counts of all threads before each one."""
-    flat: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    own = gl.convert_layout(counts, flat)
-    return gl.convert_layout(gl.associative_scan(own, 0, _add) - own, counts.type.layout)
+    """Sums of the counts of the threads before each one, and of all threads, by one exchange."""
+    WARPS: gl.constexpr = gl.num_warps()
+    EACH: gl.constexpr = WARPS if WARPS <= 16 else 1
+    every: gl.constexpr = gl.BlockedLayout([1, EACH], [1, 32], [WARPS, 1], [1, 0])
+    own = _by_warps(counts)
+    within = gl.associative_scan(own, 1, _add) - own
+    parts = gl.convert_layout(gl.sum(own, 1), gl.SliceLayout(0, every))
+    warp = gl.arange(0, WARPS, layout=gl.SliceLayout(1, every))[:, None]
+    other = gl.arange(0, WARPS, layout=gl.SliceLayout(0, every))[None, :]
+    earlier = gl.sum(gl.where(other < warp, parts[None, :], 0), 1)
+    earlier = gl.convert_layout(earlier, gl.SliceLayout(1, own.type.layout))
+    found = (within + earlier[:, None]).reshape([32 * WARPS])
+    return gl.convert_layout(found, counts.type.layout), gl.sum(parts, 0)
+
+
+@gluon.jit
+def ends(low, high):
+    """The smallest of some keys and the largest of others."""
+    low = gl.min(_by_warps(gl.min(low, 1)), 1)
+    high = gl.max(_by_warps(gl.max(high, 1)), 1)
+    both = _known_to_all((low.to(gl.int64) & 0xFFFFFFFF) | (high.to(gl.int64) << 32))
+    return gl.min(both.to(gl.int32), 0), gl.max((both >> 32).to(gl.int32), 0)
+
+
+@gluon.jit
+def least_of_pairs(keys):
+    """What half of the keys reach at least: the greater ones of each two, shape [threads, each / 2], to take the least of.
+
+    A pair without a key, -2^31, counts as none.
+    """
+    THREADS: gl.constexpr = keys.shape[0]
+    EACH: gl.constexpr = keys.shape[1]
+    if EACH > 1:
+        keys = gl.max(keys.reshape([THREADS, EACH // 2, 2]), 2)
+    return gl.where(keys == -0x80000000, 0x7FFFFFFF, keys)
 
 
 @gluon.jit
@@ -92,6 +135,12 @@ def _first_step(low, high):
     steps = gl.minimum((gl.maximum((bits >> 23) - 126, 0) + 1) // 2, 16)
     steps = gl.where(differ < 0, 16, steps)
     return gl.where(steps > 0, gl.to_tensor(1) << (2 * gl.maximum(steps - 1, 0)), 0)
+
+
+@gluon.jit
+def _trial(at, end, low):
+    """The key at a distance from `low`, the first bit turned; above all keys behind the distance `end`."""
+    return gl.where(at > end, 0x7FFFFFFF, at + (low + -0x80000000))
 
 
 @gluon.jit
@@ -116,7 +165,7 @@ def search(keys, low, high, k, slack):
     """A key that k to k + slack of the keys reach, or the k-th largest; two bits a step from `low`, its first bound.
 
     Args:
-        keys: A tuple of tensors of shape [threads, each], -2^31 where there is none; 255 a thread at most.
+        keys: A tuple of tensors of shape [threads, each], -2^31 where there is none; 65535 at most.
         low: Not above the k-th largest.
         high: Not below the largest.
         k: Which.
@@ -126,31 +175,33 @@ def search(keys, low, high, k, slack):
         The key, and how many keys reach it and how many are above it, if the k-th was found by its last bit.
     """
     # Distances from `low` are unsigned numbers: signed ones with the first bit turned.
-    turn = -0x80000000 - low
+    end = high - low + -0x80000000
     found = gl.to_tensor(-0x80000000)
     step = _first_step(low, high)
     reached = gl.to_tensor(0x7FFFFFFF)
     above = gl.to_tensor(0)
     while step != 0:
-        first = found + step
-        second = first + step
-        third = second + step
-        own = 0
+        first = _trial(found + step, end, low)
+        second = _trial(found + 2 * step, end, low)
+        third = _trial(found + 3 * step, end, low)
+        own = gl.zeros([32 * gl.num_warps()], gl.int32, gl.SliceLayout(1, keys[0].type.layout))
+        last = gl.zeros([32 * gl.num_warps()], gl.int32, gl.SliceLayout(1, keys[0].type.layout))
         for u in gl.static_range(len(keys)):
-            # What is no key lies below `low`: its distance has wrapped.
-            at = gl.where(keys[u] < low, -0x80000000, keys[u] + turn)
-            part = (at >= first).to(gl.int32) + ((at >= second).to(gl.int32) << 8)
-            own += gl.sum(part + ((at >= third).to(gl.int32) << 16), 1)
-        wide = (own & 255).to(gl.int64) + (((own >> 8) & 255).to(gl.int64) << 21)
-        count = gl.sum(wide + ((own >> 16).to(gl.int64) << 42), 0)
-        at_first = (count & 0x1FFFFF).to(gl.int32)
-        at_second = ((count >> 21) & 0x1FFFFF).to(gl.int32)
-        at_third = (count >> 42).to(gl.int32)
+            both = (keys[u] >= first).to(gl.int32) + ((keys[u] >= second).to(gl.int32) << 16)
+            own += gl.sum(both, 1)
+            last += gl.sum((keys[u] >= third).to(gl.int32), 1)
+        # Sums of 32 bits are one instruction for a warp.
+        own = gl.sum(_by_warps(own), 1).to(gl.int64) & 0xFFFFFFFF
+        last = gl.sum(_by_warps(last), 1).to(gl.int64)
+        count = gl.sum(_known_to_all(own | (last << 32)), 0)
+        at_first = count.to(gl.int32) & 0xFFFF
+        at_second = (count.to(gl.int32) >> 16) & 0xFFFF
+        at_third = (count >> 32).to(gl.int32)
         found, reached, above = _narrow(
             found, step, reached, above, at_first, at_second, at_third, k
         )
         step = gl.where(reached <= k + slack, 0, step >> 2)
-    return found - turn, reached, above
+    return _trial(found, end, low), reached, above
 
 
 @gluon.jit
@@ -164,7 +215,8 @@ def choose(to, keys, index, low, high, k):
     more = (keys > last).to(gl.int32)
     same = (keys == last).to(gl.int32)
     both = more + (same << 16)
-    place = before(gl.sum(both, 1))[:, None] + gl.associative_scan(both, 1, _add) - both
+    earlier, _ = before(gl.sum(both, 1))
+    place = earlier[:, None] + gl.associative_scan(both, 1, _add) - both
     ties = place >> 16
     chosen = (more > 0) | ((same > 0) & (ties < room))
     gl.store(to + (place & 0xFFFF) + gl.minimum(ties, room), index, mask=chosen)
@@ -191,15 +243,14 @@ def _units(xs, groups_at, start, units, length, at, BITS: gl.constexpr, GROUP: g
 
 
 @gluon.jit
-def _tally(xs, groups_at, units, length, low, first, second, third, BITS: gl.constexpr, GROUP: gl.constexpr,
+def _tally(xs, groups_at, units, length, first, second, third, BITS: gl.constexpr, GROUP: gl.constexpr,
            PART: gl.constexpr, LISTED: gl.constexpr):  # fmt: skip
-    """How many elements reach each of three trials, which are distances from `low`, the first bit turned."""
+    """How many elements reach each of three keys."""
     WARPS: gl.constexpr = gl.num_warps()
     THREADS: gl.constexpr = 32 * WARPS
     layout: gl.constexpr = gl.BlockedLayout([1, PART], [32, 1], [WARPS, 1], [1, 0])
     i = gl.arange(0, THREADS, layout=gl.SliceLayout(1, layout))
     e = gl.arange(0, PART, layout=gl.SliceLayout(0, layout))[None, :]
-    turn = -0x80000000 - low
     one = gl.zeros([THREADS], gl.int32, gl.SliceLayout(1, layout))
     two = gl.zeros([THREADS], gl.int32, gl.SliceLayout(1, layout))
     three = gl.zeros([THREADS], gl.int32, gl.SliceLayout(1, layout))
@@ -208,11 +259,31 @@ def _tally(xs, groups_at, units, length, low, first, second, third, BITS: gl.con
             keys, _ = _units(
                 xs, groups_at, start + u * THREADS, units, length, (i, e), BITS, GROUP, PART, LISTED
             )
-            at = gl.where(keys < low, -0x80000000, keys + turn)
-            one += gl.sum((at >= first).to(gl.int32), 1)
-            two += gl.sum((at >= second).to(gl.int32), 1)
-            three += gl.sum((at >= third).to(gl.int32), 1)
-    return gl.sum(one, 0), gl.sum(two, 0), gl.sum(three, 0)
+            one += gl.sum((keys >= first).to(gl.int32), 1)
+            two += gl.sum((keys >= second).to(gl.int32), 1)
+            three += gl.sum((keys >= third).to(gl.int32), 1)
+    return total_of(one), total_of(two), total_of(three)
+
+
+@gluon.jit
+def _next_key(xs, groups_at, units, length, low, BITS: gl.constexpr, GROUP: gl.constexpr, PART: gl.constexpr,
+              LISTED: gl.constexpr):  # fmt: skip
+    """How many elements are above a key, and the smallest of their keys."""
+    WARPS: gl.constexpr = gl.num_warps()
+    THREADS: gl.constexpr = 32 * WARPS
+    layout: gl.constexpr = gl.BlockedLayout([1, PART], [32, 1], [WARPS, 1], [1, 0])
+    i = gl.arange(0, THREADS, layout=gl.SliceLayout(1, layout))
+    e = gl.arange(0, PART, layout=gl.SliceLayout(0, layout))[None, :]
+    count = gl.zeros([THREADS], gl.int32, gl.SliceLayout(1, layout))
+    least = gl.full([THREADS], 0x7FFFFFFF, gl.int32, gl.SliceLayout(1, layout))
+    for start in range(0, units, 2 * THREADS):
+        for u in gl.static_range(2):
+            keys, _ = _units(
+                xs, groups_at, start + u * THREADS, units, length, (i, e), BITS, GROUP, PART, LISTED
+            )
+            count += gl.sum((keys > low).to(gl.int32), 1)
+            least = gl.minimum(least, gl.min(gl.where(keys > low, keys, 0x7FFFFFFF), 1))
+    return total_of(count), gl.min(_known_to_all(gl.min(_by_warps(least), 1)), 0)
 
 
 @gluon.jit
@@ -239,29 +310,32 @@ def sift(xs, groups_at, units, length, to, low, high, k, BITS: gl.constexpr, GRO
     layout: gl.constexpr = gl.BlockedLayout([1, PART], [32, 1], [WARPS, 1], [1, 0])
     i = gl.arange(0, THREADS, layout=gl.SliceLayout(1, layout))
     e = gl.arange(0, PART, layout=gl.SliceLayout(0, layout))[None, :]
-    turn = -0x80000000 - low
+    # Most often the k-th largest equals the bound, or one of the next keys that there are.
+    above, following = _next_key(xs, groups_at, units, length, low, BITS, GROUP, PART, LISTED)
+    looks = gl.to_tensor(1)
+    while (above >= k) & (looks < 3):
+        low = following
+        above, following = _next_key(xs, groups_at, units, length, low, BITS, GROUP, PART, LISTED)
+        looks += 1
+    end = high - low + -0x80000000
     found = gl.to_tensor(-0x80000000)
-    # Most often the k-th largest equals the bound.
-    trial = found + 1
-    above, _, _ = _tally(
-        xs, groups_at, units, length, low, trial, trial, trial, BITS, GROUP, PART, LISTED
-    )
     step = gl.where(above < k, 0, _first_step(low, high))
     above = gl.where(above < k, above, 0)
     reached = gl.to_tensor(0x7FFFFFFF)
     while step != 0:
-        first = found + step
-        second = first + step
-        third = second + step
+        first = _trial(found + step, end, low)
+        second = _trial(found + 2 * step, end, low)
+        third = _trial(found + 3 * step, end, low)
         at_first, at_second, at_third = _tally(
-            xs, groups_at, units, length, low, first, second, third, BITS, GROUP, PART, LISTED
+            xs, groups_at, units, length, first, second, third, BITS, GROUP, PART, LISTED
         )
         found, reached, above = _narrow(
             found, step, reached, above, at_first, at_second, at_third, k
         )
         step = gl.where(reached == k, 0, step >> 2)
     exact = reached == k
-    last = gl.where(exact, found - turn - 1, found - turn)
+    last = _trial(found, end, low)
+    last = gl.where(exact, last - 1, last)
     room = gl.where(exact, 0, k - above)
     done = gl.to_tensor(0)
     start = gl.to_tensor(0)
@@ -270,12 +344,11 @@ def sift(xs, groups_at, units, length, to, low, high, k, BITS: gl.constexpr, GRO
         more = (keys > last).to(gl.int32)
         same = (keys == last).to(gl.int32)
         both = more + (same << 16)
-        own = gl.sum(both, 1)
-        place = before(own)[:, None] + gl.associative_scan(both, 1, _add) - both
+        earlier, count_all = before(gl.sum(both, 1))
+        place = earlier[:, None] + gl.associative_scan(both, 1, _add) - both
         ties = place >> 16
         chosen = (more > 0) | ((same > 0) & (ties < room))
         gl.store(to + done + (place & 0xFFFF) + gl.minimum(ties, room), index, mask=chosen)
-        count_all = gl.sum(own, 0)
         taken = gl.minimum(count_all >> 16, room)
         done += (count_all & 0xFFFF) + taken
         room -= taken

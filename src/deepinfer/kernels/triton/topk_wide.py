@@ -16,6 +16,7 @@ from deepinfer.kernels.triton.topk_search import (
     ends,
     from_key,
     keys_of,
+    least_of_pairs,
     lowest_key,
     search,
     sift,
@@ -35,8 +36,7 @@ def _append(found_at, total, goods, raws, start, at, CAPACITY: gl.constexpr):
     """Writes the good elements of two blocks behind the `total` earlier ones; returns the new total."""
     BLOCK: gl.constexpr = 256 * gl.num_warps()
     packed = gl.sum(goods[0] + (goods[1] << 16), 1)
-    earlier = before(packed)
-    counts = gl.sum(packed, 0)
+    earlier, counts = before(packed)
     for u in gl.static_range(2):
         place = gl.associative_scan(goods[u], 1, _add) - goods[u]
         place += (total + ((earlier >> (16 * u)) & 0xFFFF))[:, None]
@@ -92,7 +92,8 @@ def select_row(
         best = gl.maximum(best, gl.where(inside, value_of(v0, BITS), lowest))
     per: gl.constexpr = GROUPS // THREADS
     groups = keys_of(gl.max(best.reshape([THREADS, per, 8 // per]), 2), BITS)
-    low, high = ends(groups, groups)
+    # There are 2 * k groups at least.
+    low, high = ends(least_of_pairs(groups), groups)
     bound, _, _ = search((groups,), low, high, k, k // 8)
     least = from_key(bound, BITS)
     total = gl.to_tensor(0)
