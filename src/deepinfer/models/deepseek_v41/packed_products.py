@@ -102,7 +102,14 @@ def _join(*modules: nn.Module) -> PackedWeight | None:
     return PackedWeight(codes, scale, "fp8_block", blocks[0].dtype)
 
 
-def experts(moe: MoE, x: Tensor, weights: Tensor, ids: Tensor, shared: Tensor) -> Tensor:
+def experts(
+    moe: MoE,
+    x: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    shared: Tensor | None,
+    out: Tensor | None = None,
+) -> Tensor:
     """The routed experts of a layer from codes, and the output of the shared one added.
 
     Args:
@@ -110,14 +117,16 @@ def experts(moe: MoE, x: Tensor, weights: Tensor, ids: Tensor, shared: Tensor) -
         x: Input rounded to FP8 per 32 channels, shape [tokens, hidden].
         weights: Routing weights, shape [tokens, topk], fp32.
         ids: Expert ids, shape [tokens, topk], int64.
-        shared: Output of the shared expert, shape [tokens, hidden].
+        shared: Output of the shared expert, shape [tokens, hidden], or None to leave it out.
+        out: Written and returned, shape [tokens, hidden], bf16 or fp32; a new tensor in the dtype of `x` when None.
 
     Returns:
-        Shape [tokens, hidden], in the dtype of `x`.
+        Shape [tokens, hidden].
     """
     routed = moe.experts
     w13, w2 = routed.prepared or (_codes(routed.w13), _codes(routed.w2))
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if out is None:
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
     return fused_experts(
         x,
         w13,

@@ -6,6 +6,8 @@ the values before rounding: the codes are those of the rounded values.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,6 +33,8 @@ __all__ = ["enter", "leave", "run_packed_layer", "takes_packed"]
 
 # From here on the two launches over all channels of `mhc_pre` win over one program for each piece of a token.
 _MANY_TOKENS = 512
+# Whether steps of few tokens run the shared expert on a stream of its own.
+_BESIDE = False
 _FP8 = torch.float8_e4m3fn
 
 Pair = tuple[Tensor, Tensor]
@@ -108,7 +112,13 @@ def run_packed_layer(layer: Layer, streams: Tensor, pre: Tensor, run: Any) -> tu
     y, back, pre = enter(layer, streams, pre, run, "attn")
     streams = leave(streams, _attention(layer.attn, y, run), back, run)
     y, back, pre = enter(layer, streams, pre, run, "ffn")
-    return leave(streams, _experts(layer.ffn, y, run), back, run), pre
+    if _BESIDE and isinstance(back, Tensor):
+        common, routed = _experts_beside(layer.ffn, y, run)
+        left = run.kernels.leave_streams(streams, common, back, routed.unsqueeze(1))
+        return left, pre
+    weights, experts = _choices(layer.ffn, y, run)
+    output = packed_products.experts(layer.ffn, y, weights, experts, _shared(layer.ffn, y))
+    return leave(streams, output, back, run), pre
 
 
 def product(weight: PackedWeight, codes: Pair, like: Tensor) -> Tensor:
@@ -173,9 +183,9 @@ def group_outputs(attention: Attention, attended: Tensor) -> Tensor:
     return hidden
 
 
-def _experts(moe: MoE, y: Tensor, run: Any) -> Tensor:
-    """Shared and routed experts of the normed input, shape [tokens, hidden]."""
-    kernels, gate, shared = run.kernels, moe.gate, moe.shared_experts
+def _choices(moe: MoE, y: Tensor, run: Any) -> tuple[Tensor, Tensor]:
+    """Routing weights and experts of the normed input, each of shape [tokens, topk]."""
+    kernels, gate = run.kernels, moe.gate
     scores = wide_linear(gate, (gate.weight,), y)[0]
     weights, experts = kernels.topk_gate(scores, gate.bias, gate.topk, gate.scaling)
     if run.is_image is not None:
@@ -183,7 +193,38 @@ def _experts(moe: MoE, y: Tensor, run: Any) -> Tensor:
         is_image = run.is_image.unsqueeze(-1)
         weights = torch.where(is_image, others[0], weights)
         experts = torch.where(is_image, others[1], experts)
+    return weights, experts
+
+
+def _shared(moe: MoE, y: Tensor) -> Tensor:
+    """Output of the shared expert, shape [tokens, hidden]."""
+    shared = moe.shared_experts
     gate_up = _side_by_side(shared.joined, (shared.w1, shared.w3), y)
-    hidden = silu_and_mul_quant(gate_up, limit=moe.limit)
-    common = product(shared.w2.weight, hidden, y)
-    return packed_products.experts(moe, y, weights, experts, common)
+    return product(shared.w2.weight, silu_and_mul_quant(gate_up, limit=moe.limit), y)
+
+
+def _experts_beside(moe: MoE, y: Tensor, run: Any) -> tuple[Tensor, Tensor]:
+    """Outputs of the shared and of the routed experts, the second in fp32, each of shape [tokens, hidden].
+
+    On a GPU the shared expert runs on a stream of its own, between the small steps around the routed ones.
+    """
+    with _stream_beside(y) as side:
+        common = _shared(moe, y)
+    routed = y.new_empty(y.shape, dtype=torch.float32)
+    weights, experts = _choices(moe, y, run)
+    packed_products.experts(moe, y, weights, experts, None, routed)
+    if side is not None:
+        torch.cuda.current_stream(y.device).wait_stream(side)
+    return common, routed
+
+
+@contextmanager
+def _stream_beside(y: Tensor) -> Iterator[torch.cuda.Stream | None]:
+    """A stream that begins where the current one stands; what is made on it must be waited for. None on a CPU."""
+    if not y.is_cuda:
+        yield None
+        return
+    side = torch.cuda.Stream(y.device)
+    side.wait_stream(torch.cuda.current_stream(y.device))
+    with torch.cuda.stream(side):
+        yield side
