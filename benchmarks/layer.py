@@ -312,6 +312,16 @@ class Bench:
 
         ms = self.time(call, record=True)
         more: dict[str, Any] = {"context": context}
+        if options.profile and self.device == "cuda":
+            try:
+                packed_stack._BESIDE = True
+                more["beside_ms"] = round(self.time(call, record=True), 4)
+                beside = step(inputs, context + 16).hidden
+                packed_stack._BESIDE = False
+                more["beside_equal"] = torch.equal(beside, step(inputs, context + 16).hidden)
+            except Exception:
+                self.say("FAILED beside", kind, rows, traceback.format_exc()[-1500:])
+            packed_stack._BESIDE = False
         if options.torch and kind == "S":
             plain = DecodeStep(model, cache, reference)  # type: ignore[arg-type]
             with use_backend("torch"):
