@@ -310,9 +310,11 @@ def cases() -> list[Case]:
     for times in (2, 4):
         name = f"bulk copies, 1 x 64 x {times} channels, 8 slots"
         found.append(Case("mhc_pre", f"64 x 4 x {HIDDEN}", name, pre(64, (times, 8, 1), 2)))
-    for finish in ((32, 2), (64, 4)):
-        name = f"bulk copies, coefficients of {finish[0]} tokens with {finish[1]} warps"
-        found.append(Case("mhc_pre", f"{MANY} x 4 x {HIDDEN}", name, pre(MANY, None, 2, finish)))
+    for finish in ((16, 1), (32, 1), (32, 2)):
+        for tokens in (MANY, 64):
+            name = f"bulk copies, coefficients of {finish[0]} tokens with {finish[1]} warps"
+            case = Case("mhc_pre", f"{tokens} x 4 x {HIDDEN}", name, pre(tokens, None, 2, finish))
+            found.append(case)
     for entry in ((64, 64, 5, 4, 2), (64, 64, 10, 4, 2)):
         t, block, times, warps, stages = entry
         name = f"{t} tokens, {block} x {times} channels, {warps} warps, {stages} stages, 2 products"
