@@ -59,6 +59,27 @@ class _Fixed:
         return [min(self.length, len(row)) for row in confidences]
 
 
+class _FixedLive(_Fixed):
+    """The same, decided once the drafts are there, as `LiveLengths` does."""
+
+    takes_arrays = True
+
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        self._longest = longest
+
+    def drafts(self, num_requests: int) -> bool:
+        return self.length > 0
+
+    def skips(self, num_blocks: int) -> bool:
+        return self.length >= self._longest
+
+    def trim(
+        self, confidences: Any, counts: Sequence[int], other_rows: int = 0, *, margins: Any = ()
+    ) -> Any:
+        return np.minimum(self.length, np.asarray(counts, np.int64))
+
+
 class _Probe(StatsRecorder):
     """Notes the last step instead of counting it."""
 
@@ -271,7 +292,8 @@ def profile_steps(
         )
     scheduler: Any = loop.scheduler
     recorder, before = loop.recorder, getattr(scheduler, "verify_lengths", None)
-    policy, probe = _Fixed(), _Probe()
+    trims = hasattr(loop.runner, "length_policy")
+    policy, probe = _FixedLive(draft_length) if trims else _Fixed(), _Probe()
     if draft_length:
         _use_policy(scheduler, loop.runner, policy)
     loop.recorder = probe
