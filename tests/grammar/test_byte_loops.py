@@ -134,3 +134,38 @@ def test_paths_over_random_sets(vocab):
         members = members_of(bytes(rng.sample(range(128), 60)), rng.random() < 0.5)
         together = paths.over(nodes, members)
         assert together.tolist() == [paths.is_over(node, members) for node in nodes.tolist()]
+
+
+def test_tokens_by_their_length(vocab):
+    loops = vocab.byte_loops
+    assert bits(loops.up_to(2)) == {i for i, t in enumerate(TOKENS) if i != EOS and len(t) <= 2}
+    assert [vocab.strings[r] for r in loops.longer(3).tolist()] == [
+        text for text in vocab.strings if len(text) > 3
+    ]
+
+
+def test_a_shorter_run_that_is_long_enough(vocab):
+    loops = type(vocab.byte_loops)(vocab)
+    digits, more = (sum(1 << byte for byte in text) for text in (b"0123456789", b"0123456789."))
+    assert loops.longest_run(digits) == 2
+    assert loops.longest_run(more, enough=2) == 2
+    assert loops.longest_run(more) == 4
+
+
+def test_where_two_bytes_follow_each_other(vocab):
+    trie = vocab.trie
+    nodes = ByteNodes(trie, TriePaths.of(trie))
+    at, below = nodes.pair(0xC3, 0xA9)
+    assert all(trie.labels[n] == 0xA9 and trie.labels[int(trie.parent[n])] == 0xC3 for n in at)
+    found = {vocab.strings[trie.ranks[n]] for n in np.flatnonzero(below) if trie.ranks[n] >= 0}
+    assert found == {text for text in vocab.strings if b"\xc3\xa9" in text}
+    assert bits(vocab.byte_loops.holding(0xC3, 0xA9, below)) == {
+        i for i, t in enumerate(TOKENS) if i != EOS and b"\xc3\xa9" in t
+    }
+
+
+def test_the_deepest_string_below_a_node(vocab):
+    trie = vocab.trie
+    for prefix in (b"", b"t", b"na", b"\xe6", b" "):
+        longest = max(len(text) for text in vocab.strings if text.startswith(prefix))
+        assert trie.deepest[trie.find(prefix)] == longest

@@ -50,6 +50,20 @@ SCHEMAS = {
         ]
     },
     "numbers": {"type": "number", "minimum": -3, "maximum": 1200},
+    "no blanks": {"type": "string", "pattern": r"^\S+\s+(\[\s*(.+\S)?\s*\]\s+)?\S+\s*$"},
+    "long": {"type": "string", "maxLength": 30},
+    "counted pattern": {"type": "string", "pattern": "^[a-z_.]+$", "maxLength": 14},
+    "parts": {"type": "string", "pattern": r"\d{4}.\d{4,5}|\w+-\+/\d+"},
+    "ways": {
+        "anyOf": [
+            {"type": "string", "pattern": "^/[^\\u0000]+$"},
+            {"type": "string", "pattern": "^[^/]+(/[^/]+)?$"},
+        ]
+    },
+    "kinds of keys": {
+        "properties": {"name": {"type": "string"}, "date": {"type": "integer"}},
+        "patternProperties": {"^name_([a-z]{2}(-[A-Z]{2})?)$": {"type": "boolean"}},
+    },
 }
 
 
@@ -98,10 +112,13 @@ def test_rows_equal_those_of_whole_walks(name, vocab):
         b'{"key1":2, "key',
         b'{"key1":2, "key1',
         b'{"x":"","x',
+        b'{"name_d',
+        b'{"name',
+        b'{"da',
         b"{",
     ],
 )
-@pytest.mark.parametrize("name", ["keys", "closed keys"])
+@pytest.mark.parametrize("name", ["keys", "closed keys", "kinds of keys"])
 def test_keys_that_are_typed_or_taken(name, text, vocab):
     grammar = compile_json_schema(SCHEMAS[name])
     by_frames = CompiledGrammar(grammar, vocab)

@@ -72,8 +72,10 @@ def fill_batch(
         if len(members) > 1:
             others = [places[member] for member in members[1:]]
             first, last = others[0], others[-1]
-            in_one_piece = 0 <= first <= last < len(array) and others == list(
-                range(first, last + 1)
+            in_one_piece = 0 <= first <= last < len(array) and (
+                last - first + 1 == len(others)
+                if rows is None
+                else others == list(range(first, last + 1))
             )
             try:
                 if in_one_piece:  # written faster

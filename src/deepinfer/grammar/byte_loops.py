@@ -332,17 +332,21 @@ class ByteLoops:
             self._up_to[most] = words
         return words
 
-    def longest_run(self, members: int) -> int:
+    def longest_run(self, members: int, enough: int = 1 << 30) -> int:
         """Most bytes of a set that a token holds in a row.
 
         Args:
             members: Any bytes, as bits.
+            enough: A number that the answer need not exceed: any one from it on says that there are so many.
 
         Returns:
             How many; 0 when no token holds one.
         """
         found = self._runs.get(members)
         if found is None:
+            for known, most in list(self._runs.items()):
+                if most >= enough and not known & ~members:
+                    return most
             trie = self._vocab.trie
             inside = np.array([members >> byte & 1 for byte in range(256)], dtype=np.int32)
             before, found = np.zeros(1, dtype=np.int32), 0

@@ -208,6 +208,7 @@ class EntryStore:
         self._vocab = vocab
         self._entries: dict[tuple[tuple[int, tuple[int, ...], int], ...], Entry] = {}
         self._merged: dict[tuple[Entry, ...], Entry] = {}
+        self._joined: dict[Entry, Entry] = {}
         self._held: dict[Entry, list[Int32Array]] = {}
         self._both: dict[tuple[int, int], tuple[Keep, Keep, Keep]] = {}
         self.num_merged = 0
@@ -225,7 +226,24 @@ class EntryStore:
         """The entry of collected nodes; None when there are none."""
         segments: list[Segment] = []
         for space, some, keep in places.nodes.values():
-            nodes = tuple(sorted(set(some)))
+            if some:
+                segments.append((space, tuple(sorted(set(some))), keep))
+        return self.entry(segments) if segments else None
+
+    def known(self, entry: Entry) -> Entry | None:
+        """What `joined` gives, or None when that is yet to be worked out and takes a while."""
+        found = self._joined.get(entry)
+        if found is None and all(len(nodes) < MANY_NODES for _, nodes, _ in entry.segments):
+            found = self._joined[entry] = entry
+        return found
+
+    def joined(self, entry: Entry) -> Entry:
+        """An entry with the strings behind its nodes merged, where they are many: the same strings, walked faster."""
+        found = self.known(entry)
+        if found is not None:
+            return found
+        segments: list[Segment] = []
+        for space, nodes, keep in entry.segments:
             if len(nodes) >= MANY_NODES and space.depth < MAX_DEPTH:
                 if not nodes[0]:  # everything
                     segments.append((space, nodes[:1], keep))
@@ -237,7 +255,18 @@ class EntryStore:
                     self.num_merged += 1
             if nodes:
                 segments.append((space, nodes, keep))
-        return self.entry(segments) if segments else None
+        found = self._joined[entry] = self.entry(segments)
+        self._joined[found] = found
+        return found
+
+    def labels(self, entry: Entry) -> int:
+        """The bytes behind an entry's nodes, as bits."""
+        found = 0
+        for space, nodes, _ in entry.segments:
+            labels, children = space.trie.labels, space.trie.children
+            for byte in set(b"".join([labels[children[n] : children[n + 1]] for n in nodes])):
+                found |= 1 << byte
+        return found
 
     def merged(self, entries: list[Entry]) -> Entry:
         """The entry of the nodes of several."""

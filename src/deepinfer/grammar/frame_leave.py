@@ -141,7 +141,8 @@ class LoopUnits:
         words |= self._over(space, members, high)
         found.words.append(words if keep is None else words & keep.words)
         if unit.exits is not None:
-            left = units.entries.without(unit.exits, loops.longer(most))
+            exits_ = units.entries.joined(unit.exits)
+            left = units.entries.without(exits_, loops.longer(most))
             units.leave(left, keep, found)
         states = self._behind(space, state, nodes)
         if states.any():

@@ -18,6 +18,9 @@ __all__ = ["Split", "compare"]
 MAX_NODES = 1000
 """Nodes that are compared before two states count as too different."""
 
+MAX_GONE = 20_000
+"""Strings that are walked again."""
+
 MAX_PAIRS = 50
 """Pairs of states that are compared."""
 
@@ -63,7 +66,7 @@ def compare(
     members, moves, left = states.members, states.moves_of, nodes.left
     differing: dict[tuple[int, int], bytes] = {}
     stack = [(0, state, base)]
-    count = 0
+    count = num_gone = 0
     while stack:
         node, one, other = stack.pop()
         low, high = children[node], children[node + 1]
@@ -98,6 +101,9 @@ def compare(
                     continue
             if expected:
                 out.gone.append(child)
+                num_gone += trie.rank_highs[child] - trie.rank_lows[child]
+                if num_gone > MAX_GONE:
+                    return None
             if after:
                 out.nodes.append(child)
                 out.states.append(after)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from deepinfer.grammar.automaton import Automaton
 from deepinfer.grammar.bag_nodes import bag_after
 from deepinfer.grammar.finite import Branch, Keys, strings_of
+from deepinfer.grammar.first_bytes import first_bytes
 from deepinfer.grammar.nodes import (
     AFTER,
     ALT,
@@ -51,7 +52,7 @@ class FrameNodes:
         automaton: The automaton.
         wide: Whether many tokens begin in a state's frame; it is also told whether that is a set or a repeat.
         is_shared: Whether a node is an expression that other grammars may hold too.
-        longest: Most bytes of a set, as bits, that a token holds in a row.
+        longest: Most bytes of a set, as bits, that a token holds in a row, or any number from one on that is enough.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class FrameNodes:
         automaton: Automaton,
         wide: Callable[[int, bool], bool],
         is_shared: Callable[[Node], bool],
-        longest: Callable[[int], int],
+        longest: Callable[[int, int], int],
     ) -> None:
         self._automaton = automaton
         self._wide = wide
@@ -70,6 +71,7 @@ class FrameNodes:
         self._joins: dict[tuple[int, ...], tuple[int, bool, bool]] = {}
         self._wide_frames: dict[int, bool] = {}
         self._branches: dict[int, Branch | None] = {}
+        self._firsts: dict[int, int] = {}
         self._members: dict[int, tuple[Keys | None, list[Node]]] = {}
 
     def node(self, state: int) -> Node:
@@ -95,8 +97,8 @@ class FrameNodes:
         frame = node.a
         if isinstance(frame, BagNode):
             return BAG, frame, node.b, node
-        way = self._ways.get(frame.uid)
-        return None if way is None or way[0] >= EXCEPT else (*way, node.b, node)
+        way = self._ways.get(frame.uid, (EXCEPT, 0))
+        return (*way, node.b, node) if way[0] < EXCEPT else None
 
     def task(self, stack: Node) -> Task:
         """How the top of a stack is walked.
@@ -153,7 +155,7 @@ class FrameNodes:
     def _saturated(self, frame: Node) -> Node:
         """A frame with its counts as far as a token can tell them apart."""
         if frame.kind == REP and frame.a.kind == SET and max(frame.low, frame.high) > 1:
-            limit = self._longest(frame.a.mask)
+            limit = self._longest(frame.a.mask, max(frame.low, frame.high))
             high = -1 if frame.high > limit else frame.high
             return self._store.rep(frame.a, min(frame.low, limit + 1), high)
         return saturate(self._store, frame)
@@ -332,6 +334,13 @@ class FrameNodes:
             self._members[pick.uid] = found
         return found
 
+    def first(self, node: Node) -> int:
+        """Bytes with which the strings of a node may begin, as bits, perhaps more."""
+        found = self._firsts.get(node.uid)
+        if found is None:
+            found = self._firsts[node.uid] = first_bytes(node, 30)
+        return found
+
     def is_live(self, node: Node) -> bool:
         """Whether a node's language is not empty."""
         return node.live is True or self._automaton.is_live(node)
@@ -383,6 +392,7 @@ class FrameNodes:
         self._branches.clear()
         self._wide_frames.clear()
         self._members.clear()
+        self._firsts.clear()
 
 
 def _divided(frame: Node) -> tuple[list[Node], list[Node]]:

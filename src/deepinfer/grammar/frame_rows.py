@@ -211,6 +211,12 @@ class FrameRows:
         while agenda:
             node, entries = agenda.pop(next(iter(agenda)))
             entry = entries[0] if len(entries) == 1 else entries_of.merged(entries)
+            joined = entries_of.known(entry)
+            if joined is None:
+                if not self._nodes.first(node) & entries_of.labels(entry):
+                    continue  # none of the strings goes on
+                joined = entries_of.joined(entry)
+            entry = joined
             self._num_tasks += 1 + entry.num_nodes // PLACES_A_TASK
             if self._num_tasks + self._work() > MAX_TASKS:
                 raise TooManyFrames
@@ -304,7 +310,7 @@ class FrameRows:
             run.take(piece)
             if not piece.ends:
                 return
-            entry = piece.ends[0][1]
+            entry = self._units.entries.joined(piece.ends[0][1])
         key = (pick.uid, entry, allowed)
         choice = self._choices.get(key)
         if choice is None:

@@ -217,7 +217,8 @@ class FrameUnits:
             words[index] &= ~values
         found.words.append(words if keep is None else words & keep.words)
         if unit.exits is not None:
-            self.leave(self.entries.without(unit.exits, gone), keep, found)
+            exits = self.entries.without(self.entries.joined(unit.exits), gone)
+            self.leave(exits, keep, found)
         if split.nodes:
             child = np.array(split.nodes, dtype=np.int32)
             after = np.array(split.states, dtype=np.int32)
@@ -261,7 +262,7 @@ class FrameUnits:
 
     def leave(self, exits: Entry, keep: Keep | None, found: Found) -> None:
         """Adds the exits of another unit, as far as they are in a part of the vocabulary."""
-        for space, places, own in exits.segments:
+        for space, places, own in self.entries.joined(exits).segments:
             both = own if keep is None else self.entries.both(keep, own)
             found.exits.at(space, both).extend(places)
 
