@@ -104,3 +104,24 @@ def test_bad_options() -> None:
     for name in ("off_gain", "hysteresis", "probe_share"):
         with pytest.raises(ConfigError, match=name):
             DraftSwitch(COST, **{name: -2.0})
+
+
+def test_asleep_or_awake_it_says_the_same() -> None:
+    rng = np.random.default_rng(5)
+    asleep, awake = DraftSwitch(COST), DraftSwitch(COST)
+    for switch in (asleep, awake):
+        switch.note(GOOD)
+    requests, slept = 256, 0
+    for step in range(4000):
+        if step % 500 == 499:
+            requests = int(rng.choice([1, 128, 256]))
+        slept += asleep._asleep > 0
+        awake._asleep = 0
+        found = [switch.draws(requests) for switch in (asleep, awake)]
+        assert found[0] == found[1], step
+        if found[0]:
+            survival = GOOD * np.float32(rng.uniform(0.5, 1.0))
+            for switch in (asleep, awake):
+                switch.note(survival)
+                switch.compare(100.0, 90.0)
+    assert 1000 < slept < 3999

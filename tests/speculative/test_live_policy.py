@@ -151,3 +151,52 @@ def test_a_scaling_that_is_none(tmp_path) -> None:
     for name, wrong in (("format", "x"), ("trials", [[1.0]]), ("hits", None), ("decay", 3.0)):
         with pytest.raises(ConfigError):
             OnlineTemperatureScaling.from_dict({**values, name: wrong})
+
+
+def test_arrays_are_planned_as_lists_are() -> None:
+    rng = np.random.default_rng(3)
+    for cost in (DEAR, CHEAP, StepCostModel.additive(1.0, 0.05)):
+        for calibration in (None, AcceptanceEstimator(5)):
+            one, other = live(cost, calibration=calibration), live(cost)
+            for _ in range(6):
+                values, gaps = rng.uniform(0.0, 1.0, (2, 40, 5))
+                counts = rng.integers(0, 6, 40)
+                found = one.trim(values, counts, 3, margins=gaps)
+                assert isinstance(found, np.ndarray)
+                expected = other.trim(values.tolist(), counts.tolist(), 3, margins=gaps.tolist())
+                if calibration is None:
+                    assert found.tolist() == expected
+                assert (found <= counts).all()
+                one.learn(values, counts, counts // 2, margins=gaps)
+
+
+def test_a_step_without_a_look_is_known_before_the_drafts_are() -> None:
+    made = live(CHEAP)
+    rows, counts = [[0.9] * 5] * 8, [5] * 8
+    assert not made.skips(8)
+    assert made.trim(rows, counts) == counts
+    skipped = 0
+    while made.skips(8):
+        skipped += 1
+    assert skipped >= 15
+    assert not made.skips(8)
+    made.trim(rows, counts)
+    assert made.skips(8)
+    assert not made.skips(7), "another load is looked at at once"
+    new = live(CHEAP, calibration=AcceptanceEstimator(5))
+    assert [new.skips(8) or bool(new.trim(rows, counts)[0] < 5) for _ in range(8)] == [
+        False, True, True, True, False, True, True, True
+    ]  # fmt: skip
+
+
+def test_looks_that_take_long_are_rare_and_have_to_win_more() -> None:
+    rows, counts = [[0.9, 0.9, 0.1, 0.1, 0.1]] * 8, [5] * 8
+    cost = StepCostModel.additive(1e-3, 1e-5)
+    quick, slow = live(cost), live(cost)
+    slow.took(5e-3)
+    assert sum(quick.trim(rows, counts)) < 40
+    assert slow.trim(rows, counts) == counts
+    skipped = 0
+    while slow.skips(8):
+        skipped += 1
+    assert skipped == 255
