@@ -17,8 +17,8 @@ from deepinfer import kernels
 from deepinfer.kernels import KVCacheFormat
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-BACKENDS = ["torch", "triton"] if INTERPRETED else ["torch"]
-each_backend = pytest.mark.parametrize("backend", BACKENDS)
+BACKENDS = [("torch", "cpu"), ("triton", "cpu")] if INTERPRETED else [("torch", "cpu")]
+BACKENDS_AND_GPU = [*BACKENDS, pytest.param(("triton", "cuda"), marks=pytest.mark.gpu)]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning"),
@@ -34,6 +34,14 @@ def hostile(size: int, dtype: torch.dtype) -> list[int]:
     far = 2**31 - 1 if dtype == torch.int32 else 2**62
     more = [] if dtype == torch.int32 else [2**31, 2**32, 2**40, -(2**33)]
     return [-1, size, size + 1, -7, far, -far - 1, *more]
+
+
+@pytest.fixture(params=BACKENDS_AND_GPU, ids="-".join)
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A backend, on the device where new tensors are meanwhile."""
+    name, device = request.param
+    with torch.device(device):
+        yield name
 
 
 class Guards:
@@ -69,15 +77,15 @@ def guarded() -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
 
 
 def angles(entries: int, half: int = 32) -> torch.Tensor:
-    angle = torch.rand((entries, half), generator=torch.Generator().manual_seed(9)) * 6.28
+    angle = 6.28 * torch.linspace(0.05, 0.95, entries * half).view(entries, half)
     return torch.stack((angle.cos(), angle.sin()), -1)
 
 
 def values(rows: int, channels: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn((rows, channels), generator=torch.Generator().manual_seed(seed))
+    g = torch.Generator("cpu").manual_seed(seed)
+    return torch.randn((rows, channels), generator=g, device="cpu").to(torch.get_default_device())
 
 
-@each_backend
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
 def test_slots_that_the_cache_does_not_have(form, dtype, backend) -> None:
@@ -90,7 +98,9 @@ def test_slots_that_the_cache_does_not_have(form, dtype, backend) -> None:
         kernels.quantize_and_insert_k_cache(k, cache, guard(slots), form, PAGE, backend=backend)
         right = empty.clone()
         ends = [0, len(slots) - 1]
-        kernels.quantize_and_insert_k_cache(k[ends], right, slots[ends], form, PAGE)
+        kernels.quantize_and_insert_k_cache(
+            k[ends], right, slots[ends], form, PAGE, backend="torch"
+        )
         assert torch.equal(cache, right)
         kernels.rope_quant_insert(
             k, angles(len(k)), cache, guard(slots), form, PAGE, weight=torch.ones(form.channels), backend=backend
@@ -100,13 +110,12 @@ def test_slots_that_the_cache_does_not_have(form, dtype, backend) -> None:
             cache, guard(slots), form, PAGE, out=out, backend=backend
         )
     known = kernels.gather_and_dequantize_k_cache(
-        cache, slots[ends], form, PAGE, dtype=torch.float32
+        cache, slots[ends], form, PAGE, dtype=torch.float32, backend="torch"
     )
     assert torch.equal(out[ends], known)
     assert torch.equal(out[1:-1], torch.zeros(len(outside), form.channels))
 
 
-@each_backend
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
 def test_rotations_that_the_table_does_not_have(form, dtype, backend) -> None:
@@ -117,7 +126,7 @@ def test_rotations_that_the_table_does_not_have(form, dtype, backend) -> None:
     k, table = values(rows, form.channels), angles(entries)
     known = torch.tensor([0, rows - 1])
     turned = k.clone()
-    turned[known] = kernels.apply_rope(k[known], table[index[known].long()])
+    turned[known] = kernels.apply_rope(k[known], table[index[known].long()], backend="torch")
     with guarded() as guard:
         cache = guard(torch.zeros(8, form.page_bytes(PAGE), dtype=torch.uint8))
         kernels.rope_quant_insert(
@@ -127,13 +136,14 @@ def test_rotations_that_the_table_does_not_have(form, dtype, backend) -> None:
         place = guard(k)
         kernels.apply_rope(place, guard(table), guard(index), out=place, backend=backend)
     right = torch.zeros_like(cache)
-    kernels.quantize_and_insert_k_cache(turned, right, torch.arange(rows), form, PAGE)
+    kernels.quantize_and_insert_k_cache(
+        turned, right, torch.arange(rows), form, PAGE, backend="torch"
+    )
     assert torch.equal(cache, right)
     assert torch.equal(found, turned)
     assert torch.equal(place, turned)
 
 
-@each_backend
 @pytest.mark.parametrize("kind", ["last", "requests", "positions", "slots", "phase_index"])
 def test_latents_of_tokens_that_are_none(kind, backend) -> None:
     """Two requests of four tokens, of which one index after the other points elsewhere; the others do not notice."""
@@ -156,7 +166,9 @@ def test_latents_of_tokens_that_are_none(kind, backend) -> None:
         assert torch.equal(rest, whole[1])
         if kind == "phase_index":
             still = torch.zeros_like(cache)
-            kernels.quantize_and_insert_k_cache(latents[3:], still, torch.tensor([9]), form, PAGE)
+            kernels.quantize_and_insert_k_cache(
+                latents[3:], still, torch.tensor([9]), form, PAGE, backend="torch"
+            )
             assert torch.equal(row[0], still[2, codes : 2 * codes])
         else:
             assert all(bool((part == 0xA5).all()) for part in row)
@@ -200,7 +212,6 @@ def _latents(backend: str, kind: str = "", at: int = 0, bad: int = 0) -> tuple[t
     return latents, cache, state
 
 
-@each_backend
 def test_rows_and_ids_that_an_engram_does_not_have(backend) -> None:
     size = 11
     rows = torch.tensor([[0, *hostile(size, torch.int64), 10]])
@@ -221,7 +232,6 @@ def test_rows_and_ids_that_an_engram_does_not_have(backend) -> None:
     assert set(hashes.flatten().tolist()) == {(5 ^ 3) % 97 + 1}
 
 
-@each_backend
 @pytest.mark.parametrize("parts", [1, 2])
 def test_attention_to_slots_and_rotations_that_are_none(parts, backend) -> None:
     form = KVCacheFormat.V41_MXFP8
@@ -234,14 +244,16 @@ def test_attention_to_slots_and_rotations_that_are_none(parts, backend) -> None:
     q = values(rows * 8, 512, 3).view(rows, 1, 8, 512) * 0.1
     with guarded() as guard:
         cache = guard(torch.zeros(PAGES, form.page_bytes(PAGE), dtype=torch.uint8))
-        kernels.quantize_and_insert_k_cache(values(12, 512), cache, torch.arange(12), form, PAGE)
+        kernels.quantize_and_insert_k_cache(
+            values(12, 512), cache, torch.arange(12), form, PAGE, backend="torch"
+        )
         out, lse = kernels.flash_mla_with_kvcache(
             q, cache, guard(lists[:, None]), page_size=PAGE, phases=guard(angles(2)), phase_index=guard(entries[:, None]),
             sched_meta=kernels.MLASchedMeta(0 if parts == 1 else 64), backend=backend,
         )  # fmt: skip
     kept = torch.tensor([2, 9], dtype=torch.int32).repeat(rows, parts)[:, None]
-    still, same = kernels.flash_mla_with_kvcache(q, cache, kept, page_size=PAGE)
+    still, same = kernels.flash_mla_with_kvcache(q, cache, kept, page_size=PAGE, backend="torch")
     assert torch.allclose(lse, same, atol=1e-5)
     assert torch.allclose(out[1:], still[1:], atol=1e-5)
-    turned = kernels.apply_rope(still[:1, 0], angles(2)[1:], inverse=True)
+    turned = kernels.apply_rope(still[:1, 0], angles(2)[1:], inverse=True, backend="torch")
     assert torch.allclose(out[:1, 0], turned, atol=1e-5)
