@@ -107,6 +107,21 @@ def test_rows_of_the_table(backend, dtype) -> None:
     assert torch.equal(typed.nan_to_num(7), found.nan_to_num(7))
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@pytest.mark.parametrize("tuning", [(16, 4, 4, False), (4, 1, 3, True), (2, 1, 2, False)])
+def test_programs_that_gather_several_times_give_the_same(tuning) -> None:
+    from deepinfer.kernels.triton import engram_launch
+
+    g = torch.Generator().manual_seed(5)
+    table = torch.randint(0, 120, (50, 64), generator=g, dtype=torch.uint8)
+    scale = torch.randint(110, 130, (50, 2), generator=g, dtype=torch.uint8)
+    rows = torch.randint(-2, 53, (7, 24), generator=g)
+    out = torch.full((7, 24 * 64), 7.0)
+    engram_launch.engram_lookup(rows, table, scale, out, tuning)
+    wanted = engram.engram_lookup(rows, table, scale, dtype=torch.float32, backend="torch")
+    assert torch.equal(out, wanted)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("n", "channels"), [(4, 96), (4, 64), (2, 640)])
 def test_the_gate(backend, n, channels) -> None:
