@@ -88,8 +88,13 @@ def filtered(
         filters = launch.Filters(warm, top_k, top_p, None, k)
 
         run = lambda: launch.draw_filtered(x, filters, seeds, positions, 0, out, **sizes)  # noqa: E731
-        if sizes is BY_GROUPS:
-            run = lambda: launch.cut_rows(x, filters, seeds, positions, 0, out)  # noqa: E731
+        given = (seeds, positions, 0, out)
+        ways = {
+            "rounds": lambda: launch.draw_by_rounds(x, filters, *given),
+            "groups": lambda: launch.cut_rows(x, filters, *given),
+            "gathered": lambda: launch.draw_gathered(x, filters[:4], *given),
+        }
+        run = ways.get(sizes.get("way"), run)
 
         def check() -> Mapping[str, float]:
             if not judged:  # another case with the same filters is
@@ -292,8 +297,14 @@ LAWS = (
 )
 """Top-k, top-p, and the laws that they are timed with."""
 
-BY_GROUPS: dict = {}
-"""Draws a large top-k like a small one."""
+GATHERED = {
+    "4096 w8": {"sizes": (4096, 8)},
+    "finish w16": {"finish_warps": 16},
+    "finish w4": {"finish_warps": 4},
+    "by rounds": {"way": "rounds"},
+    "by groups": {"way": "groups"},
+}
+"""Forms and ways of a top-k of 1,000."""
 
 ROUNDS = {
     "groups of 32": {"group": 32},
@@ -316,10 +327,11 @@ def cases() -> list[Case]:
         for k, p in ((0, 0.95), (1000, 1.0)):
             form = f"{shape} {named(k, p, 'normal')}"
             found.append(Case(op, form, "table", filtered(rows, k, p, {})))
-            for name, sizes in ROUNDS.items():
+            for name, sizes in (GATHERED if k else ROUNDS).items():
                 found.append(Case(op, form, name, filtered(rows, k, p, sizes)))
-        found.append(Case(op, form, "by groups", filtered(rows, 1000, 1.0, BY_GROUPS)))
-        found.append(Case(op, f"{shape} k 50 p 0.95 normal", "table", filtered(rows, 50, 0.95, {})))
+        for name, sizes in (("table", {}), ("gathered", {"way": "gathered"})):
+            build = filtered(rows, 50, 0.95, sizes)
+            found.append(Case(op, f"{shape} k 50 p 0.95 normal", name, build))
     for rows in (256, 64, 1):
         shape = f"{rows} x {VOCAB} fp32"
         for k, p, laws in LAWS:
@@ -327,6 +339,8 @@ def cases() -> list[Case]:
                 if law != "normal" or (k, p) not in ((0, 0.95), (1000, 1.0)):
                     build = filtered(rows, k, p, {}, law, judged=rows == 256 and law == laws[0])
                     found.append(Case(op, f"{shape} {named(k, p, law)}", "table", build))
+        build = filtered(rows, 1000, 1.0, {"way": "rounds"}, "peaked", judged=False)
+        found.append(Case(op, f"{shape} k 1000 peaked", "by rounds", build))
     for k, p, law in ((0, 0.95, "normal"), (0, 0.5, "flat"), (4096, 1.0, "flat")):
         build = filtered(1, k, p, {}, law, True, False)
         form = f"1 x {VOCAB} fp32 {named(k, p, law)}, first token dropped"

@@ -440,6 +440,24 @@ def test_draws_by_rounds_are_those_of_the_reference(kind, rounds) -> None:
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="a form of the kernels")
+@pytest.mark.parametrize("capacity", [256, 512])
+def test_draws_from_lists_of_the_highest_are_those_of_the_reference(capacity) -> None:
+    from deepinfer.kernels.reference import sampling as reference
+    from deepinfer.kernels.triton.sampling_gather_launch import draw_gathered
+
+    x = rows_of_every_kind(400)
+    seeds, positions = torch.arange(7) * 99, torch.arange(7)
+    warm = torch.tensor([1.0, 1.0, 0.7, 1.0, math.nan, 0.5, 0.0], dtype=torch.float64)
+    top_k = torch.tensor([9, 3, 40, 50, 299, 100, 5])
+    top_p = torch.tensor([0.3, 0.5, 0.6, 0.9, 0.0, 0.5, 0.4])
+    out, wanted = torch.empty((2, 7), dtype=torch.int64).unbind(0)
+    options = (warm, top_k, top_p, torch.full((7,), 0.01))
+    draw_gathered(x, options, seeds, positions, 0, out, sizes=(256, 1), capacity=capacity)
+    reference.top_k_top_p_sample(x, *options, seeds, positions, 0, 0, wanted)
+    assert torch.equal(out, wanted)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a form of the kernels")
 def test_a_row_of_more_equal_logits_than_candidates_is_searched_as_a_whole() -> None:
     from deepinfer.kernels.reference import sampling as reference
     from deepinfer.kernels.triton import sampling_launch as launch

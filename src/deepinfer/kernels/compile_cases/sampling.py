@@ -71,12 +71,40 @@ def _rounds(row: dict[str, str], rounds: Any, settle: Any) -> list[CompileCase]:
     ]
 
 
+def _gathered(row: dict[str, str], gather: Any) -> list[CompileCase]:
+    """The kernels that draw from a list of the highest."""
+    block, warps = configs.lookup("maxima", _VOCAB)
+    row = row | {"bounds": "*i32", "counts": "*i32", "found": "*i32"}
+    options = {"WARM": True, "CHUNKS": 16}
+    forms: tuple[tuple[str, Any, dict[str, Any], int], ...] = (
+        ("bound", gather.bound_kernel,
+         options | {"GROUPS": block // 32, "ALL_GROUPS": block // 2}, 8),
+        ("gather", gather.gather_kernel, {"BLOCK": block, "CAPACITY": 2048}, warps),
+        ("finish", gather.finish_kernel,
+         options | {"TOP_P": True, "MIN_P": True, "FAST": True, "CAPACITY": 2048}, 8),
+    )  # fmt: skip
+    return [
+        _case(
+            "top_k_top_p_sample",
+            name,
+            kernel,
+            row,
+            constants,
+            options={"num_warps": count},
+            stack_bytes=160,  # around the calls of fp64 divisions
+            chips=(80, 90, 120) if name == "gather" else (90,),
+        )
+        for name, kernel, constants, count in forms
+    ]
+
+
 def cases() -> list[CompileCase]:
     """The cases; needs Triton 3.6 or newer."""
     from deepinfer.kernels.triton import sampling_bracket as bracket
     from deepinfer.kernels.triton import sampling_cut as cut
     from deepinfer.kernels.triton import sampling_draw as draw
     from deepinfer.kernels.triton import sampling_edit as edit
+    from deepinfer.kernels.triton import sampling_gather as gather
     from deepinfer.kernels.triton import sampling_logprobs as logprobs
     from deepinfer.kernels.triton import sampling_rounds as rounds
     from deepinfer.kernels.triton import sampling_settle as settle
@@ -193,7 +221,7 @@ def cases() -> list[CompileCase]:
             chips=(90,),
         )
     )
-    found += _rounds(row, rounds, settle)
+    found += _rounds(row, rounds, settle) + _gathered(row, gather)
     few = ("WARM", "MIN_P", "CHUNKS", "TOP_P", "MOST_K", "CAPACITY")
     found.append(
         _case(

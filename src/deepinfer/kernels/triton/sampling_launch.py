@@ -22,6 +22,7 @@ from deepinfer.kernels.triton.sampling_draw import (
     best_token_kernel,
 )
 from deepinfer.kernels.triton.sampling_edit import apply_cut_kernel
+from deepinfer.kernels.triton.sampling_gather_launch import draw_gathered
 from deepinfer.kernels.triton.sampling_rounds import (
     first_judge_kernel,
     first_round_kernel,
@@ -36,6 +37,7 @@ __all__ = [
     "cut_rows",
     "draw_by_rounds",
     "draw_filtered",
+    "draw_gathered",
     "on_device",
 ]
 
@@ -240,10 +242,14 @@ def draw_filtered(
         positions: Shape [rows], integers.
         stream: Purpose of the noise.
         out: Shape [rows], int64.
-        sizes: As in `cut_rows`.
+        sizes: As in `cut_rows`, `draw_gathered` or `draw_by_rounds`.
     """
     if 0 < filters.widest <= configs.FEW_TOP_K:
         cut_rows(logits, filters, seeds, positions, stream, out, **sizes)
+    elif 0 < filters.widest <= configs.MOST_TOP_K and filters.top_k is not None:
+        temperature, top_k, top_p, min_p, _ = filters
+        options = (temperature, top_k, top_p, min_p)
+        draw_gathered(logits, options, seeds, positions, stream, out, **sizes)
     else:
         draw_by_rounds(logits, filters, seeds, positions, stream, out, **sizes)
 
