@@ -99,7 +99,7 @@ class DSparkDrafter:
             anchors: Newest token of each request, shape [rows], int64.
             positions: Its position, shape [rows], int64.
             slots: Shape [rows], int64.
-            words: As in `DraftGraphs.start`, of all rows; None takes the likeliest tokens.
+            words: As in `DraftGraphs.start`, of all rows, shape [3, rows], int64; None takes the likeliest tokens.
 
         Returns:
             Which rows are ready, shape [rows], bool, the lowest position of each whose features the draft has seen without a
@@ -134,11 +134,11 @@ class DSparkDrafter:
         """`start_blocks` of rows that are ready as soon as `settle` was told of the tokens before them.
 
         Args:
-            anchors: As in `start_blocks`.
-            positions: As in `start_blocks`.
-            slots: As in `start_blocks`.
+            anchors: As in `start_blocks`, shape [rows], int64.
+            positions: As in `start_blocks`, shape [rows], int64.
+            slots: As in `start_blocks`, shape [rows], int64.
             firsts: Lowest position of each whose features the draft has seen without a gap, shape [rows], int64.
-            words: As in `start_blocks`.
+            words: As in `start_blocks`, shape [3, rows], int64, or None.
 
         Returns:
             The blocks; None when they cannot be recorded.
