@@ -175,6 +175,12 @@ def test_kernels_are_functions_like_others() -> None:
     assert "Returns:" in (kernels.rms_norm.__doc__ or "")
 
 
+def test_traced_code_sees_the_kernel_itself() -> None:
+    x, weight = torch.randn(2, 32), torch.ones(32)
+    traced = torch.compile(lambda x: kernels.rms_norm(x, weight) * 2, backend="aot_eager", fullgraph=True)  # fmt: skip
+    assert torch.equal(traced(x), kernels.rms_norm(x, weight) * 2)
+
+
 def test_triton_that_cannot_launch_names_the_fallback() -> None:
     out_of_resources = type("OutOfResources", (Exception,), {"__module__": "triton.runtime.errors"})
 
