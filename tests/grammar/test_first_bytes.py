@@ -94,6 +94,23 @@ def test_states_that_take_any_text(schema, before, expected):
         assert found is expected
 
 
+def test_text_that_may_run_into_an_unknown_rest_is_not_all_seen():
+    automaton = compile_json_schema({"type": "string"}).automaton
+    store = automaton.store
+    tests = TextStates(automaton, lambda state: True)
+    with automaton.at_work:
+        text = automaton.node_of(automaton.run(automaton.start, b'"')).a
+
+        def holds(*frames: bytes) -> bool:
+            node = store.unknown
+            for frame in reversed(frames):
+                node = store.cons(store.literal(frame), node)
+            return tests.holds(automaton.state_of(store.cons(text, node)))
+
+        assert all((holds(b'"'), holds(b"ab", b'"'), holds(b'a"')))
+        assert not any((holds(), holds(b"ab"), holds(b"a", b"b")))
+
+
 def test_a_state_has_one_form_behind_any_character():
     schema = {
         "anyOf": [

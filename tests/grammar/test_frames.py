@@ -129,6 +129,17 @@ def test_keys_that_are_typed_or_taken(name, text, vocab):
         assert (one == other).all(), sorted(bits(one ^ other))[:20]
 
 
+@pytest.mark.parametrize("most", [11, 12, 13, 16, 20, 26, 40])
+def test_counts_within_which_most_tokens_stay(most, vocab):
+    grammar = compile_json_schema({"items": {"type": "string", "maxLength": most}})
+    by_frames = CompiledGrammar(grammar, vocab)
+    whole = CompiledGrammar(grammar, vocab, by_frames=False)
+    for text in (b'["', b'["a', b'["\xc3'):
+        state = by_frames.advance_bytes(by_frames.start_state, text)
+        one, other = by_frames.row(state).words(), whole.row(state).words()
+        assert (one == other).all(), sorted(bits(one ^ other))[:20]
+
+
 def test_grammars_share_the_walks_of_equal_frames(vocab):
     text = b'{"key1": 12, "x":"ab'
     first = CompiledGrammar(compile_json_schema(SCHEMAS["keys"]), vocab)

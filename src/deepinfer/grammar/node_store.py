@@ -121,11 +121,8 @@ class NodeStore(LeafStore):
         kind = head.kind
         if kind == CONS:
             return self.cons(head.a, self.append(head.b, tail))
-        if kind == EPS:
-            if tail.kind == ALT:
-                return self.alt(tail.parts)
-            if tail.kind == CONS and tail.a.kind == CONS:
-                return self.push(tail.a, tail.b)
+        if kind == EPS and tail.kind == ALT:
+            return self.alt(tail.parts)
         if kind == ALT and head.recursive:
             plain = [part for part in head.parts if not part.recursive]
             parts = [self.push(part, tail) for part in head.parts if part.recursive]
