@@ -33,7 +33,7 @@ __all__ = ["enter", "leave", "run_packed_layer", "takes_packed"]
 
 # From here on the two launches over all channels of `mhc_pre` win over one program for each piece of a token.
 _MANY_TOKENS = 512
-# Whether steps of few tokens run the shared expert on a stream of its own.
+# Whether steps of few tokens run the shared expert, and the pool's new rows, on a stream beside the other one.
 _BESIDE = False
 _FP8 = torch.float8_e4m3fn
 
@@ -142,22 +142,23 @@ def _attention(attention: Attention, y: Tensor, run: Any) -> Tensor:
     narrow, kv = both.split(
         [both.shape[1] - attention.wkv.weight.shape[0], attention.wkv.weight.shape[0]], 1
     )
+    indexer, side = attention.indexer, None
+    if indexer is not None and attention.compressor is not None:
+        with _stream_beside(y) as side:
+            run.extend_pool(attention, attention.compressor, indexer, y)
     bottleneck = rms_norm_rope_quant(narrow, attention.q_norm.weight, attention.q_norm.eps)
     queries = product(attention.wq_b.weight, bottleneck, y).view(len(y), attention.num_heads, -1)
     apply_rope(queries, phases, out=queries)
     norm = attention.kv_norm
     run.write_windows(attention, kv.unsqueeze(1), norm.weight, norm.eps, phases, "fp8")
-    indexer = attention.indexer
-    if indexer is not None:
-        if attention.compressor is not None:
-            run.extend_pool(attention, attention.compressor, indexer, y)
-        if run.needs_scores(attention):
-            index_queries = product(indexer.wq_b.weight, bottleneck, y)
-            index_queries = run.kernels.norm_rope_round(
-                index_queries.view(len(y), indexer.num_heads, -1), phases=phases, rounding="mxfp4"
-            )
-            weights = indexer.weights_proj(y).float() * indexer.scale
-            run.pick(attention, index_queries, weights)
+    _join(side, y)
+    if indexer is not None and run.needs_scores(attention):
+        index_queries = product(indexer.wq_b.weight, bottleneck, y)
+        index_queries = run.kernels.norm_rope_round(
+            index_queries.view(len(y), indexer.num_heads, -1), phases=phases, rounding="mxfp4"
+        )
+        weights = indexer.weights_proj(y).float() * indexer.scale
+        run.pick(attention, index_queries, weights)
     attended = run.attend_back(attention, queries, phases)
     hidden = group_outputs(attention, attended)
     return product(attention.wo_b.weight, per_token_cast_to_fp8(hidden), y)
@@ -206,22 +207,27 @@ def _shared(moe: MoE, y: Tensor) -> Tensor:
 def _experts_beside(moe: MoE, y: Tensor, run: Any) -> tuple[Tensor, Tensor]:
     """Outputs of the shared and of the routed experts, the second in fp32, each of shape [tokens, hidden].
 
-    On a GPU the shared expert runs on a stream of its own, between the small steps around the routed ones.
+    On a GPU the shared expert runs on a stream beside, between the small steps around the routed ones.
     """
     with _stream_beside(y) as side:
         common = _shared(moe, y)
     routed = y.new_empty(y.shape, dtype=torch.float32)
     weights, experts = _choices(moe, y, run)
     packed_products.experts(moe, y, weights, experts, None, routed)
+    _join(side, y)
+    return common, routed
+
+
+def _join(side: torch.cuda.Stream | None, y: Tensor) -> None:
+    """Lets the current stream wait for what was begun beside it."""
     if side is not None:
         torch.cuda.current_stream(y.device).wait_stream(side)
-    return common, routed
 
 
 @contextmanager
 def _stream_beside(y: Tensor) -> Iterator[torch.cuda.Stream | None]:
-    """A stream that begins where the current one stands; what is made on it must be waited for. None on a CPU."""
-    if not y.is_cuda:
+    """A stream that begins where the current one stands, for steps of few tokens; None for the current one itself."""
+    if not (_BESIDE and y.is_cuda and len(y) < _MANY_TOKENS):
         yield None
         return
     side = torch.cuda.Stream(y.device)
