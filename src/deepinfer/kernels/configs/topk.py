@@ -103,10 +103,10 @@ def lookup_by_groups(
     while group < 64 and 2.2 * k * group * group < n:
         group *= 2
     # Many rows write and read their maxima.
-    most = 16384 if few else max(4096, 8 * k)
+    most = 16384 if few else max(4096, 4 * k)
     while group < 64 and n // group > most:
         group *= 2
-    coarse = max(2048, min(4096, _power(4 * k)), _power(2 * k))
+    coarse = max(2048, min(4096, _power(4 * k)) if few else 0, _power(2 * k))
     warps = 8 if few else 4
     if k > 512:
         warps = 16 if few or k > 2048 else 8
@@ -117,7 +117,7 @@ def lookup_by_groups(
     block, block_warps = (16384, 8) if n > 262144 else (4096, 4)
     capacity = max(1024, _power(2 * k))
     tiles = 3 if few and warps == 8 else 1 if group > 8 else 2
-    registers = 0 if few else 112 if warps == 4 else 128
+    registers = 0 if few else 112 if warps == 4 else 80 if group > 8 and n // group <= 4096 else 128
     return group, block, block_warps, coarse, capacity, tiles, warps, True, registers
 
 
