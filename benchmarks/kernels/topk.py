@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from harness import Built, Case, assert_repeats
@@ -108,7 +109,7 @@ def select(
 
             return lambda: flashinfer.top_k(x, k)
 
-        peers = {} if data else {"torch": torch_peer, "flashinfer": flashinfer_peer}
+        peers = {} if data else {"flashinfer": flashinfer_peer, "torch": torch_peer}
         size = count * (n * x.itemsize + 4 * k)
         return Built(run, check, size_bytes=size, peers=peers)
 
@@ -225,6 +226,7 @@ def cases() -> list[Case]:
     for data in ("a cluster", "few values", "rising", "positive parts", "equal"):
         for shape in ((b, 64, 131072, 512), (b, 4096, 8192, 512), (f, 64, 129280, 512)):
             found.append(case(*shape, "table", data=data))
+    timed = len(found) - 4
     plane = [
         (b, 1, 131072, 512), (b, 6, 65536, 512), (f, 64, 129280, 64), (b, 512, 262144, 1024),
         (b, 4096, 65536, 512), (b, 1, 8192, 512), (b, 256, 256, 64), (b, 4096, 256, 64),
@@ -235,4 +237,4 @@ def cases() -> list[Case]:
     for rows in (512, 8192):
         found.append(Case("topk_to_physical_indices", f"{rows}x512", "table", slots(rows, 512)))
     found.append(Case("candidate_block_max", "4096x16384 by 8", "table", blocks(4096, 16384)))
-    return found
+    return [c if i < timed else replace(c, check_only=True) for i, c in enumerate(found)]
