@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer.grammar.bitmask import pack_ids
 from deepinfer.grammar.slices import BOUNDARY, DEAD, any_text
 
 if TYPE_CHECKING:
@@ -220,15 +221,18 @@ class ByteLoops:
             for bit in range(count)
         }
         self._ill_formed = self._pack(self.paths.ill_formed[node])
-        self._chars = self.paths.chars[node]
+        chars = self.paths.chars[node][vocab.rank_ids]
+        order = np.argsort(chars, kind="stable")
+        self._by_chars, self._sorted_chars = vocab.rank_ids[order], chars[order]
         self._blocks = [(block, self._union(block)) for block in _BLOCKS]
         self._over: dict[int, Int32Array] = {}
         self._short: dict[int, Int32Array] = {}
         self._holding: dict[tuple[int, int], Int32Array] = {}
         self._node = node
         self._runs: dict[int, int] = {}
-        self._lengths = np.fromiter(map(len, vocab.strings), np.int32, len(vocab.strings))
-        self._length_of_id = self._lengths[np.where(self._is_text, rank_of_id, 0)]
+        lengths = np.fromiter(map(len, vocab.strings), np.int32, len(vocab.strings))
+        self._by_length = np.argsort(lengths, kind="stable").astype(np.int32)
+        self._sorted_lengths = lengths[self._by_length]
         self._longer: dict[int, Int32Array] = {}
         self._up_to: dict[int, Int32Array] = {}
         blank = ord(" ")
@@ -312,24 +316,31 @@ class ByteLoops:
         """Mask of the tokens of at most so many characters, shape [words], int32; read-only."""
         words = self._short.get(most)
         if words is None:
-            words = self._short[most] = self._pack(self._chars <= most)
-            words.flags.writeable = False
+            at = np.searchsorted(self._sorted_chars, most, side="right")
+            words = self._short[most] = self._without(self._by_chars[at:])
         return words
 
     def longer(self, most: int) -> Int32Array:
         """Ranks of the strings of more than so many bytes, ascending, shape [n], int32."""
         found = self._longer.get(most)
         if found is None:
-            found = self._longer[most] = np.flatnonzero(self._lengths > most).astype(np.int32)
+            at = np.searchsorted(self._sorted_lengths, most, side="right")
+            found = self._longer[most] = np.sort(self._by_length[at:])
         return found
 
     def up_to(self, most: int) -> Int32Array:
         """Mask of the tokens of at most so many bytes, shape [words], int32; read-only."""
         words = self._up_to.get(most)
         if words is None:
-            words = self._pack(self._length_of_id <= most)
-            words.flags.writeable = False
-            self._up_to[most] = words
+            words = self._up_to[most] = self._without(self._vocab.ids_of(self.longer(most)))
+        return words
+
+    def _without(self, ids: Int32Array) -> Int32Array:
+        """Mask of all tokens but some; read-only."""
+        words = self._vocab.full_row.copy()
+        index, values = pack_ids(ids)
+        words[index] &= ~values
+        words.flags.writeable = False
         return words
 
     def longest_run(self, members: int, enough: int = 1 << 30) -> int:
