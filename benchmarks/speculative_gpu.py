@@ -223,18 +223,26 @@ def one_load(engine: Engine, texts: list[str], tokens: int) -> dict[str, float]:
     spans = Spans()
     params = SamplingParams(max_tokens=900, temperature=0, ignore_eos=True)
     rids = [engine.add_request(text, params) for text in texts]
+
+    def step() -> list[Any]:
+        deltas = engine.step()
+        errors = [delta.error for delta in deltas if delta.error is not None]
+        if errors or not engine.has_unfinished:
+            raise RuntimeError(f"requests came to their end: {errors[:1]}")
+        return deltas
+
     seen: set[str] = set()
     while len(seen) < len(texts):
-        seen.update(delta.rid for delta in engine.step() if delta.token_ids)
+        seen.update(delta.rid for delta in step() if delta.token_ids)
     made = 0
     while made < min(48, tokens) * len(texts):
-        made += sum(len(delta.token_ids) for delta in engine.step())
+        made += sum(len(delta.token_ids) for delta in step())
     before, engine._loop.recorder = engine._loop.recorder, spans
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     began, made, steps = time.perf_counter(), 0, 0
-    while made < tokens * len(texts) and engine.has_unfinished:
-        made += sum(len(delta.token_ids) for delta in engine.step())
+    while made < tokens * len(texts):
+        made += sum(len(delta.token_ids) for delta in step())
         steps += 1
     if torch.cuda.is_available():
         torch.cuda.synchronize()

@@ -158,7 +158,7 @@ class ProgressList(Sequence[Progress]):
         """The tokens of each entry, where a row verified drafts; None where none did, or a row of a prompt is among them."""
         rows, results = self._plan_rows, self._results
         roles = rows.roles
-        if int(roles.min(initial=_DECODE)) < _DECODE or int(roles.max(initial=0)) == _DECODE:
+        if int(roles.max(initial=0)) <= _DECODE or int(roles.min()) < _DECODE:
             return None
         at: Any = slice(None) if self._rows is None else np.array(self._rows, np.int64)
         counts = results.num_token_ids[at].tolist()
