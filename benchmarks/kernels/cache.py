@@ -45,6 +45,7 @@ def values_for(rows: int, channels: int, dtype: torch.dtype) -> torch.Tensor:
     x *= torch.exp2(torch.randint(-9, 9, (rows, channels // 16), device="cuda")).repeat_interleave(
         16, 1
     )
+    x[0], x[1, ::2], x[2, :7] = 0.0, -0.0, 448.0
     return x.to(dtype)
 
 
@@ -78,7 +79,7 @@ def eager(form: KVCacheFormat, norm: bool, rope: bool) -> Callable:
     return run
 
 
-def insert(form: KVCacheFormat, rows: int, norm: bool, rope: bool, tuning: tuple[int, int]):
+def insert(form: KVCacheFormat, rows: int, norm: bool, rope: bool, tuning: tuple[int, ...]):
     """Builds an insert."""
 
     def build(small: bool) -> Built:
@@ -132,7 +133,7 @@ def insert(form: KVCacheFormat, rows: int, norm: bool, rope: bool, tuning: tuple
     return build
 
 
-def gather(form: KVCacheFormat, rows: int, tuning: tuple[int, int]):
+def gather(form: KVCacheFormat, rows: int, tuning: tuple[int, ...]):
     """Builds a gather of random slots."""
 
     def build(small: bool) -> Built:
@@ -179,7 +180,7 @@ def gather(form: KVCacheFormat, rows: int, tuning: tuple[int, int]):
     return build
 
 
-def compress(tokens: int, pair: bool, tuning: tuple[int, int]):
+def compress(tokens: int, pair: bool, tuning: tuple[int, ...]):
     """Builds the compressor over requests of 1,024 tokens."""
     form = F.V41_NVFP4
 
@@ -267,35 +268,37 @@ def cases() -> list[Case]:
     """Prefill first, then decode; of each the entry of the tables and the tuning next to it."""
     found = []
 
-    def add(op: str, shape: str, build: Callable, *tunings: tuple[int, int]) -> None:
+    def add(op: str, shape: str, build: Callable, *tunings: tuple[int, ...]) -> None:
         for tuning in tunings:
-            variant = f"{tuning[0]} rows {tuning[1]} warps"
+            single = " one by one" if len(tuning) > 2 and not tuning[2] else ""
+            variant = f"{tuning[0]} rows {tuning[1]} warps{single}"
             found.append(Case(op, shape, variant, build(tuning)))
 
-    def inserts(form: F, rows: int, norm: bool, rope: bool, *tunings: tuple[int, int]) -> None:
+    def inserts(form: F, rows: int, norm: bool, rope: bool, *tunings: tuple[int, ...]) -> None:
         op = "rope_quant_insert" if norm or rope else "quantize_and_insert_k_cache"
         shape = f"{form.name}{' norm' if norm else ''} {rows} rows"
         add(op, shape, lambda t: insert(form, rows, norm, rope, t), *tunings)
 
-    def latents(tokens: int, pair: bool, *tunings: tuple[int, int]) -> None:
+    def latents(tokens: int, pair: bool, *tunings: tuple[int, ...]) -> None:
         shape = f"{tokens} tokens, {'pairs' if pair else 'single'}"
         add("compress_norm", shape, lambda t: compress(tokens, pair, t), *tunings)
 
-    def gathers(form: F, rows: int, *tunings: tuple[int, int]) -> None:
+    def gathers(form: F, rows: int, *tunings: tuple[int, ...]) -> None:
         op, shape = "gather_and_dequantize_k_cache", f"{form.name} {rows} rows"
         add(op, shape, lambda t: gather(form, rows, t), *tunings)
 
-    latents(32768, True, (1, 1), (1, 2), (1, 4))
-    inserts(F.V41_MXFP8, 32768, True, True, (1, 1), (2, 1))
-    inserts(F.V41_NVFP4, 32768, False, True, (1, 1), (2, 1))
-    latents(8192, True, (1, 1), (1, 2), (1, 4))
+    # "One by one": values rounded and coded one at a time, not two.
+    latents(32768, True, (1, 1), (1, 2), (1, 1, False))
+    inserts(F.V41_NVFP4, 32768, False, True, (1, 1), (1, 1, False), (2, 1))
+    inserts(F.V41_MXFP8, 32768, True, True, (1, 1), (1, 1, False), (2, 1))
+    latents(8192, True, (1, 1), (1, 2))
     inserts(F.V41_MXFP8, 64, True, True, (1, 1))
     latents(64, True, (1, 1), (1, 4))
     latents(32768, False, (1, 1), (1, 2))
     inserts(F.INDEXER_MXFP4, 32768, True, True, (4, 1))
     gathers(F.V41_MXFP8, 65536, (8, 4), (1, 1))
     gathers(F.V41_NVFP4, 65536, (8, 4), (1, 1))
-    inserts(F.V41_MXFP8, 32768, False, False, (4, 4), (1, 1))
+    inserts(F.V41_MXFP8, 32768, False, False, (4, 4))
     inserts(F.V41_NVFP4, 32768, False, False, (4, 4), (1, 1))
     inserts(F.V4_FP8, 32768, False, True, (1, 1))
     for form in (F.V32_FP8, F.INDEXER_FP8):

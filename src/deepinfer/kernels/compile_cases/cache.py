@@ -73,7 +73,11 @@ def _rows(
 
     rows, warps = sizes
     sizes_of = {k: v for k, v in _constants(form, rows).items() if k != "WIDTH"}
-    constants = dict(constants) | sizes_of | {"FUSED": True, "ALIGNED": True, "KIND": tl.bfloat16}
+    constants = (
+        dict(constants)
+        | sizes_of
+        | {"FUSED": True, "ALIGNED": True, "PAIRS": min(chips) >= 90, "KIND": tl.bfloat16}
+    )
     if 80 in chips:
         constants["NATIVE"] = False
     integers = (

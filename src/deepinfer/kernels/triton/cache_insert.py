@@ -15,12 +15,16 @@ from deepinfer.kernels.triton.cache_codes import (
     quotients,
     scale_e4m3,
 )
+from deepinfer.kernels.triton.e2m1_codes import packed, power_pairs, quotient_pairs
+from deepinfer.kernels.triton.small_floats import through
 
 __all__ = ["cache_insert_kernel"]
 
 
 @triton.jit
-def _rotate(v, phases, at, inside, WIDTH: tl.constexpr, ROPE: tl.constexpr, KIND: tl.constexpr):
+def _rotate(
+    v, phases, at, inside, WIDTH: tl.constexpr, ROPE: tl.constexpr, KIND: tl.constexpr, PAIRS: tl.constexpr
+):  # fmt: skip
     """Turns the last ROPE of WIDTH channels, adjacent pairs; values pass through their dtype."""
     ROWS: tl.constexpr = v.shape[0]
     even, odd = tl.split(v.reshape(ROWS, WIDTH // 2, 2))
@@ -28,8 +32,8 @@ def _rotate(v, phases, at, inside, WIDTH: tl.constexpr, ROPE: tl.constexpr, KIND
     turned = inside & (pair >= 0)
     cos = tl.load(phases + at + 2 * pair, mask=turned, other=1.0)
     sin = tl.load(phases + at + 2 * pair + 1, mask=turned, other=0.0)
-    left = (even * cos - odd * sin).to(KIND).to(tl.float32)
-    right = (even * sin + odd * cos).to(KIND).to(tl.float32)
+    left = through(even * cos - odd * sin, KIND, PAIRS)
+    right = through(even * sin + odd * cos, KIND, PAIRS)
     return tl.join(tl.where(turned, left, even), tl.where(turned, right, odd)).reshape(ROWS, WIDTH)
 
 
@@ -49,9 +53,12 @@ def _load(x, gates, other_x, other_gates, at, other_at, c, mask, PAIR: tl.conste
 @triton.jit
 def _write(
     v, to, scales_to, keep, FIRST: tl.constexpr, COUNT: tl.constexpr, PADDED: tl.constexpr, BITS: tl.constexpr,
-    GROUP: tl.constexpr, SCALE: tl.constexpr, NATIVE: tl.constexpr, FUSED: tl.constexpr,
+    GROUP: tl.constexpr, SCALE: tl.constexpr, NATIVE: tl.constexpr, FUSED: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Quantises COUNT channels from FIRST on and writes their codes and scales; PADDED writes 0 for scales of none."""
+    """Quantises COUNT channels from FIRST on and writes their codes and scales; PADDED writes 0 for scales of none.
+
+    PAIRS: values are those of bf16, and the chip makes codes of four bits from two of them at a time.
+    """
     ROWS: tl.constexpr = v.shape[0]
     WIDTH: tl.constexpr = v.shape[1]
     GROUPS: tl.constexpr = WIDTH // GROUP
@@ -63,24 +70,38 @@ def _write(
     if SCALE == 1:
         byte, factor = scale_e4m3(most, FUSED)
         tl.store(scales_to + g, byte.to(tl.uint8), mask=good)
-        y = quotients(grouped, factor[:, :, None], FUSED)
     else:
         byte = power_of_two_scale(most, BITS)
-        y = grouped * inverse_e8m0(byte)[:, :, None]
+        factor = inverse_e8m0(byte)
         if SCALE == 2:
             tl.store(scales_to.to(tl.pointer_type(tl.float32)) + g, decode_e8m0(byte), mask=good)
         elif PADDED:
             tl.store(scales_to + g, tl.where(g < COUNT // GROUP, byte, 0).to(tl.uint8), mask=keep)
         else:
             tl.store(scales_to + g, byte.to(tl.uint8), mask=good)
-    y = y.reshape(ROWS, WIDTH)
     if BITS == 8:
+        y = (grouped * factor[:, :, None]).reshape(ROWS, WIDTH)
         c = tl.arange(0, WIDTH)[None, :]
         tl.store(to + (FIRST + c), encode_e4m3(y, NATIVE), mask=keep & (c < COUNT))
     else:
-        low, high = tl.split(encode_e2m1(y).reshape(ROWS, WIDTH // 2, 2))
+        if PAIRS:
+            w = packed(v.reshape(ROWS * GROUPS, GROUP), ROWS * GROUPS, GROUP)
+            each = factor.reshape(ROWS * GROUPS)[:, None]
+            if SCALE == 1:
+                broken = (byte == 0x7F).reshape(ROWS * GROUPS)[:, None]
+                code = quotient_pairs(w, each, broken)
+            else:
+                code = power_pairs(w, each)
+            code = code.reshape(ROWS, WIDTH // 2)
+        else:
+            if SCALE == 1:
+                y = quotients(grouped, factor[:, :, None], FUSED)
+            else:
+                y = grouped * factor[:, :, None]
+            y = y.reshape(ROWS, WIDTH)
+            low, high = tl.split(encode_e2m1(y).reshape(ROWS, WIDTH // 2, 2))
+            code = (low | (high << 4)).to(tl.uint8)
         c = tl.arange(0, WIDTH // 2)[None, :]
-        code = (low | (high << 4)).to(tl.uint8)
         tl.store(to + (FIRST // 2 + c), code, mask=keep & (c < COUNT // 2))
 
 
@@ -94,7 +115,7 @@ def cache_insert_kernel(
     CODED: tl.constexpr, TAIL: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     SCALE: tl.constexpr, ROW_STRIDE: tl.constexpr, TAIL_AT: tl.constexpr, SCALE_STRIDE: tl.constexpr,
     SCALES_AT: tl.constexpr, PAGE: tl.constexpr, NATIVE: tl.constexpr, FUSED: tl.constexpr, ROWS: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    ALIGNED: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Writes the rows that have a slot; see the launcher for the arguments.
 
@@ -162,17 +183,17 @@ def cache_insert_kernel(
         d = MAIN + tl.arange(0, APART)[None, :]
         tail = _load(x, gate_rows, other_x, other_gates, at, before, d, read[:, None], PAIR)
     if HAS_NORM:
-        v = v.to(KIND).to(tl.float32)
+        v = through(v, KIND, PAIRS)
         square = tl.sum(v * v, 1)
         if APART > 0:
-            tail = tail.to(KIND).to(tl.float32)
+            tail = through(tail, KIND, PAIRS)
             square += tl.sum(tail * tail, 1)
         # A latent of no token is 0, also without eps.
         factor = tl.where(read, tl.rsqrt(square / (CODED + TAIL) + eps), 0.0)[:, None]
         gain = tl.load(weight + c, mask=c < MAIN, other=0.0).to(tl.float32)
-        v = (v * factor * gain).to(KIND).to(tl.float32)
+        v = through(v * factor * gain, KIND, PAIRS)
         if APART > 0:
-            tail = (tail * factor * tl.load(weight + d).to(tl.float32)).to(KIND).to(tl.float32)
+            tail = through(tail * factor * tl.load(weight + d).to(tl.float32), KIND, PAIRS)
     if HAS_LATENTS:
         to = latents + (r * stride_latents)[:, None]
         tl.store(to + c, v.to(KIND), mask=inside[:, None] & (c < MAIN))
@@ -185,17 +206,19 @@ def cache_insert_kernel(
         turns = read & (turn >= 0) & (turn < num_phases)
         turn = (turn * stride_phases)[:, None]
         if APART > 0:
-            tail = _rotate(tail, phases, turn, turns[:, None], APART, ROPE, KIND)
+            tail = _rotate(tail, phases, turn, turns[:, None], APART, ROPE, KIND, PAIRS)
         else:
-            v = _rotate(v, phases, turn, turns[:, None], WIDTH, ROPE, KIND)
+            v = _rotate(v, phases, turn, turns[:, None], WIDTH, ROPE, KIND, PAIRS)
     page = cache + page_of_slot * stride_page
     row = (slot % PAGE).to(tl.int32)
     to = (page + row * ROW_STRIDE)[:, None]
     scales_to = (page + (SCALES_AT + row * SCALE_STRIDE))[:, None]
     keep = kept[:, None]
-    _write(v, to, scales_to, keep, 0, MAIN, TAIL > 0, BITS, GROUP, SCALE, NATIVE, FUSED)
+    _write(v, to, scales_to, keep, 0, MAIN, TAIL > 0, BITS, GROUP, SCALE, NATIVE, FUSED, PAIRS)
     if TAIL > 0:
         bf16 = (to + TAIL_AT).to(tl.pointer_type(tl.bfloat16))
         tl.store(bf16 + tl.arange(0, TAIL)[None, :], tail.to(tl.bfloat16), mask=keep)
     elif APART > 0:
-        _write(tail, to, scales_to, keep, MAIN, APART, False, BITS, GROUP, SCALE, NATIVE, FUSED)
+        _write(
+            tail, to, scales_to, keep, MAIN, APART, False, BITS, GROUP, SCALE, NATIVE, FUSED, PAIRS
+        )

@@ -12,6 +12,7 @@ from torch import Tensor
 from deepinfer.kernels.formats import KVCacheFormat
 from deepinfer.kernels.triton.cache_gather import cache_gather_kernel, cache_state_kernel
 from deepinfer.kernels.triton.cache_insert import cache_insert_kernel
+from deepinfer.kernels.triton.quant_launch import hardware_level
 
 __all__ = ["CacheTuning", "constants", "gather_rows", "insert_rows", "keep_state"]
 
@@ -26,10 +27,12 @@ class CacheTuning:
     Attributes:
         rows: Rows of a program, a power of two.
         num_warps: Warps of a program.
+        pairs: Whether bf16 is rounded and coded two values at a time, on chips that can (compute capability 9.0 and above).
     """
 
     rows: int
     num_warps: int
+    pairs: bool = True
 
 
 def constants(form: KVCacheFormat, page_size: int, native: bool) -> dict[str, int | bool]:
@@ -135,6 +138,7 @@ def insert_rows(
         FUSED=not interpreted,
         ROWS=tuning.rows,
         ALIGNED=gates is not None and state is not None and _aligned(x, gates, state),
+        PAIRS=tuning.pairs and kind == torch.bfloat16 and hardware_level(x) == 2,
         num_warps=tuning.num_warps,
         **options,
     )
