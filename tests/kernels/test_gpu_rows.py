@@ -80,6 +80,42 @@ def test_coefficients_of_bf16_streams() -> None:
             assert torch.equal(a, b[:count])
 
 
+def test_many_tokens_and_few_have_the_same_coefficients() -> None:
+    """Many tokens take pieces of the channels in pairs; a prepared projection is what the kernel makes itself."""
+    streams = torch.randn(4200, 4, 1280, device="cuda").bfloat16()
+    pre, base, scale = (torch.rand(s, device="cuda") for s in ((4200, 4), (24,), (3,)))
+    fn = torch.randn(24, 5120, device="cuda") * 0.02
+    prepared = kernels.prepare_mhc_projection(fn)
+    whole = kernels.mhc_pre(streams, pre, fn, base, scale, backend="triton")
+    for _ in range(20):
+        again = kernels.mhc_pre(streams, pre, prepared, base, scale, backend="triton")
+        for a, b in zip(again, whole, strict=True):
+            assert torch.equal(a, b)
+    for count in (1, 65, 1000, 4095):
+        part = kernels.mhc_pre(streams[:count], pre[:count], fn, base, scale, backend="triton")
+        for a, b in zip(part, whole, strict=True):
+            assert torch.equal(a, b[:count])
+
+
+def test_heads_that_are_normed_turned_and_cast() -> None:
+    x = torch.randn(33, 6, 544, device="cuda").bfloat16()[:, 1:5, :512]
+    phases, at = torch.randn(40, 32, 2, device="cuda"), torch.randint(0, 40, (33,), device="cuda")
+    weight = torch.randn(512, device="cuda").bfloat16()
+    for format in ("fp8", "mxfp4", "nvfp4"):
+        turned = kernels.apply_rope(x, phases, at, backend="torch")
+        wanted = cast_rows(turned.cpu(), format, 32)
+        given = (phases, at)
+        found = kernels.rms_norm_rope_quant(x, None, 1e-6, *given, format=format, backend="triton")
+        assert same(found[0], wanted[0])
+        assert same(found[1], wanted[1])
+        normed = kernels.rms_norm_rope_quant(
+            x, weight, 1e-6, *given, format=format, backend="triton"
+        )
+        plain = kernels.rms_norm_rope_quant(x, weight, 1e-6, *given, format=format, backend="torch")
+        differing = normed[0].view(torch.uint8) != plain[0].view(torch.uint8)
+        assert differing.float().mean() < 2e-3
+
+
 def test_rows_alone() -> None:
     x, r = (torch.randn(257, 5120, device="cuda").bfloat16() for _ in range(2))
     w = torch.randn(5120, device="cuda").bfloat16()
