@@ -116,7 +116,11 @@ def lookup_by_groups(
     coarse = max(coarse, 256 * warps)
     block, block_warps = (16384, 8) if n > 262144 else (4096, 4)
     capacity = max(1024, _power(2 * k))
-    tiles = 3 if few and warps == 8 else 1 if group > 8 else 2
+    tiles = 1 if group > 8 else 2
+    if few and warps == 8:
+        tiles = 3
+    elif few and group <= 8 and item_bytes == 2:
+        tiles = 3 if k <= 1024 else 4
     registers = 0 if few else 112 if warps == 4 else 80 if group > 8 and n // group <= 4096 else 128
     return group, block, block_warps, coarse, capacity, tiles, warps, True, registers
 
