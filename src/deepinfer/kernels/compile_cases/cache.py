@@ -22,10 +22,13 @@ _STRIDES = (
 
 def cases() -> list[CompileCase]:
     """One insert of each format on Hopper, the published ones on every chip."""
-    found = [_insert(_F.V41_MXFP8, 64, (90, 100, 120)), _insert(_F.V41_MXFP8, 8192)]
-    found += [_insert(_F.V41_NVFP4, 8192), _insert(_F.INDEXER_MXFP4, 8192, (80, 90))]
+    older, newer = (80, 89), (90, 100, 120)
+    found = [_insert(_F.V41_MXFP8, 8192, chips) for chips in (older, newer)]
+    found += [_insert(_F.V41_NVFP4, 8192, chips) for chips in (older, newer)]
+    found += [_insert(_F.INDEXER_MXFP4, 8192, (chip,)) for chip in (80, 90)]
     found += [_insert(f, 8192, (90,)) for f in (_F.V4_FP8, _F.V32_FP8, _F.INDEXER_FP8)]
-    found += [_compress(8192, True), _compress(64, True, (90,)), _compress(8192, False, (90,))]
+    found += [_compress(8192, True, chips) for chips in (older, newer)]
+    found += [_compress(64, True, (90,)), _compress(8192, False, (90,))]
     found += [
         _gather(f, chips)
         for f, chips in (
@@ -44,18 +47,14 @@ def _constants(form: KVCacheFormat, rows: int) -> dict[str, int | bool]:
     return constants(form, 64, True) | {"ROWS": rows}
 
 
-def _insert(
-    form: KVCacheFormat, rows: int, chips: tuple[int, ...] = (80, 89, 90, 100, 120)
-) -> CompileCase:
+def _insert(form: KVCacheFormat, rows: int, chips: tuple[int, ...]) -> CompileCase:
     return _rows("rope_quant_insert", form, configs.lookup_insert(rows, form.channels, False), chips, "*bf16", {
         "PAIR": False, "HAS_LAST": False, "HAS_NORM": True, "HAS_FLOOR": True, "HAS_LATENTS": False,
         "HAS_PHASE_INDEX": False, "ROPE": 64, "KIND": "bf16",
     }, f"{form.name} {rows} rows")  # fmt: skip
 
 
-def _compress(
-    rows: int, pair: bool, chips: tuple[int, ...] = (80, 89, 90, 100, 120)
-) -> CompileCase:
+def _compress(rows: int, pair: bool, chips: tuple[int, ...]) -> CompileCase:
     form = KVCacheFormat.V41_NVFP4
     return _rows("compress_norm", form, configs.lookup_compress(rows), chips, "*fp32", {
         "PAIR": pair, "HAS_LAST": pair, "HAS_NORM": True, "HAS_FLOOR": False, "HAS_LATENTS": True,
