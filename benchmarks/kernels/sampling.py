@@ -273,7 +273,7 @@ def cases() -> list[Case]:
         found.append(Case("log_probs", f"64 x {VOCAB} top {top}", "table", logprobs(64, top)))
     for rows in (1, 64, 256):
         shape = f"{rows} x {VOCAB} fp32"
-        for sizes in (None, (2048, 4)):
+        for sizes in (None, (4096, 8)):
             name = "table" if sizes is None else f"{sizes[0]} w{sizes[1]}"
             found.append(Case("gumbel_sample", shape, name, gumbel(rows, sizes)))
     for rows in (1, 64):

@@ -97,7 +97,7 @@ def test_standard_verdicts_have_the_law_of_the_target(known) -> None:
     laws = None
     if known:
         laws = draft.expand(n, 2, 3).contiguous()
-        drafts = torch.stack([sampling.gumbel_sample(laws[:, j], seeds, positions + j, stream=1) for j in range(2)], 1)  # fmt: skip
+        drafts = torch.stack([sampling.gumbel_sample(laws[:, j], seeds, positions + j, stream=1, backend="torch") for j in range(2)], 1)  # fmt: skip
     out, accepted = spec.speculative_verify(
         target.repeat(n, 1),
         drafts,
@@ -106,6 +106,7 @@ def test_standard_verdicts_have_the_law_of_the_target(known) -> None:
         seeds,
         rule="standard",
         draft_logits=laws,
+        backend="torch",
     )
     p = target.double().softmax(-1)
     first = torch.bincount(out[:, 0], minlength=3).double() / n

@@ -146,7 +146,7 @@ def cases() -> list[CompileCase]:
                     "row",
                     draw.best_of_chunks_kernel,
                     row,
-                    flags | {"CHUNKS": 32},
+                    flags | {"CHUNKS": 64 if drawn else 32},
                     options={"num_warps": 4 if drawn else 1},
                     chips=(90,),
                 )

@@ -19,7 +19,7 @@ PENALTY_BLOCK = 256
 # (tokens of a chunk, warps)
 _SIZES = {
     "argmax": (4096, 4),
-    "gumbel": (4096, 8),
+    "gumbel": (2048, 4),
     "maxima": (8192, 8),
     "bracket": (8192, 16),
     "first_round": (2048, 4),
