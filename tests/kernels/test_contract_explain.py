@@ -51,6 +51,16 @@ def test_a_call_of_several_operations_shows_all_of_them() -> None:
     assert len(str(choice).splitlines()) > len(choice.then)
 
 
+def test_what_was_not_computed_is_not_used() -> None:
+    """Values of a selection that was not made are read from the first place; the caller's memory stays as it is."""
+    x = torch.randn(2, 100)
+    for _ in range(20):
+        assert explain(kernels.topk, x, 4).operation == "topk"
+    places = torch.full((2, 4), 2**30, dtype=torch.int32)
+    assert explain(kernels.topk, x, 4, output_idx=places).operation == "topk"
+    assert torch.equal(places, torch.full_like(places, 2**30))
+
+
 def test_wrong_arguments_and_what_comes_after() -> None:
     x = torch.ones(2, 32)
     with pytest.raises(ShapeError, match="weight has shape"):

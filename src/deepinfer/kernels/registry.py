@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -57,7 +57,7 @@ FAMILIES = (
 _library = torch.library.Library("deepinfer", "FRAGMENT")
 _wish: ContextVar[str | None] = ContextVar("deepinfer_kernel_backend", default=None)
 # Inside of `explain`: choices instead of calls.
-_choices: ContextVar[list[Choice] | None] = ContextVar("deepinfer_kernel_choices", default=None)
+_choices: ContextVar[_Choices | None] = ContextVar("deepinfer_kernel_choices", default=None)
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class Operation:
         if choices is None:
             self._run(backend, *args)
         else:
-            choices.append(self.explain(backend, *args))
+            choices.note(self, backend, args)
 
     def _run(self, backend: str | None, *args: Any) -> None:
         chosen = self.choose(backend, *args)
@@ -243,6 +243,45 @@ class Operation:
             # Torch takes some indices from another device, and waits for them: that would be a silent fallback.
             check_devices(self.name, *args)
         chosen.function(*args)
+
+
+class _Choices:
+    """What is noted inside of `explain`, instead of calls."""
+
+    def __init__(self, given: Iterable[object]) -> None:
+        """None yet.
+
+        Args:
+            given: The caller's arguments, whose tensors stay as they are.
+        """
+        self.found: list[Choice] = []
+        parts = (p for x in given for p in (x if isinstance(x, (tuple, list)) else (x,)))
+        self._owned = {_memory(x) for x in parts if isinstance(x, torch.Tensor)}
+
+    def note(self, operation: Operation, backend: str | None, args: tuple[Any, ...]) -> None:
+        """Notes the choice of one operation, and goes on with zeros for what it would have written.
+
+        Raises:
+            _Noted: It would have written to a tensor of the caller, so that what comes behind cannot go on.
+        """
+        self.found.append(operation.explain(backend, *args))
+        written = [
+            x
+            for part, x in zip(operation.schema.split(","), args, strict=True)
+            if "!)" in part and isinstance(x, torch.Tensor)
+        ]
+        if any(_memory(x) in self._owned for x in written):
+            raise _Noted
+        for x in written:
+            x.zero_()
+
+
+class _Noted(BaseException):
+    """Ends the call that `explain` looks into."""
+
+
+def _memory(x: torch.Tensor) -> int:
+    return x.untyped_storage().data_ptr()
 
 
 def _nothing(*args: Any) -> None:
@@ -276,7 +315,8 @@ def explain(kernel: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Choi
         kwargs: What the function would be called with, `backend` too.
 
     Returns:
-        The choice, with those behind it when the call makes several operations; `print` shows them with all reasons.
+        The choice, with those behind it when the call makes several operations; `print` shows them with all reasons. What
+        comes behind an operation that would write to a tensor of the caller's is not looked at.
 
     Raises:
         ConfigError: There is no operation of this name, or the function calls none for these arguments.
@@ -285,19 +325,21 @@ def explain(kernel: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Choi
     if isinstance(kernel, str):
         backend = kwargs.pop("backend", None)
         return operation(kernel).explain(backend, *args, **kwargs)
-    choices: list[Choice] = []
+    choices = _Choices((*args, *kwargs.values()))
     token = _choices.set(choices)
     try:
         kernel(*args, **kwargs)
+    except _Noted:
+        pass
     finally:
         _choices.reset(token)
-    if not choices:
+    if not choices.found:
         name = getattr(kernel, "__name__", repr(kernel))
         raise ConfigError(
             f"{name} makes no choice for these arguments: it is plain torch, or its tensors have no rows.",
             field="kernel", value=name, limit="a call that computes something",
         )  # fmt: skip
-    return replace(choices[0], then=tuple(choices[1:]))
+    return replace(choices.found[0], then=tuple(choices.found[1:]))
 
 
 def operations() -> tuple[Operation, ...]:
