@@ -209,6 +209,7 @@ class EntryStore:
         self._entries: dict[tuple[tuple[int, tuple[int, ...], int], ...], Entry] = {}
         self._merged: dict[tuple[Entry, ...], Entry] = {}
         self._joined: dict[Entry, Entry] = {}
+        self._reach: dict[Entry, int] = {}
         self._held: dict[Entry, list[Int32Array]] = {}
         self._both: dict[tuple[int, int], tuple[Keep, Keep, Keep]] = {}
         self.num_merged = 0
@@ -257,6 +258,18 @@ class EntryStore:
                 segments.append((space, nodes, keep))
         found = self._joined[entry] = self.entry(segments)
         self._joined[found] = found
+        return found
+
+    def reach(self, entry: Entry) -> int:
+        """Bytes of the longest string behind an entry's nodes, or more."""
+        found = self._reach.get(entry)
+        if found is None:
+            found = 0
+            for space, nodes, _ in entry.segments:
+                trie = space.trie
+                longest = max([int(trie.deepest[node]) - trie.level_of(node) for node in nodes])
+                found = max(found, longest)
+            self._reach[entry] = found
         return found
 
     def labels(self, entry: Entry) -> int:

@@ -122,6 +122,10 @@ class FrameUnits:
         if shared is not None:
             self._units[key] = shared
             return shared
+        base, low, high = self.nodes.uncounted(state)
+        if base and not low and high >= self.entries.reach(entry):  # no string is so long
+            unit = self._units[key] = self.unit(base, entry)
+            return unit
         unit = self._walk_unit(state, entry)
         self._units[key] = unit
         if shape > 0:

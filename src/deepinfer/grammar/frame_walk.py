@@ -17,6 +17,9 @@ from deepinfer.grammar.trie import TokenTrie
 
 __all__ = ["FrameWalk", "Found"]
 
+SPARSE_NODES, MANY_CHILDREN = 160, 2000
+"""So many nodes with so many children are still walked one by one when few bytes are live."""
+
 MAX_OPEN = 8
 """States whose tokens are worked out one within the other."""
 
@@ -91,7 +94,7 @@ class FrameWalk:
         """
         ranks: list[int] = []
         while frontier:
-            if len(frontier) <= NARROW or without:
+            if len(frontier) <= NARROW or without or self._is_sparse(space.trie, frontier):
                 frontier = self._step_few(space, keep, frontier, found, ranks, without)
                 without = frozenset()
                 continue
@@ -102,6 +105,15 @@ class FrameWalk:
             frontier = list(zip(nodes.tolist(), states.tolist(), strict=True))
         if ranks:
             found.tokens.append((space, keep, np.array(ranks, dtype=np.int32)))
+
+    def _is_sparse(self, trie: TokenTrie, frontier: Frontier) -> bool:
+        """Whether a level of not so few nodes has far more children than can be live."""
+        if len(frontier) > SPARSE_NODES:
+            return False
+        moves, children = self._states.moves_of, trie.children
+        if any(moves(state)[1] is None for state in {state for _, state in frontier}):
+            return False
+        return sum([children[node + 1] - children[node] for node, _ in frontier]) > MANY_CHILDREN
 
     def arrive(
         self,
