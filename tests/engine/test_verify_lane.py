@@ -47,10 +47,12 @@ class Dice:
         return [self._random.randint(0, count) for count in counts]
 
 
-def make(model: DeepseekV41, *, recorded: bool, depth: int = 1, **parts) -> Engine:
+def make(
+    model: DeepseekV41, *, recorded: bool, depth: int = 1, deterministic: bool = False, **parts
+) -> Engine:
     config = {
         "max_num_seqs": 3, "max_model_len": 128, "async_depth": depth, "cuda_graphs": recorded,
-        "deterministic": True,
+        "deterministic": deterministic,
     }  # fmt: skip
     engine = Engine(model=model, config=config, drafter="dspark", **parts)
     if recorded:
@@ -106,10 +108,11 @@ def test_the_same_comes_out(model, monkeypatch, depth, kind) -> None:
     assert (
         kind == "some" or max(lanes) == 3
     )  # a row with penalties sends its neighbours another way
-    with make(model, recorded=False, depth=depth) as engine:
-        assert [o.token_ids for o in engine.generate(PROMPTS, params)] == [
-            token_ids for token_ids, *_ in found[0][0]
-        ]
+    if depth:
+        with make(model, recorded=False, depth=depth) as engine:
+            assert [o.token_ids for o in engine.generate(PROMPTS, params)] == [
+                token_ids for token_ids, *_ in found[0][0]
+            ]
 
 
 @pytest.mark.parametrize("verify", ["dice", "cost", "off"])
@@ -121,9 +124,9 @@ def test_lengths_change_nothing(model, monkeypatch, verify) -> None:
     }[verify]
     lanes = count_lanes(monkeypatch)
     params = [GREEDY, GREEDY.replace(temperature=0.7, seed=4, max_tokens=24), GREEDY, GREEDY]
-    with make(model, recorded=False) as engine:
+    with make(model, recorded=False, deterministic=verify == "dice") as engine:
         expected = [o.token_ids for o in engine.generate(PROMPTS, params)]
-    with make(model, recorded=True, verify=policy) as engine:
+    with make(model, recorded=True, verify=policy, deterministic=verify == "dice") as engine:
         outputs = engine.generate(PROMPTS, params)
         assert [o.token_ids for o in outputs] == expected
         engine.check()
