@@ -42,10 +42,11 @@ class StateLoops:
         ]
         others = self._others = other_characters()
         self._other_tests = SliceTests(states, others, cut_off=True)
-        self._ascii = [sum([1 << b for b in members if b < 128]) for members in states.members]
-        self._weights = [
-            sum([weights[b] for b in members if b < 128]) for members in states.members
-        ]
+        self._ascii = [0] * states.num_classes
+        self._weights = [0] * states.num_classes
+        for byte, index in enumerate(states.classes[:128]):
+            self._ascii[index] |= 1 << byte
+            self._weights[index] += weights[byte]
         # First bytes of longer characters that neither the automaton nor the encoding tells apart.
         leads: dict[tuple[int, int], tuple[int, int]] = {}
         for byte in LEADS:

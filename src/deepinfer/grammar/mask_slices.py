@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from operator import itemgetter
 
 from deepinfer.grammar.mask_states import StateRows
 from deepinfer.grammar.slices import BOUNDARY, DEAD, CharacterSet
@@ -52,11 +51,8 @@ class SliceTests:
     @cached_property
     def _edges(self) -> list[list[tuple[int, Callable[[Moves], Moves]]]]:
         """Per state of the set: next states of the set, each with what takes the targets of its bytes from a row."""
-        classes = self._states.classes
-        return [
-            [(after, _taker(set(group.translate(classes)))) for after, group in groups]
-            for groups in self._groups
-        ]
+        taker = self._states.taker
+        return [[(after, taker(group)) for after, group in groups] for groups in self._groups]
 
     def may_hold(self, state: int) -> bool:
         """Whether every first byte of a character is live, which `loops` and `contains` need."""
@@ -175,11 +171,3 @@ class SliceTests:
                         seen.add((after, target))
                         stack.append((after, target))
         return True
-
-
-def _taker(classes: set[int]) -> Callable[[Moves], Moves]:
-    """What takes the entries of some classes from a row."""
-    if len(classes) == 1:
-        (index,) = classes
-        return lambda row: (row[index],)
-    return itemgetter(*classes)

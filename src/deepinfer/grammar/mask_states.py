@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import itemgetter
 from typing import Protocol
 
 import numpy as np
@@ -73,6 +75,7 @@ class StateRows:
         self.members: list[list[int]] = [[] for _ in range(self.num_classes)]
         for byte, index in enumerate(self.classes):
             self.members[index].append(byte)
+        self._takers: dict[bytes, Callable[[tuple[int, ...]], tuple[int, ...]]] = {}
         self._moves: dict[int, Moves] = {}
         self._certain_moves: dict[int, Moves] = {}
         self._live: dict[int, int] = {}
@@ -131,6 +134,16 @@ class StateRows:
                     bits |= 1 << index
             self._live[state] = bits
         return bits
+
+    def taker(self, members: bytes) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
+        """What takes the next states of some bytes, those of one class once, from a state's transitions."""
+        found = self._takers.get(members)
+        if found is None:
+            classes = set(members.translate(self.classes))
+            index = classes.pop()
+            found = itemgetter(index, *classes) if classes else itemgetter(slice(index, index + 1))
+            self._takers[members] = found
+        return found
 
     def classes_of(self, members: bytes) -> int:
         """The classes of some bytes, as bits of an int."""
