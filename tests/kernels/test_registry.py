@@ -34,7 +34,7 @@ def test_operations_pass_the_checks_of_torch() -> None:
     args = (None, a[None], xs, b[None], ws, torch.empty(1, 6, 40), counts, None)
     torch.library.opcheck(torch.ops.deepinfer.m_grouped_gemm_nt_masked, args)
     layout = torch.zeros(6, dtype=torch.int32)
-    args = (None, a, xs, b[None], ws, torch.empty(6, 40), layout)
+    args = (None, a, xs, b[None], ws, torch.empty(6, 40), layout, None)
     torch.library.opcheck(torch.ops.deepinfer.m_grouped_gemm_nt_contiguous, args)
 
 
