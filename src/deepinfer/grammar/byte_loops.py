@@ -27,6 +27,9 @@ Int32Array = NDArray[np.int32]
 LEADS = range(0xC2, 0xF5)
 """Bytes that begin a character of more than one byte. In a set of bytes, one stands for all characters it begins."""
 
+MANY_IDS = 1000
+"""Ids that are not packed one by one."""
+
 _FIRST_LEAD = LEADS[0]
 _ALL_LEADS = sum(1 << byte for byte in LEADS)
 _HALF = (1 << 64) - 1
@@ -337,9 +340,14 @@ class ByteLoops:
 
     def _without(self, ids: Int32Array) -> Int32Array:
         """Mask of all tokens but some; read-only."""
-        words = self._vocab.full_row.copy()
-        index, values = pack_ids(ids)
-        words[index] &= ~values
+        if len(ids) < MANY_IDS:
+            words = self._vocab.full_row.copy()
+            index, values = pack_ids(ids)
+            words[index] &= ~values
+        else:
+            left = self._is_text.copy()
+            left[ids] = False
+            words = self._pack(left)
         words.flags.writeable = False
         return words
 
