@@ -71,7 +71,6 @@ class FrameNodes:
         self._joins: dict[tuple[int, ...], tuple[int, bool, bool]] = {}
         self._wide_frames: dict[int, bool] = {}
         self._branches: dict[int, Branch | None] = {}
-        self._firsts: dict[int, int] = {}
         self._members: dict[int, tuple[Keys | None, list[Node]]] = {}
 
     def node(self, state: int) -> Node:
@@ -302,8 +301,10 @@ class FrameNodes:
         first = self.split(rest)[0]
         if first.kind != LIT:
             return False
-        repeat = _divided(frame)[0][0]
-        return not self._automaton.step(self.state(repeat), first.text[0])
+        repeat, byte = _divided(frame)[0][0], first.text[0]
+        if not first_bytes(repeat, 30) >> byte & 1:
+            return True
+        return not self._automaton.step(self.state(repeat), byte)
 
     def without(self, stack: Node) -> tuple[Node, int]:
         """For a stack whose way is `EXCEPT`: the stack without the exception, and the byte that ends its strings."""
@@ -332,13 +333,6 @@ class FrameNodes:
             else:
                 found = (Keys(pairs), others)
             self._members[pick.uid] = found
-        return found
-
-    def first(self, node: Node) -> int:
-        """Bytes with which the strings of a node may begin, as bits, perhaps more."""
-        found = self._firsts.get(node.uid)
-        if found is None:
-            found = self._firsts[node.uid] = first_bytes(node, 30)
         return found
 
     def is_live(self, node: Node) -> bool:
@@ -392,7 +386,6 @@ class FrameNodes:
         self._branches.clear()
         self._wide_frames.clear()
         self._members.clear()
-        self._firsts.clear()
 
 
 def _divided(frame: Node) -> tuple[list[Node], list[Node]]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from deepinfer.grammar.automaton import Automaton
 from deepinfer.grammar.bitmask import MaskRow
 from deepinfer.grammar.finite import Branch
+from deepinfer.grammar.first_bytes import first_bytes
 from deepinfer.grammar.frame_entries import Entry
 from deepinfer.grammar.frame_nodes import BAG, EXCEPT, PARTS, REPEAT, STRINGS, UNIT, Task
 from deepinfer.grammar.frame_tokens import Tokens
@@ -102,6 +103,7 @@ class FrameRows:
         self._units = FrameUnits(automaton, vocab)
         self._nodes = self._units.nodes
         self._tasks: dict[int, list[Task]] = {}
+        self._firsts: dict[int, int] = {}
         self._pieces: dict[tuple[int, Entry, int], Piece] = {}
         self._choices: dict[tuple[int, Entry, int], Piece] = {}
         self._rows: dict[tuple[int, int] | None, list[Tokens]] = {}
@@ -213,7 +215,7 @@ class FrameRows:
             entry = entries[0] if len(entries) == 1 else entries_of.merged(entries)
             joined = entries_of.known(entry)
             if joined is None:
-                if not self._nodes.first(node) & entries_of.labels(entry):
+                if not self._first(node) & entries_of.labels(entry):
                     continue  # none of the strings goes on
                 joined = entries_of.joined(entry)
             entry = joined
@@ -256,6 +258,13 @@ class FrameRows:
                     run.push(rest, exits)
         ends = tuple([(tag, entries_of.merged(some)) for tag, some in run.ends.items()])
         return Piece(tuple(run.tokens.values()), tuple(run.ids), ends)
+
+    def _first(self, node: Node) -> int:
+        """Bytes with which the strings of a node may begin, as bits, perhaps more."""
+        found = self._firsts.get(node.uid)
+        if found is None:
+            found = self._firsts[node.uid] = first_bytes(node, MAX_NESTING)
+        return found
 
     def _work(self) -> int:
         """What was worked out so far rather than found, in tasks."""
