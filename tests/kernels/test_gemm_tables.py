@@ -85,8 +85,7 @@ def test_tiles_of_groups_lie_in_one_group(calls, kind, expected) -> None:
     )  # fmt: skip
     assert gemm_backends.CONTIGUOUS_ALIGNMENT % rows == 0
     if kind != "bf16":
-        least = 8 if kind == "fp4_32" else 16
-        assert rows == {4: least, 16: 32, 40: 64}.get(expected or 0, 128)
+        assert rows == {4: 16, 16: 32, 40: 64}.get(expected or 0, 128)
 
 
 def test_only_the_weights_choose_the_order_of_a_sum(calls) -> None:

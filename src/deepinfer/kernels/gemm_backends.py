@@ -117,8 +117,7 @@ def _dense_hopper(x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d:
             _folded(x, xs, w[None], ws[None], None, d, m)
         elif xs is not None and ws is not None and m <= 64:
             split = xs.itemsize == 4 and configs.dense_split(n, k) == 2
-            table = configs.DENSE_FP8 if xs.itemsize == 4 else configs.DENSE_FP8_32
-            sizes = _tuning(configs.SPLIT_FP8 if split else table, x, n, k, m)
+            sizes = _tuning(configs.SPLIT_FP8 if split else configs.DENSE_FP8, x, n, k, m)
             launch.grouped_swapped(
                 x.contiguous()[None],
                 _bytes(xs)[None],

@@ -17,7 +17,7 @@ _TENSOR_CORES = ("HMMA", "QMMA", "HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA")
 def cases() -> list[CompileCase]:
     """Each entry once, in the form that needs most."""
     found = [_few(s, 128) for s in _sizes(configs.MASKED_FP8, configs.DENSE_FP8, configs.SPLIT_FP8)]  # fmt: skip
-    found += [_few(s, 32) for s in _sizes(configs.MASKED_FP8_32, configs.DENSE_FP8_32)]
+    found += [_few(s, 32) for s in _sizes(configs.MASKED_FP8_32)]
     for table, group in ((configs.FOLDED_MXFP4, 128), (configs.FOLDED_MXFP4_32, 32)):
         found += [(_folded if s[0] >= 8 else _decoded)(s, group) for s in _sizes(table)]
     found += [_many(s, True, True) for s in _sizes(configs.CONTIGUOUS_FP8)]

@@ -10,7 +10,6 @@ __all__ = [
     "CONTIGUOUS_MXFP4",
     "CONTIGUOUS_MXFP4_32",
     "DENSE_FP8",
-    "DENSE_FP8_32",
     "FOLDED_MXFP4",
     "FOLDED_MXFP4_32",
     "MASKED_FP8",
@@ -62,7 +61,6 @@ FOLDED_MXFP4_32: tuple[Row, ...] = (
     ("", 0, 0, 0, (2, 1, 6)),
 )
 CONTIGUOUS_MXFP4_32: tuple[Row, ...] = (
-    ("", 0, 0, 8, (8, 2, 11, 1, 2)),
     ("", 0, 0, 16, (16, 1, 5, 2, 3)),
     ("", 0, 0, 32, (32, 1, 3, 2, 3)),
     ("", 0, 0, 64, (64, 1, 8, 1, 2)),
@@ -72,12 +70,6 @@ DENSE_FP8: tuple[Row, ...] = (
     ("", 0, 0, 16, (16, 2, 5, 1, 2)),
     ("", 0, 0, 32, (32, 1, 10)),
     ("", 0, 0, 0, (64, 1, 10, 1, 1)),
-)
-# The same with scales for 32 channels
-DENSE_FP8_32: tuple[Row, ...] = (
-    ("", 0, 0, 16, (16, 2, 5, 1, 2)),
-    ("", 0, 0, 32, (32, 1, 10)),
-    ("", 0, 0, 0, (32, 1, 8, 1, 2)),
 )
 # The same for products whose even and odd steps are added up apart: `dense_split`
 SPLIT_FP8: tuple[Row, ...] = (
