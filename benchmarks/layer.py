@@ -312,16 +312,6 @@ class Bench:
 
         ms = self.time(call, record=True)
         more: dict[str, Any] = {"context": context}
-        if options.profile and self.device == "cuda":
-            try:
-                packed_stack._BESIDE = True
-                more["beside_ms"] = round(self.time(call, record=True), 4)
-                beside = step(inputs, context + 16).hidden
-                packed_stack._BESIDE = False
-                more["beside_equal"] = torch.equal(beside, step(inputs, context + 16).hidden)
-            except Exception:
-                self.say("FAILED beside", kind, rows, traceback.format_exc()[-1500:])
-            packed_stack._BESIDE = False
         if options.torch and kind == "S":
             plain = DecodeStep(model, cache, reference)  # type: ignore[arg-type]
             with use_backend("torch"):
@@ -406,7 +396,7 @@ class Bench:
         found: list[dict[str, torch.Tensor]] = []
         for plain in (False, True):
             kernels: Any = reference if plain else fused_kernels(self.device)
-            kept, wide_products._MANY_TOKENS = wide_products._MANY_TOKENS, 1 << 30 if plain else 16
+            kept, wide_products._MANY_TOKENS = wide_products._MANY_TOKENS, 1 << 30 if plain else 512
             rows = vars(model).get("row_kernels")
             vars(model)["row_kernels"] = lambda: kernels  # noqa: B023
             out = {}

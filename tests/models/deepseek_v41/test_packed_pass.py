@@ -209,23 +209,6 @@ def test_prompts_through_packed_weights(least, small_config, random_model, monke
     assert torch.allclose(found, wanted, atol=1e-4 * float(wanted.abs().max()))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_shared_expert_on_the_side_changes_no_bit(
-    dtype, small_config, random_model, monkeypatch
-) -> None:
-    _, made = pair_of_models(small_config, random_model, dtype)
-    found = []
-    for beside in (False, True):
-        monkeypatch.setattr(packed_stack, "_BESIDE", beside)
-        cache = shuffled_cache(made, 1)
-        inputs = DecodeInputs.empty(2, 2)
-        inputs.fill(
-            [[9], [10, 11]], [row_values(s, 0) for s in (Segment(0, 0, 1), Segment(2, 0, 2))]
-        )
-        found.append(DecodeStep(made, cache)(inputs, MAX_TOKENS).logits)
-    assert torch.equal(*found)
-
-
 @pytest.mark.parametrize("least", [1, 1000])
 def test_packed_layers_round_where_the_others_do(
     least, small_config, random_model, monkeypatch

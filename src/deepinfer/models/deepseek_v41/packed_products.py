@@ -107,8 +107,7 @@ def experts(
     x: Tensor,
     weights: Tensor,
     ids: Tensor,
-    shared: Tensor | None,
-    out: Tensor | None = None,
+    shared: Tensor,
 ) -> Tensor:
     """The routed experts of a layer from codes, and the output of the shared one added.
 
@@ -117,16 +116,14 @@ def experts(
         x: Input rounded to FP8 per 32 channels, shape [tokens, hidden].
         weights: Routing weights, shape [tokens, topk], fp32.
         ids: Expert ids, shape [tokens, topk], int64.
-        shared: Output of the shared expert, shape [tokens, hidden], or None to leave it out.
-        out: Written and returned, shape [tokens, hidden], bf16 or fp32; a new tensor in the dtype of `x` when None.
+        shared: Output of the shared expert, shape [tokens, hidden].
 
     Returns:
-        Shape [tokens, hidden].
+        Shape [tokens, hidden], in the dtype of `x`.
     """
     routed = moe.experts
     w13, w2 = routed.prepared or (_codes(routed.w13), _codes(routed.w2))
-    if out is None:
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     return fused_experts(
         x,
         w13,

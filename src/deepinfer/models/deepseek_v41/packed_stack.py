@@ -6,8 +6,6 @@ the values before rounding: the codes are those of the rounded values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,8 +31,6 @@ __all__ = ["enter", "leave", "run_packed_layer", "takes_packed"]
 
 # From here on the two launches over all channels of `mhc_pre` win over one program for each piece of a token.
 _MANY_TOKENS = 512
-# Whether steps of few tokens run the shared expert, and the pool's new rows, on a stream beside the other one.
-_BESIDE = False
 _FP8 = torch.float8_e4m3fn
 
 Pair = tuple[Tensor, Tensor]
@@ -112,10 +108,6 @@ def run_packed_layer(layer: Layer, streams: Tensor, pre: Tensor, run: Any) -> tu
     y, back, pre = enter(layer, streams, pre, run, "attn")
     streams = leave(streams, _attention(layer.attn, y, run), back, run)
     y, back, pre = enter(layer, streams, pre, run, "ffn")
-    if _BESIDE and isinstance(back, Tensor):
-        common, routed = _experts_beside(layer.ffn, y, run)
-        left = run.kernels.leave_streams(streams, common, back, routed.unsqueeze(1))
-        return left, pre
     weights, experts = _choices(layer.ffn, y, run)
     output = packed_products.experts(layer.ffn, y, weights, experts, _shared(layer.ffn, y))
     return leave(streams, output, back, run), pre
@@ -142,16 +134,14 @@ def _attention(attention: Attention, y: Tensor, run: Any) -> Tensor:
     narrow, kv = both.split(
         [both.shape[1] - attention.wkv.weight.shape[0], attention.wkv.weight.shape[0]], 1
     )
-    indexer, side = attention.indexer, None
-    if indexer is not None and attention.compressor is not None:
-        with _stream_beside(y) as side:
-            run.extend_pool(attention, attention.compressor, indexer, y)
     bottleneck = rms_norm_rope_quant(narrow, attention.q_norm.weight, attention.q_norm.eps)
     queries = product(attention.wq_b.weight, bottleneck, y).view(len(y), attention.num_heads, -1)
     apply_rope(queries, phases, out=queries)
     norm = attention.kv_norm
     run.write_windows(attention, kv.unsqueeze(1), norm.weight, norm.eps, phases, "fp8")
-    _join(side, y)
+    indexer = attention.indexer
+    if indexer is not None and attention.compressor is not None:
+        run.extend_pool(attention, attention.compressor, indexer, y)
     if indexer is not None and run.needs_scores(attention):
         index_queries = product(indexer.wq_b.weight, bottleneck, y)
         index_queries = run.kernels.norm_rope_round(
@@ -202,35 +192,3 @@ def _shared(moe: MoE, y: Tensor) -> Tensor:
     shared = moe.shared_experts
     gate_up = _side_by_side(shared.joined, (shared.w1, shared.w3), y)
     return product(shared.w2.weight, silu_and_mul_quant(gate_up, limit=moe.limit), y)
-
-
-def _experts_beside(moe: MoE, y: Tensor, run: Any) -> tuple[Tensor, Tensor]:
-    """Outputs of the shared and of the routed experts, the second in fp32, each of shape [tokens, hidden].
-
-    On a GPU the shared expert runs on a stream beside, between the small steps around the routed ones.
-    """
-    with _stream_beside(y) as side:
-        common = _shared(moe, y)
-    routed = y.new_empty(y.shape, dtype=torch.float32)
-    weights, experts = _choices(moe, y, run)
-    packed_products.experts(moe, y, weights, experts, None, routed)
-    _join(side, y)
-    return common, routed
-
-
-def _join(side: torch.cuda.Stream | None, y: Tensor) -> None:
-    """Lets the current stream wait for what was begun beside it."""
-    if side is not None:
-        torch.cuda.current_stream(y.device).wait_stream(side)
-
-
-@contextmanager
-def _stream_beside(y: Tensor) -> Iterator[torch.cuda.Stream | None]:
-    """A stream that begins where the current one stands, for steps of few tokens; None for the current one itself."""
-    if not (_BESIDE and y.is_cuda and len(y) < _MANY_TOKENS):
-        yield None
-        return
-    side = torch.cuda.Stream(y.device)
-    side.wait_stream(torch.cuda.current_stream(y.device))
-    with torch.cuda.stream(side):
-        yield side

@@ -16,7 +16,7 @@ from deepinfer.kernels import bf16_gemm_nt
 
 __all__ = ["split_weight", "wide_linear"]
 
-_MANY_TOKENS = 16
+_MANY_TOKENS = 512
 
 
 def split_weight(weight: Tensor) -> Tensor:
@@ -45,9 +45,6 @@ def wide_linear(owner: nn.Module, weights: Sequence[Tensor], y: Tensor) -> list[
     if parts is None or few or parts.device != y.device:
         wide = y.float()
         return [F.linear(wide, weight) for weight in weights]
-    if y.is_cuda:  # torch divides the sums of few rows among programs
-        products = torch.mm(y, parts.t(), out_dtype=torch.float32)
-    else:
-        products = bf16_gemm_nt(y, parts, y.new_empty(len(y), len(parts), dtype=torch.float32))
+    products = bf16_gemm_nt(y, parts, y.new_empty(len(y), len(parts), dtype=torch.float32))
     total = products.view(len(y), 3, -1).sum(1)
     return list(total.split([len(w) for w in weights], 1))
