@@ -6,6 +6,7 @@ import pytest
 
 from deepinfer.engine.cost_fit import fit_costs
 from deepinfer.engine.graph_buckets import recorded_rows
+from deepinfer.speculative import VerificationScheduler
 
 
 def samples(rounded=lambda n: n) -> list[tuple[int, int, float, float]]:
@@ -65,3 +66,10 @@ def test_noise_leaves_a_usable_model() -> None:
     )
     assert (cost.table(8) > 0).all()
     assert min(cost.draft.values()) >= 0
+
+
+def test_rows_that_look_free_are_no_reason_to_warn() -> None:
+    samples = [(count, count * (1 + k), 1e-3, 1e-4) for count in (1, 2, 4) for k in (0, 1, 2)]
+    cost = fit_costs(samples)
+    assert not cost.is_flat
+    VerificationScheduler(cost)  # warnings are errors

@@ -62,6 +62,9 @@ def fit_costs(
     extra = np.array([rest[request_at == at].min() for at in range(len(requests))])
     least = min(float(extra.min()), 0.0)
     extra, by_rows = extra - least, np.maximum(_LEAST_SHARE * total.min(), by_rows + least)
+    by_rows = (
+        by_rows + _LEAST * sizes
+    )  # of plans that take as long the one with fewer rows is better
     graph_sizes: Sequence[int] = ()
     if rounded is not None:
         graph_sizes = sorted({rounded(rows) for rows in range(1, int(sizes[-1]) + 1)})
