@@ -67,7 +67,7 @@ def prepare_products(model: nn.Module) -> None:
     """Brings packed weights into the forms that the kernels read fastest; once, when a model is loaded.
 
     Weights of one input come to lie one above the other in memory, so that one product serves them, and fp32 weights get
-    three bf16 parts for the tensor cores (half as much memory again); then `prepare_experts`. Values do not change.
+    three bf16 parts for the tensor cores (6 bytes more a coefficient); then `prepare_experts`. Values do not change.
 
     Args:
         model: A model, or a part of one.
