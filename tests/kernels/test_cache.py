@@ -47,6 +47,11 @@ if INTERPRETED:
             tl.store(back + i, cache_codes.decode_e4m3(c, False))
         tl.store(code + i, c)
 
+    @triton.jit
+    def fused_quotients(x, divisor, out):
+        i = tl.arange(0, 64)
+        tl.store(out + i, cache_codes.quotients(tl.load(x + i), tl.load(divisor + i), True))
+
 
 def rows_of(form: KVCacheFormat, count: int, seed: int = 0) -> torch.Tensor:
     g = torch.Generator().manual_seed(seed)
@@ -198,6 +203,18 @@ def test_every_code_is_encoded_and_decoded() -> None:
     from deepinfer.kernels.reference.quant import round_to_fp4_grid
 
     assert torch.equal(back.view(torch.int32), round_to_fp4_grid(y).view(torch.int32))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+def test_quotients_without_a_division_keep_the_sign_of_zero() -> None:
+    x = torch.randn(64)
+    x[:4] = torch.tensor([0.0, -0.0, -0.0, 0.0])
+    divisor = torch.arange(64, 128, dtype=torch.uint8).view(torch.float8_e4m3fn)[:63].float()
+    divisor = torch.cat((divisor, torch.ones(1)))
+    out = torch.empty(64)
+    fused_quotients[(1,)](x, divisor, out)
+    assert torch.allclose(out, x / divisor, rtol=1e-6, atol=0)
+    assert torch.equal(out.signbit(), x.signbit())
 
 
 @each_backend

@@ -85,8 +85,11 @@ def quotients(v, factor, FUSED: tl.constexpr):
         )
         inverse = tl.where((bits & 0x400000) != 0, high, low)
         inverse *= ((254 << 23) - (bits & 0x7F800000)).to(tl.float32, bitcast=True)
-        y = v * inverse
-        return tl.fma(tl.fma(-y, factor, v), inverse, y)
+        # Of the magnitude, because the correction loses the sign of zero.
+        size = tl.abs(v)
+        y = size * inverse
+        y = tl.fma(tl.fma(-y, factor, size), inverse, y).to(tl.int32, bitcast=True)
+        return (y | (v.to(tl.int32, bitcast=True) & -0x80000000)).to(tl.float32, bitcast=True)
     else:
         return tl.math.div_rn(v, factor)
 
