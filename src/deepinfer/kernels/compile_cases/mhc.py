@@ -22,7 +22,7 @@ def cases() -> list[CompileCase]:
     from deepinfer.kernels.triton import mhc_mixes as mixes
     from deepinfer.kernels.triton import mhc_streams as streams
 
-    found = [_bulk(64), _bulk(8192)]
+    found = [_bulk()]
     for narrow, name, chips in ((True, "bf16 streams", CHIPS), (False, "fp32 streams", (80, 90))):
         tokens, block, times, warps, stages = configs.project(5120, narrow)
         sizes: dict[str, Any] = {
@@ -43,9 +43,9 @@ def cases() -> list[CompileCase]:
     found.append(
         row_case("sinkhorn", "32 tokens", mixes.sinkhorn_kernel, scores, {"TOKENS": 32}, 1)
     )
-    constants = {"CHANNELS": 5120, "TOKENS": 32, "PARTS": 16, "WHOLE": False, "AT_ONCE": 8}
+    constants = {"CHANNELS": 5120, "TOKENS": 16, "PARTS": 8, "WHOLE": False, "AT_ONCE": 4}
     found.append(
-        row_case("mhc_pre", "coefficients", mixes.mhc_coefficients_kernel, _TYPES, constants, 4)
+        row_case("mhc_pre", "coefficients", mixes.mhc_coefficients_kernel, _TYPES, constants, 1)
     )
     block, warps = configs.stream_block(5120)
     constants = {"CHANNELS": 5120, "BLOCK": block, "EVICT": ""}
@@ -57,7 +57,7 @@ def cases() -> list[CompileCase]:
     return found
 
 
-def _bulk(tokens: int) -> CompileCase:
+def _bulk() -> CompileCase:
     """Bulk copies and warpgroup products of Hopper."""
     from deepinfer.kernels.triton.gemm_launch import tile_layout
     from deepinfer.kernels.triton.mhc_bulk import mhc_project_bulk_kernel
@@ -65,14 +65,14 @@ def _bulk(tokens: int) -> CompileCase:
     def tile(rows: int) -> str:
         return f"tensordesc<bf16[{rows}, 64],{tile_layout(128, 16)!r}>"
 
-    times, depth, pieces = configs.project_bulk(5120, tokens)
+    times, depth, pieces = configs.project_bulk(5120)
     signature = {
         "x_desc": tile(64), "high_desc": tile(32),
         "low_desc": tile(32), "pre": "*fp32", "sums": "*fp32",
         "collapsed": "*bf16", "tokens": "i32", "parts": "i32", "x_stream": "i32",
     }  # fmt: skip
     return CompileCase(
-        "mhc_pre", f"bf16 streams, bulk copies, {tokens} tokens", mhc_project_bulk_kernel, signature,
+        "mhc_pre", "bf16 streams, bulk copies", mhc_project_bulk_kernel, signature,
         {"CHANNELS": 5120, "BLOCKS": times * pieces, "PIECES": pieces, "DEPTH": depth}, ("pre", "sums", "collapsed", "x_stream"),
         {"num_warps": 4}, (90,), {90: ("HGMMA",)},
     )  # fmt: skip

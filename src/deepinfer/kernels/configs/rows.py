@@ -49,7 +49,7 @@ def pieces(channels: int) -> tuple[int, int]:
 def norm(channels: int) -> tuple[int, int]:
     """Rows and warps of the RMS norm."""
     main, _ = pieces(channels)
-    return max(1, 2048 // main), max(4, main // 1024)
+    return max(1, 2048 // main), max(2 if main <= 512 else 4, main // 1024)
 
 
 def norm_rope_cast(channels: int) -> tuple[int, int]:
@@ -102,18 +102,14 @@ def stream_block(channels: int) -> tuple[int, int]:
 def project(channels: int, narrow: bool = True) -> tuple[int, int, int, int, int]:
     """Tokens, channels at once, how often, warps and stages of the projection of bf16 (narrow) or other streams."""
     block = min(64 if narrow else 32, max(16, _power_above(channels)))
-    times = -(-channels // (16 * block))
+    times = -(-channels // ((8 if narrow else 16) * block))
     return (64, block, times, 4, 2) if narrow else (16, block, times, 4, 3)
 
 
-def project_bulk(channels: int, tokens: int) -> tuple[int, int, int]:
-    """How often 64 channels make a piece, slots of the ring of bulk copies, and pieces one after the other.
-
-    The first follows from the width alone. Pieces are added in pairs, by who makes them or later: with the same bits.
-    """
+def project_bulk(channels: int) -> tuple[int, int, int]:
+    """How often 64 channels make a piece, a divisor of their number; slots of the ring; pieces one after the other."""
     blocks = channels // 64
-    times = next(n for n in range(max(1, blocks // 16), 0, -1) if blocks % n == 0)
-    return times, 8, 2 if tokens >= _MANY and blocks // times % 2 == 0 else 1
+    return next(n for n in range(max(1, blocks // 8), 0, -1) if blocks % n == 0), 8, 1
 
 
 def engram_gate(channels: int, tokens: int) -> tuple[int, int]:

@@ -100,7 +100,7 @@ def _products(
         to = collapsed + row[:, None] * CHANNELS + (part * (64 * BLOCKS) + c)[None, :]
         square_at = sums + (row * parts + part) * 32 + 24
         none = gl.zeros([64, 64], gl.float32, layout)
-        total = gl.zeros([64, 64], gl.float32, sums_layout)
+        total = gl.sum(gl.reshape(gl.zeros([64, 64], gl.float32, sums_layout), [64, 2, 32]), axis=1)
         square = gl.sum(none, axis=1)
         for piece in gl.static_range(PIECES):
             m = gl.zeros([64, 64], gl.float32, sums_layout)
@@ -122,14 +122,14 @@ def _products(
                 gl.store(at, entering.to(gl.bfloat16), mask=there[:, None])
             # The pieces of an item are added as `mhc_coefficients_kernel` adds those of two items.
             summed = gl.convert_layout(gl.sum(squares, axis=1), gl.SliceLayout(1, layout))
-            total = m if piece == 0 else total + m
+            both = gl.sum(gl.reshape(m, [64, 2, 32]), axis=1)
+            total = both if piece == 0 else total + both
             square = summed if piece == 0 else square + summed
         gl.store(square_at, square, mask=there)
-        both = gl.sum(gl.reshape(total, [64, 2, 32]), axis=1)
-        token = first + gl.arange(0, 64, layout=gl.SliceLayout(1, both.type.layout))
-        n = gl.arange(0, 32, layout=gl.SliceLayout(0, both.type.layout))
+        token = first + gl.arange(0, 64, layout=gl.SliceLayout(1, total.type.layout))
+        n = gl.arange(0, 32, layout=gl.SliceLayout(0, total.type.layout))
         at = sums + ((token.to(gl.int64) * parts + part) * 32)[:, None] + n[None, :]
-        gl.store(at, both, mask=(token < tokens)[:, None] & (n < 24)[None, :])
+        gl.store(at, total, mask=(token < tokens)[:, None] & (n < 24)[None, :])
 
 
 @gluon.jit(do_not_specialize=["tokens", "parts"])

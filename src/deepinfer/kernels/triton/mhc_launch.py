@@ -20,7 +20,7 @@ __all__ = ["mhc_head", "mhc_post", "mhc_pre", "sinkhorn"]
 
 _WARP = 32
 _PRODUCTS = 2
-_FINISH = 32, 4
+_FINISH = 16, 1
 _SPLIT_BLOCK = 1024
 
 
@@ -74,7 +74,7 @@ def mhc_pre(
             )
             fn = whole
         if bulk:
-            times, depth, pieces = tuning or configs.project_bulk(channels, count)
+            times, depth, pieces = tuning or configs.project_bulk(channels)
             parts = channels // (64 * times * pieces)
             sums = torch.empty((count, parts, 32), dtype=torch.float32, device=device)
             _project_bulk(streams, pre, fn, sums, out, times * pieces, pieces, depth)
