@@ -257,3 +257,86 @@ def test_attention_to_slots_and_rotations_that_are_none(parts, backend) -> None:
     assert torch.allclose(out[1:], still[1:], atol=1e-5)
     turned = kernels.apply_rope(still[:1, 0], angles(2)[1:], inverse=True, backend="torch")
     assert torch.allclose(out[:1, 0], turned, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_rows_and_requests_that_there_are_not(dtype, backend) -> None:
+    if backend == "torch":
+        pytest.skip("the reference refuses them")
+    rows = torch.tensor([1, *hostile(3, dtype), 2], dtype=dtype)
+    bits = torch.full((len(rows), 2), 0x0F0F0F0F, dtype=torch.int32)
+    logits = values(3, 64)
+    with guarded() as guard:
+        masked = guard(logits)
+        kernels.apply_token_bitmask(masked, guard(bits), rows=guard(rows), backend=backend)
+    right = kernels.apply_token_bitmask(
+        logits.clone(), bits[[0, -1]], rows=rows[[0, -1]], backend="torch"
+    )
+    assert torch.equal(masked, right)
+    found = torch.arange(4 * len(rows)).view(len(rows), 4).int() % 12
+    table = torch.tensor([[3, 1, 2], [5, 4, 0], [7, 8, 9]], dtype=torch.int32)
+    with guarded() as guard:
+        slots = kernels.topk_to_physical_indices(
+            guard(found), guard(table), PAGE, requests=guard(rows), backend=backend
+        )
+    right = kernels.topk_to_physical_indices(
+        found[[0, -1]], table, PAGE, requests=rows[[0, -1]], backend="torch"
+    )
+    assert torch.equal(slots[[0, -1]], right)
+    assert bool((slots[1:-1] == -1).all())
+
+
+def test_places_that_there_are_not(backend) -> None:
+    if backend == "torch":
+        pytest.skip("the reference refuses them")
+    places = torch.tensor([[0, 2**31 - 1], [8, 3], [-9, 7], [1, -(2**31)]], dtype=torch.int32)
+    ids = torch.tensor([[0, 1], [0, 1], [0, 1], [0, 1]])
+    mapping = kernels.get_fused_mapping(ids, 2, alignment=4, backend="torch")
+    places = places.where(places != 8, mapping.num_places)
+    none = places.where((places >= 0) & (places < mapping.num_places), -1)
+    x, weights = values(4, 40), values(4, 2, 1).abs()
+    with guarded() as guard:
+        hostile_one = mapping._replace(token_topk_to_pos=guard(places))
+        out, _ = kernels.expand_to_fused(guard(x), hostile_one, guard(weights), backend=backend)
+        y = guard(values(mapping.num_places, 40, 2))
+        total = kernels.reduce_fused(y, hostile_one, guard(weights), backend=backend)
+    kept = mapping._replace(token_topk_to_pos=none)
+    right, _ = kernels.expand_to_fused(x, kept, weights, backend="torch")
+    filled = none[none >= 0].long()
+    assert torch.equal(out[filled], right[filled])
+    assert torch.allclose(total, kernels.reduce_fused(y, kept, weights, backend="torch"))
+
+
+def test_pages_of_keys_that_there_are_not(backend) -> None:
+    if backend == "torch":
+        pytest.skip("the reference refuses them")
+    form = KVCacheFormat.INDEXER_MXFP4
+    cache = torch.zeros(PAGES, form.page_bytes(PAGE), dtype=torch.uint8)
+    table = torch.tensor([[0, *hostile(PAGES, torch.int32), 2]], dtype=torch.int32)
+    lens = torch.tensor([[table.shape[1] * PAGE]], dtype=torch.int32)
+    q = values(8, 128).view(1, 1, 8, 128).to(torch.float8_e4m3fn)
+    meta = kernels.get_paged_mqa_logits_metadata(lens, PAGE, 2)
+    with guarded() as guard:
+        found = kernels.fp8_fp4_paged_mqa_logits(
+            q, guard(cache), values(1, 8), guard(lens), guard(table), meta, table.shape[1] * PAGE, page_size=PAGE, backend=backend
+        )  # fmt: skip
+    inside = found[0].view(-1, PAGE)
+    assert bool(inside[1:-1].isneginf().all())
+    assert bool(inside[[0, -1]].isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_norms_rotate_by_known_places_only(dtype, backend) -> None:
+    places = torch.tensor([1, *hostile(2, dtype), 0], dtype=dtype)
+    x = values(2 * len(places), 128, 4).view(-1, 2, 128)
+    with guarded() as guard:
+        found = kernels.rms_norm_rope_quant(
+            guard(x), guard(torch.ones(128)), phases=guard(angles(2)), positions=guard(places), backend=backend
+        )  # fmt: skip
+    right = kernels.rms_norm_rope_quant(
+        x, torch.ones(128), phases=angles(2), positions=places, backend="torch"
+    )
+    for one, other in zip(found, right, strict=True):
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    plain = kernels.rms_norm_rope_quant(x, torch.ones(128), backend="torch")
+    assert torch.equal(found[0][1:-1].view(torch.uint8), plain[0][1:-1].view(torch.uint8))

@@ -54,7 +54,7 @@ def _paged(columns: int, packed: bool, chips: tuple[int, ...]) -> CompileCase:
     return CompileCase(
         name, f"{columns} columns", paged_scores_kernel,
         {"q": "*u8", "cache": "*u8", "weights": "*fp32", "lengths": "*i32", "table": "*i32", "meta": "*i32",
-         "out": "*fp32", "next_n": "i32", "most": "i32", **dict.fromkeys(strides, "i32")},
+         "out": "*fp32", "next_n": "i32", "most": "i32", "num_pages": "i32", **dict.fromkeys(strides, "i32")},
         {"HEADS": 32, "D": 128, "NEXT": columns // 32, "PAGE": 64, "FP4": packed, "NATIVE": min(chips) > 80,
          "SPLIT": configs.SPLIT, "BLOCK": block, "STAGES": stages},
         ("q", "cache", "weights", "out", "stride_page", "stride_w", "stride_out"), {"num_warps": warps}, chips,

@@ -20,7 +20,8 @@ def token_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None, width: i
     Args:
         logits: Shape [rows, columns], any strides.
         bitmask: Shape [mask rows, words], int32, any strides.
-        rows: Row of the logits for each row of the bitmask, shape [mask rows], integers, negative for none; or None.
+        rows: Row of the logits for each row of the bitmask, shape [mask rows], integers, negative or
+            behind the last for none; or None.
         width: Columns that the bitmask speaks of.
     """
     columns = logits.shape[1]
@@ -30,6 +31,7 @@ def token_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None, width: i
         logits,
         bitmask,
         rows if rows is not None else bitmask,
+        logits.shape[0],
         columns,
         width,
         logits.stride(0),

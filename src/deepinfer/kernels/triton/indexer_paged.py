@@ -57,9 +57,9 @@ def _queries(q, D: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr, COLUM
     return code.to(tl.float8e4nv, bitcast=True) if NATIVE else _wide_e4m3(code)
 
 
-@triton.jit(do_not_specialize=["most"])
+@triton.jit(do_not_specialize=["most", "num_pages"])
 def paged_scores_kernel(
-    q, cache, weights, lengths, table, meta, out, next_n, most, stride_page, stride_w, stride_table, stride_out,
+    q, cache, weights, lengths, table, meta, out, next_n, most, num_pages, stride_page, stride_w, stride_table, stride_out,
     HEADS: tl.constexpr, D: tl.constexpr, NEXT: tl.constexpr, PAGE: tl.constexpr, FP4: tl.constexpr,
     NATIVE: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -101,6 +101,8 @@ def paged_scores_kernel(
             key = start + tl.arange(0, BLOCK)
             inside = key < stop
             page = tl.load(pages + key // PAGE, mask=inside, other=-1).to(tl.int64)
+            # A page behind the cache is none, as one below 0.
+            page = tl.where(page < num_pages, page, -1)
             read = (inside & (page >= 0))[:, None]
             base = cache + tl.maximum(page, 0) * stride_page
             rows = (base + key % PAGE * ROW)[:, None]

@@ -69,6 +69,7 @@ def paged_scores(
         out,
         next_n,
         min(out.shape[1], table.shape[1] * page_size),
+        len(cache),
         cache.stride(0),
         weights.stride(0),
         table.stride(0),

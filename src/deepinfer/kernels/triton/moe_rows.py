@@ -8,12 +8,13 @@ import triton.language as tl
 __all__ = ["expand_kernel", "reduce_kernel"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_places"])
 def expand_kernel(
     x,
     scale,
     topk_weights,
     places,
+    num_places,
     out,
     out_scale,
     out_weights,
@@ -29,7 +30,10 @@ def expand_kernel(
     BLOCK: tl.constexpr,
     SCALE_BLOCK: tl.constexpr,
 ):
-    """Copies one block of channels of one token to each of its places; the first block brings scales and weights."""
+    """Copies one block of channels of one token to each of its places; the first block brings scales and weights.
+
+    A place below 0 or behind the last is none.
+    """
     parts: tl.constexpr = (CHANNELS + BLOCK - 1) // BLOCK
     program = tl.program_id(0).to(tl.int64)
     token = program // parts
@@ -38,7 +42,7 @@ def expand_kernel(
     row = tl.load(x + token * stride_x + c, mask=c < CHANNELS)
     for k in tl.static_range(TOPK):
         place = tl.load(places + token * TOPK + k).to(tl.int64)
-        if place >= 0:
+        if (place >= 0) & (place < num_places):
             tl.store(out + place * stride_out + c, row, mask=c < CHANNELS)
     if part == 0:
         if SCALED:
@@ -46,21 +50,22 @@ def expand_kernel(
             factors = tl.load(scale + token * stride_scale + s, mask=s < SCALES)
             for k in tl.static_range(TOPK):
                 place = tl.load(places + token * TOPK + k).to(tl.int64)
-                if place >= 0:
+                if (place >= 0) & (place < num_places):
                     tl.store(out_scale + place * stride_out_scale + s, factors, mask=s < SCALES)
         if WEIGHTED:
             for k in tl.static_range(TOPK):
                 place = tl.load(places + token * TOPK + k).to(tl.int64)
                 weight = tl.load(topk_weights + token * TOPK + k)
-                if place >= 0:
+                if (place >= 0) & (place < num_places):
                     tl.store(out_weights + place, weight)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_places"])
 def reduce_kernel(
     y,
     topk_weights,
     places,
+    num_places,
     added,
     out,
     stride_y,
@@ -72,7 +77,7 @@ def reduce_kernel(
     TOPK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sums the rows of one token in the order of its choices, one block of channels, in fp32."""
+    """Sums the rows of one token in the order of its choices, one block of channels, in fp32; places as above."""
     parts: tl.constexpr = (CHANNELS + BLOCK - 1) // BLOCK
     program = tl.program_id(0).to(tl.int64)
     token = program // parts
@@ -80,12 +85,13 @@ def reduce_kernel(
     total = tl.zeros([BLOCK], tl.float32)
     for k in tl.static_range(TOPK):
         place = tl.load(places + token * TOPK + k).to(tl.int64)
-        inside = (c < CHANNELS) & (place >= 0)
+        there = (place >= 0) & (place < num_places)
+        inside = (c < CHANNELS) & there
         row = tl.load(y + place * stride_y + c, mask=inside, other=0.0).to(tl.float32)
         if WEIGHTED:
             # A skipped choice adds nothing, whatever its weight.
             weight = tl.load(topk_weights + token * TOPK + k)
-            row = tl.where(place >= 0, row * weight, 0.0)
+            row = tl.where(there, row * weight, 0.0)
         total += row
     if ADDED:
         total += tl.load(added + token * stride_added + c, mask=c < CHANNELS, other=0.0).to(tl.float32)  # fmt: skip

@@ -74,7 +74,8 @@ def norm_rope_cast(
     with torch.cuda.device_of(x):
         norm_rope_cast_kernel[(triton.cdiv(tokens * heads, rows),)](
             x, x if weight is None else weight, x if phases is None else phases,
-            x if positions is None else positions, q, scale, tokens * heads, heads, x.stride(0),
+            x if positions is None else positions, q, scale, tokens * heads,
+            0 if phases is None else len(phases), heads, x.stride(0),
             x.stride(1), eps, CHANNELS=channels, ROPE=0 if phases is None else 2 * phases.shape[1],
             HAS_NORM=weight is not None, HAS_POSITIONS=positions is not None, FORMAT=format,
             HARDWARE=hardware_level(x), ROWS=rows, SPAN=triton.next_power_of_2(channels // group),
@@ -109,7 +110,8 @@ def _norm_rope_pairs(
             words, words if weight is None else weight.view(torch.int32),
             words if phases is None else phases.view(torch.int64),
             words if positions is None else positions,
-            q.view(torch.int16) if format == E4M3_E8M0 else q, scale, tokens * heads, heads,
+            q.view(torch.int16) if format == E4M3_E8M0 else q, scale, tokens * heads,
+            0 if phases is None else len(phases), heads,
             words.stride(0), words.stride(0 if heads == 1 else 1), eps, CHANNELS=channels,
             ROPE=0 if phases is None else 2 * phases.shape[1], HAS_NORM=weight is not None,
             HAS_POSITIONS=positions is not None, FLAT=flat, FORMAT=format, ROWS=rows,

@@ -40,9 +40,9 @@ def _put(w, q, scale, at, c, there, FORMAT: gl.constexpr, PAIRS: gl.constexpr):
     gl.store(q + (at * PAIRS)[:, :, None] + c, codes, mask=there[:, :, None] & (c < PAIRS))
 
 
-@gluon.jit(do_not_specialize=["rows"])
+@gluon.jit(do_not_specialize=["rows", "places"])
 def norm_rope_pairs_kernel(
-    x, gains, phases, positions, q, scale, rows, heads, x_token, x_head, eps,
+    x, gains, phases, positions, q, scale, rows, places, heads, x_token, x_head, eps,
     CHANNELS: gl.constexpr, ROPE: gl.constexpr, HAS_NORM: gl.constexpr,
     HAS_POSITIONS: gl.constexpr, FLAT: gl.constexpr, FORMAT: gl.constexpr, ROWS: gl.constexpr,
     SPAN: gl.constexpr, TURNED: gl.constexpr, GROUP: gl.constexpr,
@@ -57,6 +57,7 @@ def norm_rope_pairs_kernel(
         q: Codes: two of e4m3 as int16, or two of e2m1 as uint8.
         scale: Bytes.
         rows: Heads of all tokens.
+        places: Places that phases are known of.
         heads: Heads of a token.
         x_token: Distance of tokens.
         x_head: Distance of heads.
@@ -116,8 +117,10 @@ def norm_rope_pairs_kernel(
         place = (last // heads).to(gl.int64)
         if HAS_POSITIONS:
             place = gl.load(positions + place).to(gl.int64)
+        known = ((place >= 0) & (place < places))[:, None][:, :, None]
+        turned = known & (at2 >= START)
         phase = phases + (place * (ROPE // 2) - START)[:, None][:, :, None] + at2
-        phase = gl.load(phase, mask=at2 >= START, other=0)
+        phase = gl.load(phase, mask=turned, other=0)
         cos = phase.to(gl.int32).to(gl.float32, bitcast=True)
         sin = (phase >> 32).to(gl.int32).to(gl.float32, bitcast=True)
         if HAS_NORM:
@@ -125,7 +128,7 @@ def norm_rope_pairs_kernel(
             f2 = gl.convert_layout(factor, row_layout2)[:, None][:, :, None]
             w2 = pair_of(even(w2) * f2 * even(g2), odd(w2) * f2 * odd(g2))
         a, b = even(w2), odd(w2)
-        w2 = gl.where(at2 >= START, pair_of(a * cos - b * sin, a * sin + b * cos), w2)
+        w2 = gl.where(turned, pair_of(a * cos - b * sin, a * sin + b * cos), w2)
         there2 = (row2 < rows)[:, None] & (group2 >= 0)[None, :]
         _put(
             w2, q, scale, row2.to(gl.int64)[:, None] * REAL + group2[None, :], c2, there2, FORMAT, PAIRS

@@ -94,9 +94,9 @@ def _put_heads(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "places"])
 def norm_rope_cast_kernel(
-    x, weight, phases, positions, q, scale, rows, heads, x_token, x_head, eps,
+    x, weight, phases, positions, q, scale, rows, places, heads, x_token, x_head, eps,
     CHANNELS: tl.constexpr, ROPE: tl.constexpr, HAS_NORM: tl.constexpr,
     HAS_POSITIONS: tl.constexpr, FORMAT: tl.constexpr, HARDWARE: tl.constexpr, ROWS: tl.constexpr,
     SPAN: tl.constexpr, TURNED: tl.constexpr, GROUP: tl.constexpr,
@@ -104,7 +104,8 @@ def norm_rope_cast_kernel(
     """Norms rows, rotates their last ROPE channels and quantises them.
 
     A row is a head of a token: SPAN groups, a power of two that holds its channels, all in one place of a row of the tile.
-    With a norm the groups that are rotated, TURNED of them, have a tile of their own; they are read twice.
+    With a norm the groups that are rotated, TURNED of them, have a tile of their own; they are read twice. A token whose
+    place is not one of `places` is not rotated.
     """
     REAL: tl.constexpr = CHANNELS // GROUP
     f = tl.arange(0, ROWS * SPAN)
@@ -137,7 +138,8 @@ def norm_rope_cast_kernel(
         if HAS_POSITIONS:
             place = tl.load(positions + place, mask=there, other=0).to(tl.int64)
         c = tl.arange(0, GROUP)[None, :]
-        turned = there[:, None] & ((group * GROUP)[:, None] + c >= CHANNELS - ROPE)
+        known = there & (place >= 0) & (place < places)
+        turned = known[:, None] & ((group * GROUP)[:, None] + c >= CHANNELS - ROPE)
         phase = (phases + place * ROPE + group * GROUP - (CHANNELS - ROPE))[:, None] + c
         phase = tl.load(phase, mask=turned, other=0.0)
         cos, sin = tl.split(tl.reshape(phase, [ROWS * TURNED, GROUP // 2, 2]))

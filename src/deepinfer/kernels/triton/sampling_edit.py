@@ -25,11 +25,12 @@ def apply_cut_kernel(
     tl.store(out + row * stride_out + at, tl.where(dropped, low, x), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def token_bitmask_kernel(
     logits,
     bitmask,
     rows,
+    num_rows,
     columns,
     width,
     stride_row,
@@ -40,13 +41,13 @@ def token_bitmask_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Writes -inf where a bit is 0, and behind the bitmask; a chunk that is kept is not touched."""
+    """Writes -inf where a bit is 0, and behind the bitmask; a chunk that is kept is not touched, nor a row behind the last."""
     to = tl.program_id(0).to(tl.int64)
     k = to // num_chunks
     row = k
     if ROWS:
         row = tl.load(rows + k).to(tl.int64)
-    if row >= 0:
+    if (row >= 0) & (row < num_rows):
         first = (to % num_chunks) * BLOCK
         mask = bitmask + k * stride_mask_row
         index = first // 32 + tl.arange(0, BLOCK // 32)

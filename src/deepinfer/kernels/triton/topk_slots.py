@@ -14,9 +14,9 @@ __all__ = [
 ]
 
 
-@triton.jit(do_not_specialize=["total", "columns"])
+@triton.jit(do_not_specialize=["total", "columns", "num_requests"])
 def physical_slots_kernel(
-    index, table, requests, out, total, columns, num_pages, stride_i, stride_t, stride_o,
+    index, table, requests, out, total, columns, num_requests, num_pages, stride_i, stride_t, stride_o,
     HAS_REQUESTS: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Slots of positions, -1 where there is no page."""
@@ -29,7 +29,7 @@ def physical_slots_kernel(
     if HAS_REQUESTS:
         request = tl.load(requests + row, mask=inside, other=-1).to(tl.int64)
     # Quotients are truncated here: positions below 0 must not reach one.
-    good = inside & (position >= 0) & (request >= 0)
+    good = inside & (position >= 0) & (request >= 0) & (request < num_requests)
     position = tl.where(good, position, 0)
     page = position // PAGE
     good = good & (page < num_pages)
@@ -44,7 +44,7 @@ def physical_slots(
     """See `deepinfer.kernels.topk.topk_to_physical_indices`."""
     rows, columns = index.shape
     physical_slots_kernel[(triton.cdiv(rows * columns, 1024),)](
-        index, table, index if requests is None else requests, out, rows * columns, columns, table.shape[1],
+        index, table, index if requests is None else requests, out, rows * columns, columns, len(table), table.shape[1],
         index.stride(0), table.stride(0), out.stride(0), HAS_REQUESTS=requests is not None, PAGE=page_size, BLOCK=1024,
     )  # fmt: skip
 
