@@ -130,8 +130,8 @@ class VerifyLane:
         """The rows as the cache takes them."""
         rows, company = self.rows, self.company
         return VerifyRows(
-            company.slots, company.host_slots, self.starts, self.lengths + 1, rows.window_starts,
-            rows.pool_starts, rows.full_starts,
+            company.slots, company.host_slots, self.starts, rows.window_starts, rows.pool_starts,
+            rows.full_starts, self.lengths + 1,
         )  # fmt: skip
 
     def sample_rows(self) -> SampleRows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from deepinfer.kernels.codegen import CHIPS, CompileCase
@@ -56,6 +57,13 @@ def _rounds(row: dict[str, str], rounds: Any, settle: Any) -> list[CompileCase]:
          every | {"FAST": True, "CHUNKS": 32, "BLOCK": following}, more_warps),
         ("settle", settle.settle_kernel, every | {"FAST": True, "BLOCK": last}, last_warps),
     )  # fmt: skip
+    return _draws(row, forms, widely="first round")
+
+
+def _draws(
+    row: dict[str, str], forms: Sequence[tuple[str, Any, dict[str, Any], int]], widely: str
+) -> list[CompileCase]:
+    """Kernels of draws among the highest for Hopper, and one of them for other chips too."""
     return [
         _case(
             "top_k_top_p_sample",
@@ -65,7 +73,7 @@ def _rounds(row: dict[str, str], rounds: Any, settle: Any) -> list[CompileCase]:
             constants,
             options={"num_warps": count},
             stack_bytes=160,  # around the calls of fp64 divisions
-            chips=(80, 90, 120) if name == "first round" else (90,),
+            chips=(80, 90, 120) if name == widely else (90,),
         )
         for name, kernel, constants, count in forms
     ]
@@ -83,19 +91,7 @@ def _gathered(row: dict[str, str], gather: Any) -> list[CompileCase]:
         ("finish", gather.finish_kernel,
          options | {"TOP_P": True, "MIN_P": True, "FAST": True, "CAPACITY": 2048}, 8),
     )  # fmt: skip
-    return [
-        _case(
-            "top_k_top_p_sample",
-            name,
-            kernel,
-            row,
-            constants,
-            options={"num_warps": count},
-            stack_bytes=160,  # around the calls of fp64 divisions
-            chips=(80, 90, 120) if name == "gather" else (90,),
-        )
-        for name, kernel, constants, count in forms
-    ]
+    return _draws(row, forms, widely="gather")
 
 
 def cases() -> list[CompileCase]:

@@ -10,19 +10,19 @@ from numpy.typing import NDArray
 from deepinfer.models.deepseek_v41.batch import Segment
 from deepinfer.models.deepseek_v41.cache import SlotCache
 
-__all__ = ["DecodeRows", "begin_decode", "commit_decode"]
+__all__ = ["DecodeRows", "SlotRows", "begin_decode", "commit_decode"]
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeRows:
-    """Segments of one token each, as columns.
+class SlotRows:
+    """What rows of a step, each of a slot of its own, have in common, as columns.
 
     Attributes:
         slots: Their slots, each once.
         host_slots: The same, shape [rows], int64.
-        starts: Their positions, shape [rows], int64.
+        starts: Their first positions, shape [rows], int64.
         window_starts: As in `Segment`, shape [rows], int64.
         pool_starts: As in `Segment`, shape [rows], int64.
         full_starts: As in `Segment`, shape [rows], int64.
@@ -43,6 +43,12 @@ class DecodeRows:
         """Whether a row lies before what its slot adopted, or before what runs every layer."""
         before = (self.starts < self.full_starts) | (self.starts < self.pool_starts)
         return bool(before.any())
+
+
+class DecodeRows(SlotRows):
+    """Segments of one token each, as columns."""
+
+    __slots__ = ()
 
     def segments(self) -> tuple[Segment, ...]:
         """The rows as segments."""

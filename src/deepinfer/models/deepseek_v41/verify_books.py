@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from deepinfer.models.deepseek_v41.batch import Segment
 from deepinfer.models.deepseek_v41.cache import SlotCache
+from deepinfer.models.deepseek_v41.decode_books import SlotRows
 
 __all__ = ["VerifyRows", "begin_verify", "commit_verify", "take_back"]
 
@@ -18,29 +19,14 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyRows:
+class VerifyRows(SlotRows):
     """Segments as columns.
 
     Attributes:
-        slots: Their slots, each once.
-        host_slots: The same, shape [rows], int64.
-        starts: Their first positions, shape [rows], int64.
         counts: Their tokens, at least 1 each, shape [rows], int64.
-        window_starts: As in `Segment`, shape [rows], int64.
-        pool_starts: As in `Segment`, shape [rows], int64.
-        full_starts: As in `Segment`, shape [rows], int64.
     """
 
-    slots: list[int]
-    host_slots: Ints
-    starts: Ints
     counts: Ints
-    window_starts: Ints
-    pool_starts: Ints
-    full_starts: Ints
-
-    def __len__(self) -> int:
-        return len(self.slots)
 
     def why_not(self, cache: SlotCache) -> str:
         """Why they cannot run in a step of fixed shape, or "", see `cannot_decode`.
@@ -48,7 +34,7 @@ class VerifyRows:
         Args:
             cache: The cache.
         """
-        if bool(((self.starts < self.full_starts) | (self.starts < self.pool_starts)).any()):
+        if self.replays:
             return "a row replays"
         if int(self.counts.max()) > cache.max_rollback + 1:
             return "a row is longer than what can be taken back"
