@@ -7,7 +7,8 @@ processor times of one thread on a CPU. Prints one JSON line a case;
 --results appends them to a file.
 
 --drafts: "fixed" verifies blocks of five prepared drafts, of which half are accepted; "scheduled" has lengths planned in
-every step; "off" has a schedule for which nothing pays, so that it decodes as without a drafter.
+every step; "whole" has a schedule for which trimming never pays; "off" one for which drafting does not, so that it decodes
+as without a drafter.
 --against FOLDER: measures a second copy of the sources beside this one, in turns, and gives the ratio as well.
 Run: python benchmarks/host_path.py [--rows 1 16 64 256 1024] [--depth 0 1] [--modes greedy sampled] [--profile 40]
 """
@@ -57,6 +58,7 @@ VERIFY = {
     "none": None,
     "fixed": None,
     "scheduled": StepCostModel.additive(1e-4, 2e-4),
+    "whole": StepCostModel.additive(2e-3, 1e-9),
     "off": StepCostModel.additive(1e-4, 1e-1, request_s=1e-2),
 }
 PARAMS = {

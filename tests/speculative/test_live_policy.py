@@ -172,21 +172,84 @@ def test_arrays_are_planned_as_lists_are() -> None:
 
 def test_a_step_without_a_look_is_known_before_the_drafts_are() -> None:
     made = live(CHEAP)
-    rows, counts = [[0.9] * 5] * 8, [5] * 8
-    assert not made.skips(8)
+    rows, counts = [[0.9] * 5] * 16, [5] * 16
+    assert not made.skips(16)
     assert made.trim(rows, counts) == counts
     skipped = 0
-    while made.skips(8):
+    while not made.wants_outcomes or not skipped:
+        assert made.skips(16)
         skipped += 1
     assert skipped >= 15
-    assert not made.skips(8)
+    made.learn(rows, counts, [3] * 16)
+    assert made.skips(16)
+    assert made.skips(16)
+    assert not made.wants_outcomes
+    assert made.skips(15)
+    assert not made.wants_outcomes, "about as many"
+    assert made.skips(13)
+    assert made.wants_outcomes, "another load is looked at at once"
+
+
+def test_a_look_that_nobody_answered_is_taken_at_the_next_drafts() -> None:
+    made = live(CHEAP)
+    rows, counts = [[0.9] * 5] * 16, [5] * 16
     made.trim(rows, counts)
-    assert made.skips(8)
-    assert not made.skips(7), "another load is looked at at once"
-    new = live(CHEAP, calibration=AcceptanceEstimator(5))
-    assert [new.skips(8) or bool(new.trim(rows, counts)[0] < 5) for _ in range(8)] == [
-        False, True, True, True, False, True, True, True
-    ]  # fmt: skip
+    while made.skips(16):
+        pass
+    assert not made.skips(16)
+    assert made.trim(rows, counts) == counts
+    assert made.skips(16)
+
+
+def test_what_is_new_learns_from_steps_that_did_not_wait() -> None:
+    made = live(CHEAP, calibration=AcceptanceEstimator(5, min_trials=5000))
+    rows, counts = np.full((16, 5), 0.9), np.full(16, 5)
+    told = []
+    for _ in range(8):
+        assert made.skips(16)
+        told.append(made.wants_outcomes)
+        if told[-1]:
+            made.learn(rows, counts, np.full(16, 3))
+    assert told == [True, False, False, False] * 2
+    assert made.calibration.num_trials == 2 * 16 * 4
+    assert made.to_dict()["switch"]["blocks"] == 32
+
+
+def test_a_look_back_brings_planning_about() -> None:
+    """Drafts that are hard now, of a step that was verified whole: the next one is planned."""
+    made = live(StepCostModel.additive(1e-3, 1e-3))
+    easy, hard, counts = np.full((16, 5), 0.9999), np.full((16, 5), 0.01), np.full(16, 5)
+    assert made.trim(easy, counts).tolist() == [5] * 16
+    while not made.wants_outcomes or made._looks:
+        assert made.skips(16)
+    made.learn(hard, counts, np.zeros(16, int))
+    assert not made.skips(16)
+    assert made.trim(hard, counts).tolist() == [0] * 16
+
+
+def test_rows_that_can_save_nothing_are_not_planned(monkeypatch) -> None:
+    made = live(StepCostModel.additive(1.0, 1e-9))
+    easy, hard, counts = np.full((16, 5), 0.9), np.full((16, 5), 0.01), np.full(16, 5)
+    made.trim(easy, counts)
+    monkeypatch.setattr(made.scheduler, "plan", lambda *a, **k: pytest.fail("planned"))
+    for _ in range(40):
+        assert made.skips(16)
+        if made.wants_outcomes:
+            made.learn(hard, counts, np.zeros(16, int))
+    assert made.to_dict()["switch"]["blocks"] > 16
+
+
+def test_few_blocks_are_looked_at_together() -> None:
+    made = live(CHEAP, calibration=AcceptanceEstimator(5, min_trials=40))
+    rows, counts = np.full((6, 5), 0.9), np.full(6, 5)
+    blocks = []
+    for _ in range(6):
+        assert made.skips(6)
+        if made.wants_outcomes:
+            made.learn(rows, counts, np.full(6, 3), margins=rows)
+        blocks.append(made.to_dict()["switch"]["blocks"])
+    assert blocks == [0, 0, 18, 18, 18, 18]
+    assert made.calibration.num_trials == 18 * 4
 
 
 def test_looks_that_take_long_are_rare_and_have_to_win_more() -> None:
@@ -196,7 +259,5 @@ def test_looks_that_take_long_are_rare_and_have_to_win_more() -> None:
     slow.took(5e-3)
     assert sum(quick.trim(rows, counts)) < 40
     assert slow.trim(rows, counts) == counts
-    skipped = 0
-    while slow.skips(8):
-        skipped += 1
-    assert skipped == 255
+    slow._planning_s = slow._looking_s = 5e-3
+    assert slow._rest(1e-3) == 255

@@ -11,17 +11,20 @@ import numpy.typing as npt
 
 from deepinfer.speculative.calibration.confidences import ConfidenceCalibration
 from deepinfer.speculative.draft_switch import DraftSwitch
+from deepinfer.speculative.outcomes import BlockOutcomes, HeldOutcomes, block_rows, block_widths
 from deepinfer.speculative.scheduler import VerificationScheduler, VerifyPlan
 from deepinfer.speculative.survival import prefix_survival
 
 __all__ = ["LiveLengths"]
 
-_NOTE_EVERY = 4  # steps; what text is like changes slowly
+_NOTE_EVERY, _MOST_NOTE_EVERY = 4, 64  # steps; what text is like changes slowly
 _SKIP, _MOST_SKIPS = 15, 255
 _LOOK_SHARE = 0.002  # of the time
 _EXPLORE = 64  # blocks
+_ENOUGH = 16  # blocks
 _WHOLE_EVERY = 256  # steps
 _LEAST_GAIN = 0.01
+_OTHER_LOAD = 0.125  # share of the blocks
 
 
 class LiveLengths:
@@ -36,8 +39,10 @@ class LiveLengths:
     one block of 64 comes before the rest, and in one step of 256 about 64 do, as far as the budget goes; up to 64 requests
     that step verifies everything.
 
-    Planning takes time on the host too. Where it would win less than that, or less than 1 %, everything is verified, and
-    the next look is some steps away.
+    Planning takes time on the host too, and a step whose lengths are planned waits for its drafts on the way. Where it would
+    win less than that, or less than 1 %, everything is verified. Such a step waits for nothing: what its drafts were like
+    is seen with its results (`learn`), now and then, and tells whether a plan would have paid; from then on lengths are
+    planned. Where rows are so cheap that no plan can pay, none is made.
 
     Args:
         scheduler: Chooses budget and lengths.
@@ -81,14 +86,17 @@ class LiveLengths:
         self.switch = DraftSwitch(
             scheduler.cost, off_gain=off_gain, hysteresis=hysteresis, probe_share=probe_share
         )
-        self._skipped = 0  # steps that are still verified whole without a look
+        self._is_whole = self._calibrated.is_new  # whether everything is verified for now,
+        self._skipped = 0  # and for how many steps more without a look
+        self._is_due = False  # whether `learn` is to look at the step that was verified whole last
+        self._held = HeldOutcomes(_ENOUGH)
         self._steps = 0
         self._rows = 0
         self._looks = False
-        self._is_idle = False  # whether the last look won nothing
         self._planning_s = 0.0
-        self._learning_s = 0.0
+        self._looking_s = 0.0  # of a look at a step that is over
         self._waiting_s = 0.0
+        self._note_every = _NOTE_EVERY
         self._expected = 0.0  # drafts that are accepted, of the step that was planned last
 
     @property
@@ -131,14 +139,18 @@ class LiveLengths:
         Returns:
             True for such a step, whose `trim` need not be asked.
         """
-        if not self.switch.is_on or not num_blocks:
+        if not (self._is_whole and self.switch.is_on and num_blocks):
             return False
-        if self._skipped and self._rows == num_blocks:
-            self._skipped -= 1
-        elif not (self._calibrated.is_new and (self._steps + 1) % _NOTE_EVERY != 1):
+        if self._is_due:  # and nobody told how the step before fared
+            self._is_due = self._is_whole = False
             return False
         self._steps += 1
         self._expected, self._looks = 0.0, False
+        differs = abs(num_blocks - self._rows) > _OTHER_LOAD * self._rows
+        if self._skipped and not differs:
+            self._skipped -= 1
+        else:
+            self._is_due, self._rows = True, num_blocks
         return True
 
     def trim(
@@ -172,19 +184,20 @@ class LiveLengths:
         began = time.perf_counter()
         self._looks, self._rows = True, len(counts)
         most = np.asarray(counts, np.int64)
-        widths = _widths(confidences)
+        widths = block_widths(confidences)
         known = np.flatnonzero((widths > 0) & (most > 0))
         if not len(known):
             self._skipped = 0
             return _like(counts, counts)
         width = int(widths[known].max())
-        values = _rows(confidences, known, width)
-        gaps = _rows(margins, known, width) if len(margins) else None
+        values = block_rows(confidences, width, known)
+        gaps = block_rows(margins, width, known) if len(margins) else None
         survival = prefix_survival(self._calibrated(values, gaps))
-        if self._is_idle or self._steps % _NOTE_EVERY == 1 or not self.switch.is_on:
+        if self._is_whole or self._is_noted or not self.switch.is_on:
             self.switch.note(survival)
         room = most[known]
         if is_new:
+            self._is_whole, self._skipped = True, _NOTE_EVERY - 1
             self._expected = float(survival[np.arange(width) < room[:, None]].sum(dtype=np.float64))
             return _like(counts, counts)
         survival = np.where(np.arange(width) < room[:, None], survival, np.float32(0))
@@ -203,14 +216,19 @@ class LiveLengths:
         elapsed = time.perf_counter() - began
         # The least of late: what disturbs the host now and then is no reason to plan less.
         self._planning_s = min(elapsed, 1.1 * self._planning_s or elapsed)
-        self._is_idle = not (pays or self._teaches)
-        self._skipped = self._rest(plan.seconds) if self._is_idle else 0
+        self._is_whole = not (pays or self._teaches)
+        self._skipped = self._rest(plan.seconds)
         return _like(counts, lengths if pays else most)
 
     def _rest(self, step_s: float) -> int:
         """Steps until the next look, so that looks that win nothing take a small share of the time."""
-        look_s = max(self._planning_s, self._waiting_s) + self._learning_s
+        look_s = max(self._looking_s, self._planning_s)
         return int(min(_MOST_SKIPS, max(_SKIP, look_s / (_LOOK_SHARE * step_s))))
+
+    @property
+    def _is_noted(self) -> bool:
+        """Whether a step whose lengths are planned is one of those that are learnt from."""
+        return self._steps % self._note_every == 1
 
     @property
     def _teaches(self) -> bool:
@@ -236,12 +254,17 @@ class LiveLengths:
 
     def _pays(self, plan: VerifyPlan, survival: npt.NDArray[np.float32], drafts: int) -> bool:
         """Whether a plan is worth the time that it takes to make it."""
-        requests, cost = len(survival), self.scheduler.cost
+        requests = len(survival)
         tokens = requests + float(survival.sum(dtype=np.float64))
-        rows = requests + drafts
-        whole = tokens / (float(cost.table(rows + 1)[rows]) + cost.draft_seconds(requests))
-        gain = plan.theta / whole - 1.0
-        return gain > max(_LEAST_GAIN, max(self._planning_s, self._waiting_s) / plan.seconds)
+        gain = plan.theta * self._seconds(requests, requests + drafts) / tokens - 1.0
+        return gain > self._least_gain(plan.seconds)
+
+    def _least_gain(self, step_s: float) -> float:
+        return max(_LEAST_GAIN, max(self._planning_s, self._waiting_s) / step_s)
+
+    def _seconds(self, requests: int, rows: int) -> float:
+        cost = self.scheduler.cost
+        return float(cost.table(rows + 1)[rows]) + cost.draft_seconds(requests)
 
     def took(self, seconds: float) -> None:
         """Takes what a look at drafts cost, if that is more than the plan alone.
@@ -255,8 +278,7 @@ class LiveLengths:
     @property
     def wants_outcomes(self) -> bool:
         """Whether `learn` is to be told of this step; it need not be of all."""
-        is_due = self._looks and (self._is_idle or self._steps % _NOTE_EVERY == 1)
-        return is_due or self._calibrated.is_new
+        return self._is_due or (self._looks and (self._is_whole or self._is_noted))
 
     def learn(
         self,
@@ -266,19 +288,66 @@ class LiveLengths:
         *,
         margins: Sequence[Sequence[float]] = (),
     ) -> None:
-        """Takes how blocks fared, for a calibration that learns.
+        """Takes how blocks fared: for the switch, for a calibration that learns, and to see whether a plan would have paid.
 
         Args:
-            confidences: Of each block, as `trim` was given them.
+            confidences: Of each block, as `trim` is given them.
             verified: Drafts of each block that were verified.
             accepted: Those of them that were accepted.
             margins: Margins of each block; or empty.
         """
-        self.switch.compare(self._expected, float(sum(accepted)))
-        self._expected = 0.0
+        if not len(verified):
+            return
         began = time.perf_counter()
+        step_s = self._seconds(len(verified), len(verified) + int(np.sum(verified)))
+        if self._is_due:
+            self._is_due = False
+            found = self._held.add(confidences, verified, accepted, margins)
+            if found is None:
+                return
+            self._look_back(found)
+            self._compare(found.accepted)
+            gaps = () if found.margins is None else found.margins
+            self._calibrated.learn(found.confidences, found.verified, found.accepted, gaps)  # type: ignore[arg-type]
+            self._note_time(began)
+            self._skipped = self._rest(step_s)
+            if self._calibrated.is_new:  # the sooner it knows something the better
+                self._skipped = min(self._skipped // 5, _NOTE_EVERY - 1)
+            return
+        self._compare(accepted)
         self._calibrated.learn(confidences, verified, accepted, margins)
-        self._learning_s += 0.1 * (time.perf_counter() - began - self._learning_s)
+        self._note_time(began)
+        every = self._looking_s / (_LOOK_SHARE * step_s)
+        self._note_every = int(min(_MOST_NOTE_EVERY, max(_NOTE_EVERY, every)))
+
+    def _compare(self, accepted: Any) -> None:
+        self.switch.compare(self._expected, float(np.sum(accepted)))
+        self._expected = 0.0
+
+    def _note_time(self, began: float) -> None:
+        elapsed = time.perf_counter() - began
+        self._looking_s = min(elapsed, 1.1 * self._looking_s or elapsed)
+
+    def _look_back(self, found: BlockOutcomes) -> None:
+        """Looks at steps that were verified whole: would a plan of the last have paid?"""
+        survival = prefix_survival(self._calibrated(found.confidences, found.margins))
+        self.switch.note(survival)
+        width = survival.shape[1]
+        survival = np.where(np.arange(width) < found.verified[:, None], survival, np.float32(0))
+        self._expected = float(survival.sum(dtype=np.float64))
+        if self._calibrated.is_new:
+            return
+        requests, drafts = max(found.last, self._rows), int(found.verified[-found.last :].sum())
+        whole_s = self._seconds(requests, requests + drafts)
+        if whole_s / self._seconds(requests, requests) - 1.0 <= self._least_gain(whole_s):
+            return  # a plan that saved every draft and lost no token would not pay
+        began = time.perf_counter()
+        survival = survival[-found.last :]
+        others = np.zeros((requests - found.last, width), np.float32)
+        survival = np.concatenate([survival, others])
+        plan = self.scheduler.plan(survival, lagged=survival)
+        self._planning_s = self._planning_s or time.perf_counter() - began
+        self._is_whole = not self._pays(plan, survival, drafts)
 
     def to_dict(self) -> dict[str, Any]:
         """State of switch and calibration, as plain values."""
@@ -292,24 +361,3 @@ def _like(given: Sequence[int], lengths: Any) -> list[int]:
         found = lengths.tolist() if isinstance(lengths, np.ndarray) else list(lengths)
     made: list[int] = found
     return made
-
-
-def _widths(confidences: Sequence[Sequence[float]]) -> npt.NDArray[np.int64]:
-    if isinstance(confidences, np.ndarray):
-        return np.full(len(confidences), confidences.shape[1])
-    return np.fromiter(map(len, confidences), np.int64, len(confidences))
-
-
-def _rows(
-    values: Sequence[Sequence[float]], chosen: npt.NDArray[np.int64], width: int
-) -> npt.NDArray[np.float32]:
-    if isinstance(values, np.ndarray):
-        found: npt.NDArray[np.float32] = values[chosen].astype(np.float32)
-        return found
-    rows = [values[at] for at in chosen.tolist()]
-    if min(map(len, rows)) == width:
-        return np.array(rows, np.float32)
-    found = np.zeros((len(rows), width), np.float32)
-    for place, row in enumerate(rows):
-        found[place, : len(row)] = row
-    return found
