@@ -27,6 +27,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from layer_check import check_layers
 from layer_parts import Parts
 from torch import nn
 
@@ -98,9 +99,11 @@ def sharing(full: DeepseekV41, kind: str, small: bool) -> DeepseekV41:
     return model
 
 
-def random_model(config: DeepseekV41Config, device: str) -> DeepseekV41:
+def random_model(
+    config: DeepseekV41Config, device: str, dtype: torch.dtype | None = None
+) -> DeepseekV41:
     """A model with random weights, packed as in the published checkpoint."""
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    dtype = dtype or (torch.bfloat16 if device == "cuda" else torch.float32)
     model = DeepseekV41(config, rounding="full", device="meta", dtype=dtype)
     for name, p in list(model.named_parameters()):
         *path, last = name.split(".")
@@ -385,43 +388,13 @@ class Bench:
             self.layers(job, size, *found, context, full.config)
 
     def check(self, model: DeepseekV41) -> None:
-        """A prompt, one beside a request that decodes, and a step behind them, against the references in torch."""
+        """Every stage, and a prompt, one beside a request that decodes, and a step, against the references in torch."""
         long, short = (300, 280) if self.small else (1100, 500)
-        ids = torch.randint(3, 1000, (long + short + 2,), device=self.device)
-        steps = {
-            "prompt": (Segment(1, 0, long),),
-            "prompt beside a decoding row": (Segment(0, 0, short), Segment(1, long, 1)),
-        }
-        last = (Segment(0, short, 1), Segment(1, long + 1, 1))
-        found: list[dict[str, torch.Tensor]] = []
-        for plain in (False, True):
-            kernels: Any = reference if plain else fused_kernels(self.device)
-            kept, wide_products._MANY_TOKENS = wide_products._MANY_TOKENS, 1 << 30 if plain else 512
-            rows = vars(model).get("row_kernels")
-            vars(model)["row_kernels"] = lambda: kernels  # noqa: B023
-            out = {}
-            with use_backend("torch" if plain else None):
-                cache = model.new_cache(2, long + short, long, storage="packed")
-                for name, segments in steps.items():
-                    part = ids[: sum(s.num_tokens for s in segments)]
-                    out[name] = model(ForwardBatch(part, segments), cache).hidden
-                inputs = DecodeInputs.empty(2, 1, self.device)
-                inputs.fill([[7], [8]], [row_values(s, 0) for s in last])
-                cache.begin(last)
-                out["decode step"] = DecodeStep(model, cache, kernels)(inputs, long + 2).hidden
-            found.append(out)
-            wide_products._MANY_TOKENS = kept
-            if rows is None:
-                del vars(model)["row_kernels"]
-            else:
-                vars(model)["row_kernels"] = rows
-        for name, one in found[0].items():
-            other = found[1][name].float()
-            error = (one.float() - other).norm(dim=1) / other.norm(dim=1)
-            self.say(
-                f"check of a {name}: relative errors of {len(error)} rows, median {float(error.median()):.5f}, "
-                f"mean {float(error.mean()):.5f}, most {float(error.max()):.5f}, last {float(error[-1]):.5f}"
-            )
+        lines: list[str] = []
+        share = None if self.device == "cuda" else 0.01
+        check_layers(model, self.device, long, short, lines.append, share)
+        for line in lines:
+            self.say(line)
 
     def choices(self, model: DeepseekV41) -> None:
         """Both forms of steps whose form follows from the number of tokens."""
