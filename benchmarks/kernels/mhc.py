@@ -100,8 +100,9 @@ def pre(
     tokens: int,
     tuning: tuple[int, ...] | None,
     products: int,
-    finish: tuple[int, int] = (16, 1),
+    finish: tuple[int, int] | None = None,
     prepared: bool = False,
+    early: bool = True,
 ):
     """Builds coefficients and the sum of streams."""
 
@@ -131,6 +132,7 @@ def pre(
             tuning,
             products,
             finish,
+            early,
         )
 
         def check():
@@ -148,7 +150,7 @@ def pre(
 
         arguments = (streams, weights, fn, base, scale)
         peers = {}
-        if tokens == MANY:
+        if tokens == MANY and prepared:
             peers = {
                 "torch": eager(steps_pre, *arguments),
                 "compiled": compiled(steps_pre, *arguments),
@@ -249,9 +251,11 @@ def contract(small: bool) -> Built:
         assert_rows_alone(
             lambda x, p: k.mhc_pre(x, p, fn, base, scale, backend="triton"), [streams, weights]
         )
-        # Many tokens take two pieces of the channels one after the other.
+        # A program of many tokens takes several pieces of the channels one after the other.
         part = k.mhc_pre(streams, weights, fn, base, scale, backend="triton")
         assert all(torch.equal(a, b[:1000]) for a, b in zip(part, whole, strict=True))
+        few = k.mhc_pre(streams[:300], weights[:300], fn, base, scale, backend="triton")
+        assert all(torch.equal(a, b[:300]) for a, b in zip(few, whole, strict=True))
         y = torch.randn(1000, HIDDEN, device="cuda").bfloat16()
         mix = torch.rand(1000, 4, 4, device="cuda")
         assert_rows_alone(
@@ -298,30 +302,37 @@ def cases() -> list[Case]:
         )
         for t, w in ((32, 1),)
     ]
+    before = "projection split before"
     for tokens in (MANY, 256, 64):
-        found.append(Case("mhc_pre", f"{tokens} x 4 x {HIDDEN}", "table", pre(tokens, None, 2)))
+        shape = f"{tokens} x 4 x {HIDDEN}"
+        found.append(Case("mhc_pre", shape, before, pre(tokens, None, 2, None, True)))
+        found.append(Case("mhc_pre", shape, "table", pre(tokens, None, 2)))
+    shape = f"{MANY} x 4 x {HIDDEN}"
+    for blocks, side, depth in ((4, 1, 6), (4, 2, 6), (5, 1, 3)):
+        name = f"{before}, 64 x {blocks} channels a part, {side} a piece, {depth} slots"
+        build = pre(MANY, (blocks, side, depth), 2, None, True)
+        found.append(Case("mhc_pre", shape, name, build))
     for tokens in (MANY, 64):
-        name, case = "bulk copies, projection split before", pre(tokens, None, 2, (16, 1), True)
-        found.append(Case("mhc_pre", f"{tokens} x 4 x {HIDDEN}", name, case))
-    for times, depth, pieces in ((5, 8, 1), (5, 8, 2), (8, 8, 1)):
-        name = f"bulk copies, {pieces} x 64 x {times} channels, {depth} slots"
-        tuning = (times, depth, pieces)
-        found.append(Case("mhc_pre", f"{MANY} x 4 x {HIDDEN}", name, pre(MANY, tuning, 2)))
-    for times in (5,):
-        name = f"bulk copies, 1 x 64 x {times} channels, 8 slots"
-        found.append(Case("mhc_pre", f"64 x 4 x {HIDDEN}", name, pre(64, (times, 8, 1), 2)))
-    for finish in ((32, 4),):
-        for tokens in (MANY, 64):
-            name = f"bulk copies, coefficients of {finish[0]} tokens with {finish[1]} warps"
-            case = Case("mhc_pre", f"{tokens} x 4 x {HIDDEN}", name, pre(tokens, None, 2, finish))
-            found.append(case)
-    for entry in ((64, 64, 5, 4, 2), (64, 64, 10, 4, 2)):
-        t, block, times, warps, stages = entry
-        name = f"{t} tokens, {block} x {times} channels, {warps} warps, {stages} stages, 2 products"
-        found.append(Case("mhc_pre", f"{MANY} x 4 x {HIDDEN}", name, pre(MANY, entry, 2)))
+        shape = f"{tokens} x 4 x {HIDDEN}"
+        build = pre(tokens, None, 2, None, True, False)
+        found.append(Case("mhc_pre", shape, f"{before}, one launch behind the other", build))
+    for tokens, at_once in ((MANY, 32), (64, 2), (64, 8)):
+        name = f"{before}, coefficients of {at_once} tokens"
+        build = pre(tokens, None, 2, (at_once, 1), True)
+        found.append(Case("mhc_pre", f"{tokens} x 4 x {HIDDEN}", name, build))
+    entry = (64, 64, 10, 4, 2)
+    name = "64 tokens, 64 x 10 channels, 4 warps, 2 stages, 2 products"
+    found.append(Case("mhc_pre", f"257 x 4 x {HIDDEN}", name, pre(257, entry, 2), check_only=True))
     for tuning in ((1024, 4),):
         name = f"{tuning[0]} channels, {tuning[1]} warps"
         found.append(Case("mhc_post", f"{MANY} x 4 x {HIDDEN}", name, post(tuning, "")))
-        found.append(Case("mhc_head", f"{MANY} x 4 x {HIDDEN}", name, head(tuning, "")))
+    for tuning, evict in (
+        ((1024, 4), ""),
+        ((512, 2), ""),
+        ((1024, 2), ""),
+        ((512, 2), "evict_first"),
+    ):
+        name = f"{tuning[0]} channels, {tuning[1]} warps{', ' if evict else ''}{evict}"
+        found.append(Case("mhc_head", f"{MANY} x 4 x {HIDDEN}", name, head(tuning, evict)))
     found.append(Case("mhc", "contract", "all", contract, check_only=True))
     return found

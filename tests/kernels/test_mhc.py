@@ -96,24 +96,31 @@ def test_products_with_coefficients_in_parts(split) -> None:
     streams, pre, fn, base, scale = given(tokens, channels)
     streams = streams.half().contiguous()
     parts = torch.full((split, 24, 4 * channels), 7.0, dtype=torch.float16)
-    kernels.mhc_split_kernel[(8,)](fn, parts, fn.numel(), SPLIT=split, BLOCK=1024)
+    kernels.mhc_split_kernel[(8,)](fn, parts, fn.numel(), SPLIT=split, BLOCK=1024, EARLY=False)
     assert torch.allclose(parts.float().sum(0), fn, atol=2e-7)
     sums, summed = torch.full((tokens, 3, 32), 7.0), torch.full((tokens, channels), 7.0).half()
     kernels.mhc_project_kernel[(3, 2)](
         streams, pre, parts, sums, summed, tokens, 3, 4 * channels, channels, CHANNELS=channels,
         TOKENS=16, BLOCK=16, BLOCKS=2, SPLIT=split,
     )  # fmt: skip
-    assert (sums[..., 25:] == 7).all()
+    assert (sums[..., 25:] == 0).all()
     following, post, mix = torch.empty(tokens, 4), torch.empty(tokens, 4), torch.empty(tokens, 16)
+    sizes = {"CHANNELS": channels, "FAST": False, "EARLY": False}
     kernels.mhc_coefficients_kernel[(1,)](
-        sums, base, scale, following, post, mix, tokens, 20, 1e-20, 1e-6, CHANNELS=channels, TOKENS=32, PARTS=3, WHOLE=False, AT_ONCE=1
+        sums, base, scale, following, post, mix, tokens, 20, 1e-20, 1e-6, TOKENS=32, PARTS=3, PIECES=1, **sizes
     )  # fmt: skip
-    paired = torch.stack((sums[:, 0] + sums[:, 1], sums[:, 2] + 0.0), 1)
+    # Pieces that are added by this kernel, and by who made them: the same bits.
+    apart = torch.stack((sums * 0.25, sums * 0.75), 2)
+    added = (apart[:, :, 0] + apart[:, :, 1]).contiguous()
+    few = torch.empty(tokens, 4), torch.empty(tokens, 4), torch.empty(tokens, 16)
+    kernels.mhc_coefficients_kernel[(1,)](
+        added, base, scale, *few, tokens, 20, 1e-20, 1e-6, TOKENS=32, PARTS=3, PIECES=1, **sizes
+    )  # fmt: skip
     again = torch.empty(tokens, 4), torch.empty(tokens, 4), torch.empty(tokens, 16)
-    kernels.mhc_coefficients_kernel[(1,)](
-        paired, base, scale, *again, tokens, 20, 1e-20, 1e-6, CHANNELS=channels, TOKENS=32, PARTS=2, WHOLE=True, AT_ONCE=1
+    kernels.mhc_coefficients_kernel[(5,)](
+        apart, base, scale, *again, tokens, 20, 1e-20, 1e-6, TOKENS=4, PARTS=3, PIECES=2, **sizes
     )  # fmt: skip
-    for a, b in zip(again, (following, post, mix), strict=True):
+    for a, b in zip(again, few, strict=True):
         assert torch.equal(a, b)
     wanted = reference.mhc_pre(streams, pre, fn, base, scale)
     for a, b in zip((summed, post, mix.view(-1, 4, 4), following), wanted, strict=True):

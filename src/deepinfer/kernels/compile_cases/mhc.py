@@ -22,7 +22,7 @@ def cases() -> list[CompileCase]:
     from deepinfer.kernels.triton import mhc_mixes as mixes
     from deepinfer.kernels.triton import mhc_streams as streams
 
-    found = [_bulk()]
+    found = [_bulk(False), _bulk(True)]
     for narrow, name, chips in ((True, "bf16 streams", CHIPS), (False, "fp32 streams", (80, 90))):
         tokens, block, times, warps, stages = configs.project(5120, narrow)
         sizes: dict[str, Any] = {
@@ -37,19 +37,20 @@ def cases() -> list[CompileCase]:
                 stack_bytes=8, num_stages=stages,  # of sm_100 with Triton 3.9
             )
         )  # fmt: skip
-    constants: dict[str, Any] = {"SPLIT": 2, "BLOCK": 1024}
     types = {"fn": "*fp32", "parts": "*bf16"}
-    found.append(
-        row_case("mhc_pre", "split", mixes.mhc_split_kernel, types, constants, 4, (80, 90))
-    )
+    for chip in (80, 90):
+        constants: dict[str, Any] = {"SPLIT": 2, "BLOCK": 1024, "EARLY": chip == 90}
+        found.append(
+            row_case("mhc_pre", "split", mixes.mhc_split_kernel, types, constants, 4, (chip,))
+        )
     scores = {**_TYPES, "out": "*fp32"}
     found.append(
-        row_case("sinkhorn", "32 tokens", mixes.sinkhorn_kernel, scores, {"TOKENS": 32}, 1)
+        row_case(
+            "sinkhorn", "32 tokens", mixes.sinkhorn_kernel, scores, {"TOKENS": 32, "FAST": True}, 1
+        )
     )
-    constants = {"CHANNELS": 5120, "TOKENS": 16, "PARTS": 8, "WHOLE": False, "AT_ONCE": 4}
-    found.append(
-        row_case("mhc_pre", "coefficients", mixes.mhc_coefficients_kernel, _TYPES, constants, 1)
-    )
+    found += [_coefficients(8192, 16, 1, (90,)), _coefficients(64, 16, 5, (90,))]
+    found.append(_coefficients(8192, 8, 1, CHIPS))
     block, warps = configs.stream_block(5120)
     constants = {"CHANNELS": 5120, "BLOCK": block, "EVICT": ""}
     for name, kernel in (
@@ -60,7 +61,20 @@ def cases() -> list[CompileCase]:
     return found
 
 
-def _bulk() -> CompileCase:
+def _coefficients(tokens: int, parts: int, pieces: int, chips: tuple[int, ...]) -> CompileCase:
+    """What follows bulk copies (16 parts), or the portable projection."""
+    from deepinfer.kernels.triton.mhc_mixes import mhc_coefficients_kernel
+
+    at_once, warps = configs.coefficients(tokens)
+    constants: dict[str, Any] = {
+        "CHANNELS": 5120, "TOKENS": at_once, "PARTS": parts, "PIECES": pieces, "FAST": True,
+        "EARLY": parts == 16,
+    }  # fmt: skip
+    entry = f"coefficients of {parts} x {pieces} sums"
+    return row_case("mhc_pre", entry, mhc_coefficients_kernel, _TYPES, constants, warps, chips)
+
+
+def _bulk(apart: bool) -> CompileCase:
     """Bulk copies and warpgroup products of Hopper."""
     from deepinfer.kernels.triton.gemm_launch import tile_layout
     from deepinfer.kernels.triton.mhc_bulk import mhc_project_bulk_kernel
@@ -68,14 +82,15 @@ def _bulk() -> CompileCase:
     def tile(rows: int) -> str:
         return f"tensordesc<bf16[{rows}, 64],{tile_layout(128, 16)!r}>"
 
-    times, depth, pieces = configs.project_bulk(5120)
+    blocks, side, depth = configs.project_bulk(5120)
     signature = {
         "x_desc": tile(64), "high_desc": tile(32),
         "low_desc": tile(32), "pre": "*fp32", "sums": "*fp32",
         "collapsed": "*bf16", "tokens": "i32", "parts": "i32", "x_stream": "i32",
     }  # fmt: skip
     return CompileCase(
-        "mhc_pre", "bf16 streams, bulk copies", mhc_project_bulk_kernel, signature,
-        {"CHANNELS": 5120, "BLOCKS": times * pieces, "PIECES": pieces, "DEPTH": depth}, ("pre", "sums", "collapsed", "x_stream"),
+        "mhc_pre", f"bf16 streams, bulk copies, {'few' if apart else 'many'} tokens", mhc_project_bulk_kernel, signature,
+        {"CHANNELS": 5120, "BLOCKS": side if apart else blocks, "SIDE": side, "DEPTH": depth, "EARLY": True},
+        ("pre", "sums", "collapsed", "x_stream"),
         {"num_warps": 4}, (90,), {90: ("HGMMA",)},
     )  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = [
     "blocks",
     "cast_back",
+    "coefficients",
     "engram_gate",
     "engram_lookup",
     "groups",
@@ -19,6 +20,7 @@ __all__ = [
     "pieces",
     "project",
     "project_bulk",
+    "project_bulk_apart",
     "rope",
     "stream_block",
     "swiglu",
@@ -107,9 +109,23 @@ def project(channels: int, narrow: bool = True) -> tuple[int, int, int, int, int
 
 
 def project_bulk(channels: int) -> tuple[int, int, int]:
-    """How often 64 channels make a piece, a divisor of their number; slots of the ring; pieces one after the other."""
+    """How often 64 channels make a part, how many of them a piece, and slots of the ring of bulk copies.
+
+    The coefficients of a part stay in shared memory, 32 KB for 64 channels, and the ring beside them.
+    """
     blocks = channels // 64
-    return next(n for n in range(max(1, blocks // 8), 0, -1) if blocks % n == 0), 8, 1
+    most = next(n for n in range(5, 0, -1) if blocks % n == 0)
+    return most, 1, 4
+
+
+def project_bulk_apart(tokens: int) -> bool:
+    """Whether every piece of the channels is a program of its own, because there are few tokens."""
+    return tokens <= 512
+
+
+def coefficients(tokens: int) -> tuple[int, int]:
+    """Tokens and warps of the programs that make coefficients of sums."""
+    return (16, 1) if tokens >= 1024 else (4, 1)
 
 
 def engram_gate(channels: int, tokens: int) -> tuple[int, int]:

@@ -1,4 +1,8 @@
-"""Projection of four bf16 streams on Hopper: one warp copies ahead, two warpgroups read each value once."""
+"""Projection of four bf16 streams on Hopper: one warp copies ahead, two warpgroups read each value once.
+
+A program keeps the coefficients of its channels in shared memory and passes over tokens, so that the L2 cache hands out
+little more than the streams.
+"""
 
 from __future__ import annotations
 
@@ -16,35 +20,55 @@ __all__ = ["mhc_project_bulk_kernel"]
 
 
 @gluon.jit
-def _copies(
-    descs, rings, bars, tokens, parts, x_stream, CHANNELS: gl.constexpr, BLOCKS: gl.constexpr,
-    DEPTH: gl.constexpr,
+def _copies_of_tile(
+    descs, rings, bars, token, start, x_stream, slot, phase, CHANNELS: gl.constexpr,
+    BLOCKS: gl.constexpr, SIDE: gl.constexpr, DEPTH: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
-    """Fills the ring: 64 channels of a stream of 128 tokens, and their coefficients."""
+    """Fills the ring with the streams of 128 tokens, SIDE times 64 channels of each; the FIRST time with coefficients too."""
     x_desc, high_desc, low_desc = descs
-    x_ring, w_ring = rings
+    x_ring, w_tiles = rings
     full, empty = bars
-    slot = 0
-    phase = 1
-    for item in range(gl.program_id(0), gl.cdiv(tokens, 128) * parts, gl.num_programs(0)):
-        token = item // parts * 128
-        start = item % parts * (64 * BLOCKS)
-        for step in range(4 * BLOCKS):
-            c = start + step // 4 * 64
-            stream = step % 4
-            mbarrier.wait(empty.index(slot), phase)
-            bar = full.index(slot)
-            mbarrier.expect(bar, 24576)
-            x = stream * x_stream + c
-            load_tile(x_desc, [token, x], bar, x_ring.index(2 * slot))
-            load_tile(x_desc, [token + 64, x], bar, x_ring.index(2 * slot + 1))
-            w = w_ring.index(slot)
+    for step in range(4 * BLOCKS):
+        c = start + (step // (4 * SIDE) * SIDE + step % SIDE) * 64
+        stream = step // SIDE % 4
+        mbarrier.wait(empty.index(slot), phase)
+        bar = full.index(slot)
+        mbarrier.expect(bar, 24576 if FIRST else 16384)
+        x = stream * x_stream + c
+        load_tile(x_desc, [token, x], bar, x_ring.index(2 * slot))
+        load_tile(x_desc, [token + 64, x], bar, x_ring.index(2 * slot + 1))
+        if FIRST:
+            w = w_tiles.index(step)
             load_tile(high_desc, [0, stream * CHANNELS + c], bar, w.slice(0, 32))
             load_tile(low_desc, [0, stream * CHANNELS + c], bar, w.slice(32, 32))
-            slot += 1
-            if slot == DEPTH:
-                slot = 0
-                phase ^= 1
+        slot += 1
+        if slot == DEPTH:
+            slot = 0
+            phase ^= 1
+    return slot, phase
+
+
+@gluon.jit
+def _copies(
+    descs, rings, bars, tokens, parts, x_stream, CHANNELS: gl.constexpr, BLOCKS: gl.constexpr,
+    SIDE: gl.constexpr, DEPTH: gl.constexpr, EARLY: gl.constexpr,
+):  # fmt: skip
+    """Copies for all tiles of a program."""
+    if EARLY:
+        gl.inline_asm_elementwise(
+            "griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+        )
+    start = gl.program_id(0) % parts * (64 * BLOCKS)
+    tile = gl.program_id(0) // parts
+    slot, phase = _copies_of_tile(
+        descs, rings, bars, tile * 128, start, x_stream, gl.to_tensor(0), gl.to_tensor(1),
+        CHANNELS, BLOCKS, SIDE, DEPTH, True,
+    )  # fmt: skip
+    step = gl.num_programs(0) // parts
+    for more in range(tile + step, gl.cdiv(tokens, 128), step):
+        slot, phase = _copies_of_tile(
+            descs, rings, bars, more * 128, start, x_stream, slot, phase, CHANNELS, BLOCKS, SIDE, DEPTH, False
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -63,9 +87,9 @@ def _step(m, squares, entering, weight, never_at, x, w, layout: gl.constexpr):
 
 
 @gluon.jit
-def _weights(pre, item, tokens, parts, PART: gl.constexpr, layout: gl.constexpr):
-    """The weights of the four streams for the 64 tokens of an item; zeros behind the last item."""
-    row = item // parts * 128 + 64 * PART + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+def _weights(pre, tile, tokens, PART: gl.constexpr, layout: gl.constexpr):
+    """The weights of the four streams for the 64 tokens of a tile; zeros behind the last one."""
+    row = tile * 128 + 64 * PART + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
     at = pre + row.to(gl.int64) * 4
     there = row < tokens
     a = gl.load(at, mask=there, other=0.0)
@@ -77,88 +101,117 @@ def _weights(pre, item, tokens, parts, PART: gl.constexpr, layout: gl.constexpr)
 @gluon.jit
 def _products(
     given, rings, bars, tokens, parts, CHANNELS: gl.constexpr, BLOCKS: gl.constexpr,
-    PIECES: gl.constexpr, DEPTH: gl.constexpr, PART: gl.constexpr,
+    SIDE: gl.constexpr, DEPTH: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
-    """Projections, squares and entering sums of 64 tokens of each item."""
+    """Projections, squares and entering sums of 64 tokens of each tile."""
     pre, sums, collapsed = given
-    x_ring, w_ring = rings
+    x_ring, w_tiles = rings
     full, empty = bars
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     sums_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     c = gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
+    part = gl.program_id(0) % parts
     slot = 0
     phase = 0
-    following = _weights(pre, gl.program_id(0), tokens, parts, PART, layout)
-    for item in range(gl.program_id(0), gl.cdiv(tokens, 128) * parts, gl.num_programs(0)):
+    stride = gl.num_programs(0) // parts
+    following = _weights(pre, gl.program_id(0) // parts, tokens, PART, layout)
+    for tile in range(gl.program_id(0) // parts, gl.cdiv(tokens, 128), stride):
         weights = following
-        following = _weights(pre, item + gl.num_programs(0), tokens, parts, PART, layout)
-        part = item % parts
-        first = item // parts * 128 + 64 * PART
+        following = _weights(pre, tile + stride, tokens, PART, layout)
+        first = tile * 128 + 64 * PART
         row = first + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
-        there = row < tokens
+        there = (row < tokens)[:, None]
         row = row.to(gl.int64)
         to = collapsed + row[:, None] * CHANNELS + (part * (64 * BLOCKS) + c)[None, :]
-        square_at = sums + (row * parts + part) * 32 + 24
+        never_at = sums + (row * parts + part) * 32
         none = gl.zeros([64, 64], gl.float32, layout)
         total = gl.sum(gl.reshape(gl.zeros([64, 64], gl.float32, sums_layout), [64, 2, 32]), axis=1)
         square = gl.sum(none, axis=1)
-        for piece in gl.static_range(PIECES):
+        step = 0
+        for piece in range(BLOCKS // SIDE):
             m = gl.zeros([64, 64], gl.float32, sums_layout)
             squares = gl.sum(gl.reshape(none, [64, 8, 8]), axis=2)
-            for block in range(BLOCKS // PIECES):
-                entering = none
-                for i in gl.static_range(4):
+            left = none
+            right = none
+            for i in gl.static_range(4):
+                for side in gl.static_range(SIDE):
                     mbarrier.wait(full.index(slot), phase)
-                    m, squares, entering = _step(
-                        m, squares, entering, weights[i], square_at + 1,
-                        x_ring.index(2 * slot + PART), w_ring.index(slot), layout,
-                    )  # fmt: skip
+                    x, w = x_ring.index(2 * slot + PART), w_tiles.index(step)
+                    if side == 0:
+                        m, squares, left = _step(
+                            m, squares, left, weights[i], never_at, x, w, layout
+                        )
+                    else:
+                        m, squares, right = _step(
+                            m, squares, right, weights[i], never_at, x, w, layout
+                        )
                     mbarrier.arrive(empty.index(slot), count=1)
+                    step += 1
                     slot += 1
                     if slot == DEPTH:
                         slot = 0
                         phase ^= 1
-                at = to + (piece * (BLOCKS // PIECES) + block) * 64
-                gl.store(at, entering.to(gl.bfloat16), mask=there[:, None])
-            # The pieces of an item are added as `mhc_coefficients_kernel` adds those of two items.
-            summed = gl.convert_layout(gl.sum(squares, axis=1), gl.SliceLayout(1, layout))
-            both = gl.sum(gl.reshape(m, [64, 2, 32]), axis=1)
-            total = both if piece == 0 else total + both
-            square = summed if piece == 0 else square + summed
-        gl.store(square_at, square, mask=there)
+            at = to + piece * (SIDE * 64)
+            gl.store(at, left.to(gl.bfloat16), mask=there)
+            if SIDE == 2:
+                gl.store(at + 64, right.to(gl.bfloat16), mask=there)
+            # The pieces of a part are added as `mhc_coefficients_kernel` adds those of programs.
+            square += gl.convert_layout(gl.sum(squares, axis=1), gl.SliceLayout(1, layout))
+            total += gl.sum(gl.reshape(m, [64, 2, 32]), axis=1)
         token = first + gl.arange(0, 64, layout=gl.SliceLayout(1, total.type.layout))
         n = gl.arange(0, 32, layout=gl.SliceLayout(0, total.type.layout))
+        square = gl.convert_layout(square, gl.SliceLayout(1, total.type.layout))
+        total = gl.where((n == 24)[None, :], square[:, None], total)
         at = sums + ((token.to(gl.int64) * parts + part) * 32)[:, None] + n[None, :]
-        gl.store(at, total, mask=(token < tokens)[:, None] & (n < 24)[None, :])
+        gl.store(at, total, mask=(token < tokens)[:, None])
 
 
 @gluon.jit(do_not_specialize=["tokens", "parts"])
 def mhc_project_bulk_kernel(
     x_desc, high_desc, low_desc, pre, sums, collapsed, tokens, parts, x_stream,
-    CHANNELS: gl.constexpr, BLOCKS: gl.constexpr, PIECES: gl.constexpr, DEPTH: gl.constexpr,
+    CHANNELS: gl.constexpr, BLOCKS: gl.constexpr, SIDE: gl.constexpr, DEPTH: gl.constexpr,
+    EARLY: gl.constexpr,
 ):  # fmt: skip
     """As `mhc_project_kernel`, for parts of 64 * BLOCKS channels, with coefficients as two bf16 numbers.
 
-    A row of `sums` has 24 projections, the squares, and room for seven numbers more. PIECES, 1 or 2: how many sums are made
-    of a part and then added.
+    A program has one part, and every num_programs / parts-th tile of 128 tokens.
+
+    Args:
+        x_desc: Streams of 64 tokens, 64 channels of them.
+        high_desc: Coefficients as bf16, 64 channels of them.
+        low_desc: What bf16 leaves of them.
+        pre: Weights of the streams, shape [tokens, 4].
+        sums: Shape [tokens, parts, 32]: 24 projections, the squares, zeros.
+        collapsed: Weighted sums of the streams.
+        tokens: Tokens.
+        parts: Parts of the channels.
+        x_stream: Distance of streams.
+        CHANNELS: Channels of a stream.
+        BLOCKS: How often 64 channels are a part.
+        SIDE: How many of them are a piece, whose sums begin anew: 1 or 2.
+        DEPTH: Slots of the ring.
+        EARLY: Whether the coefficients may still be on their way when the program begins.
     """
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [2 * DEPTH, 64, 64], x_desc.layout)
-    w_ring = gl.allocate_shared_memory(high_desc.dtype, [DEPTH, 64, 64], high_desc.layout)
+    w_tiles = gl.allocate_shared_memory(high_desc.dtype, [4 * BLOCKS, 64, 64], high_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(DEPTH):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
     descs = (x_desc, high_desc, low_desc)
-    rings = (x_ring, w_ring)
+    rings = (x_ring, w_tiles)
     bars = (full, empty)
     given = (pre, sums, collapsed)
     gl.warp_specialize(
         [
-            (_products, (given, rings, bars, tokens, parts, CHANNELS, BLOCKS, PIECES, DEPTH, 0)),
-            (_products, (given, rings, bars, tokens, parts, CHANNELS, BLOCKS, PIECES, DEPTH, 1)),
-            (_copies, (descs, rings, bars, tokens, parts, x_stream, CHANNELS, BLOCKS, DEPTH)),
+            (_products, (given, rings, bars, tokens, parts, CHANNELS, BLOCKS, SIDE, DEPTH, 0)),
+            (_products, (given, rings, bars, tokens, parts, CHANNELS, BLOCKS, SIDE, DEPTH, 1)),
+            (_copies, (descs, rings, bars, tokens, parts, x_stream, CHANNELS, BLOCKS, SIDE, DEPTH, EARLY)),
         ],
         [4, 1],
         [240, 24],
-    )
+    )  # fmt: skip

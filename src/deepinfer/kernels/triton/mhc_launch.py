@@ -15,12 +15,12 @@ from deepinfer.kernels.triton.mhc_mixes import (
     sinkhorn_kernel,
 )
 from deepinfer.kernels.triton.mhc_streams import mhc_head_kernel, mhc_post_kernel
+from deepinfer.kernels.triton.quant_launch import hardware_level
 
 __all__ = ["mhc_head", "mhc_post", "mhc_pre", "sinkhorn"]
 
 _WARP = 32
 _PRODUCTS = 2
-_FINISH = 16, 1
 _SPLIT_BLOCK = 1024
 
 
@@ -31,7 +31,14 @@ def sinkhorn(
     tokens, warps = tuning
     with torch.cuda.device_of(scores):
         sinkhorn_kernel[(triton.cdiv(len(scores), tokens),)](
-            scores, out, len(scores), iterations, eps, TOKENS=tokens, num_warps=warps
+            scores,
+            out,
+            len(scores),
+            iterations,
+            eps,
+            TOKENS=tokens,
+            FAST=hardware_level(scores) > 0,
+            num_warps=warps,
         )
 
 
@@ -39,7 +46,7 @@ def mhc_pre(
     streams: Tensor, pre: Tensor, fn: Tensor, base: Tensor, scale: Tensor, iterations: int,
     norm_eps: float, eps: float, following: Tensor, post: Tensor, mix: Tensor, out: Tensor,
     tuning: tuple[int, ...] | None = None, products: int = _PRODUCTS,
-    finish: tuple[int, int] = _FINISH,
+    finish: tuple[int, int] | None = None, early: bool = True,
 ) -> None:  # fmt: skip
     """Coefficients and the sum of the streams, in three launches: the projection split, the products, what follows.
 
@@ -56,43 +63,55 @@ def mhc_pre(
         post: Shape [tokens, 4], fp32, contiguous.
         mix: Shape [tokens, 4, 4], fp32, contiguous.
         out: Shape [tokens, channels], contiguous.
-        tuning: Of bulk copies (Hopper): how often 64 channels, the slots of the ring, and how many such pieces are taken one
-            after the other, 1 or 2. Of the portable kernel: tokens, channels at once, how often, warps, stages. None for
-            those of the table.
+        tuning: Of bulk copies (Hopper): how often 64 channels make a part, how many of them a piece, and the slots of the
+            ring. Of the portable kernel: tokens, channels at once, how often, warps, stages. None for those of the table.
         products: bf16 numbers for a coefficient of `fn`, 2 or 3, when the streams are bf16; 2 with bulk copies.
-        finish: Tokens and warps of the programs that make the coefficients.
+        finish: Tokens and warps of the programs that make the coefficients; None for those of the table.
+        early: Whether a launch may begin while the one before it ends, on chips that can.
     """
     count, _, channels = streams.shape
     device = streams.device
+    level = hardware_level(streams)
+    early = early and level == 2
     split = products if streams.dtype == torch.bfloat16 else 0
     bulk = split == 2 and len(tuning or (0, 0, 0)) == 3 and _bulk_serves(streams)
+    at_once, warps = finish or configs.coefficients(count)
+    pieces = 1
+    behind = split > 0 and fn.dtype != torch.bfloat16
     with torch.cuda.device_of(streams):
-        if split and fn.dtype != torch.bfloat16:
+        if behind:
             whole = torch.empty((split, *fn.shape), dtype=torch.bfloat16, device=device)
             mhc_split_kernel[(triton.cdiv(fn.numel(), _SPLIT_BLOCK),)](
-                fn, whole, fn.numel(), SPLIT=split, BLOCK=_SPLIT_BLOCK, num_warps=4
+                fn,
+                whole,
+                fn.numel(),
+                SPLIT=split,
+                BLOCK=_SPLIT_BLOCK,
+                EARLY=early and bulk,
+                num_warps=4,
             )
             fn = whole
         if bulk:
-            times, depth, pieces = tuning or configs.project_bulk(channels)
-            parts = channels // (64 * times * pieces)
+            blocks, side, depth = tuning or configs.project_bulk(channels)
+            if configs.project_bulk_apart(count):
+                pieces, blocks = blocks // side, side
+            parts = channels // (64 * blocks)
             sums = torch.empty((count, parts, 32), dtype=torch.float32, device=device)
-            _project_bulk(streams, pre, fn, sums, out, times * pieces, pieces, depth)
+            _project_bulk(streams, pre, fn, sums, out, blocks, side, depth, early and behind)
         else:
-            tokens, block, times, warps, stages = tuning or configs.project(channels, bool(split))
-            parts, pieces = triton.cdiv(channels, block * times), 1
+            tokens, block, times, wide, stages = tuning or configs.project(channels, bool(split))
+            parts = triton.cdiv(channels, block * times)
             sums = torch.empty((count, parts, 32), dtype=torch.float32, device=device)
             mhc_project_kernel[(parts, triton.cdiv(count, tokens))](
                 streams, pre, fn, sums, out, count, parts, streams.stride(0), streams.stride(1),
                 CHANNELS=channels, TOKENS=tokens, BLOCK=block, BLOCKS=times, SPLIT=split,
-                num_warps=warps, num_stages=stages,
+                num_warps=wide, num_stages=stages,
             )  # fmt: skip
-        at_once, warps = finish
+        later = early and bulk
         mhc_coefficients_kernel[(triton.cdiv(count, at_once),)](
             sums, base, scale, following, post, mix, count, iterations, norm_eps, eps,
-            CHANNELS=channels, TOKENS=at_once, PARTS=parts,
-            WHOLE=pieces == 2, AT_ONCE=min(8, triton.next_power_of_2(triton.cdiv(parts * pieces, 2))),
-            num_warps=warps,
+            CHANNELS=channels, TOKENS=at_once, PARTS=parts // pieces, PIECES=pieces, FAST=level > 0,
+            EARLY=later, num_warps=warps, **({"launch_pdl": True} if later else {}),
         )  # fmt: skip
 
 
@@ -105,8 +124,8 @@ def _bulk_serves(streams: Tensor) -> bool:
 
 
 def _project_bulk(
-    streams: Tensor, pre: Tensor, fn: Tensor, sums: Tensor, out: Tensor, times: int, pieces: int,
-    depth: int,
+    streams: Tensor, pre: Tensor, fn: Tensor, sums: Tensor, out: Tensor, blocks: int, side: int,
+    depth: int, early: bool,
 ) -> None:  # fmt: skip
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -119,10 +138,11 @@ def _project_bulk(
     shape, strides = [count, 3 * stream + channels], [streams.stride(0), 1]
     x_desc = TensorDescriptor(streams, shape, strides, [64, 64], tile_layout(128, 16))
     parts = sums.shape[1]
-    items = triton.cdiv(count, 128) * parts
-    mhc_project_bulk_kernel[(min(items, num_sms(streams.device.index)),)](
+    at_once = min(triton.cdiv(count, 128), max(1, num_sms(streams.device.index) // parts))
+    mhc_project_bulk_kernel[(parts * at_once,)](
         x_desc, matrix(fn[0], 32, 64), matrix(fn[1], 32, 64), pre, sums, out, count, parts, stream,
-        CHANNELS=channels, BLOCKS=times, PIECES=pieces, DEPTH=depth, num_warps=4,
+        CHANNELS=channels, BLOCKS=blocks, SIDE=side, DEPTH=depth, EARLY=early, num_warps=4,
+        launch_pdl=early,
     )  # fmt: skip
 
 
