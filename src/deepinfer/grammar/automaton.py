@@ -179,12 +179,10 @@ class Automaton:
             index = cut.index = self._classes.index(cut.masks)
         return index
 
-    def _advance(self, state: int, column: int) -> int:
-        """Fill one entry of the table: what one step needs, which is a fraction of a row."""
-        with self._lock, self._budget:
-            target = target_of(self._store, self._nodes[state], column, self._places)
-            number = self._number(target)
-            self.table[state, column] = number
+    def _advance(self, state: int, byte: int) -> int:
+        """Fill one entry of the table: what one step needs, which is a fraction of a row. Call it `at_work`."""
+        number = self._number(target_of(self._store, self._nodes[state], byte))
+        self.table[state, self._class_of[byte]] = number
         return number
 
     def expand_many(self, states: Iterable[int] | NDArray[np.integer]) -> None:
@@ -219,19 +217,33 @@ class Automaton:
         Raises:
             GrammarTooLarge: A bound is passed.
         """
-        column = self._class_of[byte]
-        found = self.table.item(state, column)
-        return found if found >= 0 else self._advance(state, column)
+        found = self.table.item(state, self._class_of[byte])
+        if found >= 0:
+            return found
+        with self._lock, self._budget:
+            return self._advance(state, byte)
 
     def run(self, state: int, data: bytes) -> int:
         """The state after several bytes; `DEAD` as soon as one cannot come."""
-        classes = self._class_of
-        for byte in data:
-            column = classes[byte]
-            found = self.table.item(state, column)
-            state = found if found >= 0 else self._advance(state, column)
+        classes, item = self._class_of, self.table.item
+        for place, byte in enumerate(data):
+            found = item(state, classes[byte])
+            if found < 0:
+                return self._run_on(state, data[place:])
+            state = found
             if state == DEAD:
                 break
+        return state
+
+    def _run_on(self, state: int, data: bytes) -> int:
+        """As `run`, with the lock held once for all bytes."""
+        classes = self._class_of
+        with self._lock, self._budget:
+            for byte in data:
+                found = self.table.item(state, classes[byte])
+                state = found if found >= 0 else self._advance(state, byte)
+                if state == DEAD:
+                    break
         return state
 
     def accepting(self, state: int) -> bool:

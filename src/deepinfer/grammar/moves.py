@@ -6,25 +6,33 @@ limit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 from deepinfer.core.errors import InvariantBroken
 from deepinfer.grammar.bag_nodes import bag_body, bag_moves, bag_target
 from deepinfer.grammar.cuts import Cut
 from deepinfer.grammar.node_store import NodeStore
-from deepinfer.grammar.nodes import ALT, AND, BAG, CONS, LIT, NOT, REF, REP, BagNode, Node, TrieNode
+from deepinfer.grammar.nodes import (
+    ALT,
+    AND,
+    BAG,
+    CONS,
+    LIT,
+    NOT,
+    REF,
+    REP,
+    SET,
+    BagNode,
+    Node,
+    TrieNode,
+)
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+__all__ = ["Moves", "compute_moves", "target_of"]
 
-__all__ = ["Moves", "Places", "compute_moves", "target_of"]
+FEW_PARTS = 8
+"""Alternatives of which the moves of one byte are worked out alone: of more, other bytes will be asked for too."""
 
 _MAX_NESTING = 50
 
 Moves = tuple[Cut, tuple[Node, ...]]
-Places = Callable[[Cut], "NDArray[np.intp]"]
 
 
 def compute_moves(store: NodeStore, node: Node) -> Cut:
@@ -167,62 +175,88 @@ def _union(store: NodeStore, cuts: list[Cut], lists: list[tuple[Node, ...]]) -> 
     return store.cuts.grouped(cut, targets, store.empty)
 
 
-def target_of(store: NodeStore, node: Node, column: int, places: Places, nesting: int = 0) -> Node:
-    """Where one class of bytes leads, without the moves of the other classes where that is possible.
+def target_of(store: NodeStore, node: Node, byte: int, nesting: int = 0) -> Node:
+    """Where one byte leads, without the moves of the other bytes where that is possible.
 
     Args:
         store: Store of the node.
         node: The node.
-        column: Class of the byte.
-        places: Gives, for a cut, the place of each class's set in it plus 1, or 0.
+        byte: The byte.
         nesting: Calls of this function within one another so far.
 
     Returns:
-        The same node as the moves of `node` hold for that class.
+        The same node as the moves of `node` hold for that byte.
+
+    Raises:
+        GrammarTooLarge: A bound of the store's budget is passed.
     """
+    if node.cut is None and nesting < _MAX_NESTING:
+        kind = node.kind
+        if kind == LIT:
+            text = node.text
+            return store.literal(text[1:]) if text[0] == byte else store.empty
+        if kind == CONS:
+            return _stack_target(store, node, byte, nesting)
+        if kind == ALT and len(node.parts) <= FEW_PARTS:
+            return _any_target(store, node, byte, nesting)
+        if kind == AND:
+            return _common_target(store, node, byte, nesting)
+        if kind == NOT:
+            return store.neg(target_of(store, node.a, byte, nesting + 1))
+        if kind == REF:
+            return target_of(store, node.a, byte, nesting + 1)
+        if kind == REP:
+            first = target_of(store, node.a, byte, nesting + 1)
+            if first is store.empty:
+                return first
+            low = node.low - 1 if node.low else 0
+            return store.push(first, store.rep(node.a, low, node.high - 1 if node.high > 0 else -1))
+        if isinstance(node, BagNode):
+            body = bag_body(store, node)
+            first = target_of(store, body, byte, nesting + 1)
+            if body is not node.pick or first is store.empty:
+                return first
+            return bag_target(store, node, first)
+    cut = node.cut or compute_moves(store, node)
+    for mask, target in zip(cut.masks, node.targets, strict=True):
+        if mask >> byte & 1:
+            return target
+    return store.empty
+
+
+def _any_target(store: NodeStore, node: Node, byte: int, nesting: int) -> Node:
+    found = []
+    for part in node.parts:
+        head = part.a if part.kind == CONS else part
+        kind = head.kind
+        if (kind == LIT and head.text[0] != byte) or (kind == SET and not head.mask >> byte & 1):
+            continue  # as most do
+        target = target_of(store, part, byte, nesting + 1)
+        if target is not store.empty:
+            found.append(target)
+    return found[0] if len(found) == 1 else store.alt(found)
+
+
+def _stack_target(store: NodeStore, node: Node, byte: int, nesting: int) -> Node:
     found = []
     while node.cut is None and node.kind == CONS:
         head, tail = node.a, node.b
-        if head.cut is not None:
-            place = places(head.cut).item(column)
-            first = head.targets[place - 1] if place else store.empty
-        else:
-            first = _head_target(store, head, column, places, nesting)
+        first = target_of(store, head, byte, nesting + 1)
         if first is not store.empty:
             found.append(store.push(first, tail))
         if not head.nullable:
             break
         node = tail
     else:
-        first = _head_target(store, node, column, places, nesting)
-        if first is not store.empty:
-            found.append(first)
-    if len(found) == 1:
-        return found[0]
-    return store.alt(found)
+        found.append(target_of(store, node, byte, nesting + 1))
+    return found[0] if len(found) == 1 else store.alt(found)
 
 
-def _head_target(store: NodeStore, node: Node, column: int, places: Places, nesting: int) -> Node:
-    if node.cut is None:
-        if node.kind == REP:
-            return _copy_target(store, node, column, places)
-        if isinstance(node, BagNode) and nesting < _MAX_NESTING:
-            body = bag_body(store, node)
-            if body is not node.pick:
-                return target_of(store, body, column, places, nesting + 1)
-            place = places(body.cut or compute_moves(store, body)).item(column)
-            if not place:
-                return store.empty
-            return bag_target(store, node, body.targets[place - 1])
-    place = places(node.cut or compute_moves(store, node)).item(column)
-    return node.targets[place - 1] if place else store.empty
-
-
-def _copy_target(store: NodeStore, node: Node, column: int, places: Places) -> Node:
-    body = node.a
-    cut = body.cut or compute_moves(store, body)
-    place = places(cut).item(column)
-    if not place:
-        return store.empty
-    rest = store.rep(body, node.low - 1 if node.low else 0, node.high - 1 if node.high > 0 else -1)
-    return store.push(body.targets[place - 1], rest)
+def _common_target(store: NodeStore, node: Node, byte: int, nesting: int) -> Node:
+    found = []
+    for part in node.parts:
+        target = target_of(store, part, byte, nesting + 1)
+        if target is store.empty:
+            return target
+        found.append(target)
+    return store.conj(found)
