@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from deepinfer.engine.cost_fit import fit_costs
 from deepinfer.engine.graph_buckets import recorded_rows
-from deepinfer.speculative import VerificationScheduler
+from deepinfer.speculative import VerificationScheduler, prefix_survival
 
 
 def samples(rounded=lambda n: n) -> list[tuple[int, int, float, float]]:
@@ -73,3 +74,30 @@ def test_rows_that_look_free_are_no_reason_to_warn() -> None:
     cost = fit_costs(samples)
     assert not cost.is_flat
     VerificationScheduler(cost)  # warnings are errors
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+def test_few_sizes_are_enough_for_good_plans(noise: float) -> None:
+    """Experts make the first rows dear, later ones are cheaper: plans from 10 sizes against the best of the true curve."""
+    rng = np.random.default_rng(0)
+
+    def true_s(requests: int, rows: int) -> float:
+        rows = recorded_rows(rows)
+        return 8e-3 + 60e-3 * (1 - (1 - 6 / 384) ** rows) + 4e-5 * rows + 2e-6 * requests
+
+    counts = [1 << k for k in range(9)]
+    found = [
+        (c, c * (n + 1), true_s(c, c * (n + 1)) * (1 + noise * rng.exponential()), 1e-6)
+        for c in counts
+        for n in (5, 2)
+        for _ in range(4)
+    ]
+    found += [(c, c, 0.9 * true_s(c, c), 0.0) for c in counts]
+    scheduler = VerificationScheduler(fit_costs(found, recorded_rows))
+    assert len(scheduler.cost.tokens) == 10
+    for requests in (1, 4, 16, 24, 60, 100, 128, 256):
+        survival = prefix_survival(rng.beta(2, 1, (requests, 5)))
+        rows = scheduler.plan(survival, lagged=survival).rows
+        tokens = requests + np.concatenate([[0.0], np.sort(survival.ravel())[::-1].cumsum()])
+        rates = [t / true_s(requests, requests + k) for k, t in enumerate(tokens)]
+        assert rates[rows - requests] > (0.99 if noise else 0.995) * max(rates), requests

@@ -219,7 +219,7 @@ def profile_parts(
         lambda v: checks.check_int("max_requests", v, 1, limits.max_num_seqs, ConfigError),
     )
     checks.check_int("context_tokens", context_tokens, 1, 2**31, ConfigError)
-    steps = (limits.draft_length + 1) * (limits.draft_length + 2) * (_WARM + repeats)
+    steps = 2 * (limits.draft_length + 1) * (_WARM + repeats)
     steps += 2 * _WARM + _PLAIN * repeats
     prompt_len = max(1, min(context_tokens, limits.max_model_len - steps))
     left_out = {*parts.info.eos_token_ids, *parts.ungenerated_ids}
@@ -264,11 +264,13 @@ def profile_steps(
     fingerprint: str = "",
     repeats: int = 4,
 ) -> StepCostModel:
-    """Times steps that decode and verify, for 1, 2, 4, ... requests and every number of drafts.
+    """Times steps that decode and verify, for 1, 2, 4, ... requests, with whole blocks of drafts and with half of them.
 
-    The steps are those of the engine itself, with everything that a step costs on the host. Of the steps of one size the
-    fastest counts. Steps that draft are taken apart into what rows cost and what requests add, see `fit_costs`; those
-    that do not are kept as they are. Nothing of it enters the engine's statistics.
+    Half of a block for twice as many requests is as many rows, and so each number of requests shares a size with the next:
+    that tells what rows cost from what requests add, see `fit_costs`, with few shapes to record. Sizes between are
+    interpolated. Steps without drafts are timed for every other number of requests. The steps are those of the engine
+    itself, with everything that a step costs on the host; of the steps of one size the fastest counts. Nothing of it enters
+    the engine's statistics.
 
     Args:
         loop: The loop, without live requests.
@@ -300,10 +302,9 @@ def profile_steps(
     counts = [1 << k for k in range(max_requests.bit_length()) if 1 << k < max_requests]
     found: list[tuple[int, int, float, float]] = []
     try:
-        for count in (*counts, max_requests):
-            part = _profile(
-                loop, probe, policy, count, draft_length, prompt, max_model_len, repeats
-            )
+        for at, count in enumerate((*counts, max_requests)):
+            lengths = _sampled(draft_length, plain=at % 2 == 0 or count == max_requests)
+            part = _profile(loop, probe, policy, count, lengths, prompt, max_model_len, repeats)
             if not part:
                 break  # so many do not fit the cache
             found += [(count, *sample) for sample in part]
@@ -322,12 +323,18 @@ def profile_steps(
     )
 
 
+def _sampled(draft_length: int, *, plain: bool) -> list[int]:
+    """Numbers of drafts that are timed, most first."""
+    drafts = [n for n in (draft_length, (draft_length + 1) // 2 - 1) if n > 0]
+    return [*drafts, 0] if plain or not drafts else drafts
+
+
 def _profile(
     loop: EngineLoop,
     probe: _Probe,
     policy: _Fixed,
     count: int,
-    draft_length: int,
+    lengths: Sequence[int],
     prompt: Sequence[int],
     max_model_len: int,
     repeats: int,
@@ -351,7 +358,7 @@ def _profile(
             short = short + 1 if probe.is_decoding and probe.requests < count else 0
             if short > _SHORT or loop.num_live < count:
                 return found  # they do not fit together
-        for length in range(draft_length, -1, -1):
+        for length in lengths:
             policy.length = length
             # Steps that verify nothing may run ahead of their results: only several of them tell what one takes.
             warm, steps = (_WARM, repeats) if length else (2 * _WARM, _PLAIN * repeats)
