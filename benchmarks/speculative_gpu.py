@@ -7,14 +7,16 @@ load: `nano` in the engine with recorded steps, at 1 to 256 requests at once: wi
 with as many as pay. The three engines take turns every 64 tokens of the same texts, so that they share what disturbs the
 machine, and ratios are those of neighbours. Where a step's time goes comes along.
 
-curve: seconds of recorded steps by rows, and of drafting by requests: `nano`, and eight layers of the published widths with
-random weights (32 of the 384 experts; 40 layers are five times the layers and one head). `speculative.py --curve FILE`
-replays the recorded blocks over it, since random weights have no drafts worth verifying.
+curve: seconds of recorded steps of the published widths by rows, and of drafting by requests, from packed random weights, see
+`speculative_wide.py`; nano-curve: those of `nano`. `speculative.py --curve FILE` replays the recorded blocks over them,
+since random weights have no drafts worth verifying.
+
+wide: load, with engines of `nano` whose steps take the time of five layers of the published widths as well.
 
 planner: CPU time of a plan on the machine's host, beside plans written in the shape of others.
 
 Every case is a JSON line in $OUT (or --out); what no longer fits into --seconds is left out and named.
-Run: PYTHONPATH=src python benchmarks/speculative_gpu.py [--only blocks load planner curve] [--seconds 190]
+Run: PYTHONPATH=src python benchmarks/speculative_gpu.py [--only blocks load planner nano-curve curve wide] [--seconds 190]
 """
 
 from __future__ import annotations
@@ -31,13 +33,14 @@ import subprocess
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
+from speculative_wide import WideModel, replay_ms
 
 from deepinfer import Engine, SamplingParams
 from deepinfer.core.protocols import DraftBatch, DraftView
@@ -45,11 +48,9 @@ from deepinfer.engine import DSparkDrafter, draft_graphs, graphs
 from deepinfer.engine.recording import record_call
 from deepinfer.engine.stats import StatsRecorder
 from deepinfer.models import load_model
-from deepinfer.models.deepseek_v41 import DeepseekV41, DeepseekV41Config
 from deepinfer.models.deepseek_v41.decode_draft import DraftStep
 from deepinfer.models.deepseek_v41.decode_inputs import DecodeInputs
 from deepinfer.models.deepseek_v41.decode_step import DecodeStep
-from deepinfer.models.deepseek_v41.engram import EngramHash
 from speculative import planner_lines, prompts
 
 LOADS = (1, 60, 256, 16, 128, 4)
@@ -359,41 +360,49 @@ def against(rates: dict[str, list[float]]) -> dict[str, Any]:
     return found
 
 
-def throughput(report: Report, options: Any) -> None:
+def throughput(report: Report, options: Any, name: str, loads: Sequence[int]) -> None:
     """Every way at every load, in turns."""
     engines: dict[str, Engine] = {}
     for way, parts in WAYS.items():
         began = time.perf_counter()
         config = {
-            "max_num_seqs": max(options.loads), "max_model_len": 1400, "async_depth": 1, "prefix_cache": False,
+            "max_num_seqs": max(loads), "max_model_len": 1400, "async_depth": 1, "prefix_cache": False,
             "device": options.device,
         }  # fmt: skip
         recordings = Recordings()
         with warnings.catch_warnings(), recordings.noting():
             warnings.filterwarnings("ignore", "the step cost model is flat")
             engines[way] = Engine.from_pretrained("nano", config=config, **parts)
-        report.add(f"engine, {way}", seconds=time.perf_counter() - began, **recordings.line())
+        report.add(
+            f"{name}, engine, {way}", seconds=time.perf_counter() - began, **recordings.line()
+        )
         policy = getattr(engines[way]._parts.scheduler, "verify_lengths", None)
         if policy is not None and hasattr(policy, "scheduler"):
-            report.add(f"cost model, {way}", model=policy.scheduler.cost.to_dict())
-    for load in options.loads:
-        report.run(f"load {load}", lambda load=load: one_load(report, options, engines, load), 3.0)
+            report.add(f"{name}, cost model, {way}", model=policy.scheduler.cost.to_dict())
+    for load in loads:
+        report.run(
+            f"{name}, load {load}",
+            lambda load=load: one_load(report, options, engines, name, load),
+            3.0,
+        )
     for way, engine in engines.items():
         policy = getattr(engine._parts.scheduler, "verify_lengths", None)
         if policy is not None and hasattr(policy, "to_dict"):
-            report.add(f"policy, {way}", state=policy.to_dict())
+            report.add(f"{name}, policy, {way}", state=policy.to_dict())
         made = getattr(engine._parts.runner, "_graphs", None)
         if made is not None:
             hits = sorted(((b.rows, b.tokens, b.context), n) for b, n in made.stats.hits.items())
             report.add(
-                f"recordings, {way}", hits=hits, misses=dict(made.stats.misses),
+                f"{name}, recordings, {way}", hits=hits, misses=dict(made.stats.misses),
                 padded=made.stats.padded_tokens, used=made.stats.tokens,
                 unsupported=made.unsupported,
             )  # fmt: skip
         engine.close()
 
 
-def one_load(report: Report, options: Any, engines: dict[str, Engine], load: int) -> None:
+def one_load(
+    report: Report, options: Any, engines: dict[str, Engine], name: str, load: int
+) -> None:
     """Stretches of the same texts, each by every way before the next."""
     texts = texts_of(load)
     stretches = max(1, options.tokens_timed // options.stretch)
@@ -419,87 +428,31 @@ def one_load(report: Report, options: Any, engines: dict[str, Engine], load: int
         last = {way: run.end() for way, run in runs.items()}
         took = time.perf_counter() - began
     if not all(rates.values()):
-        report.add(f"load {load}", skipped="no time left")
+        report.add(f"{name}, load {load}", skipped="no time left")
         return
     for way, values in rates.items():
         policy = getattr(engines[way]._parts.scheduler, "verify_lengths", None)
         switch = policy.switch.state() if policy is not None else {}
         report.add(
-            f"nano, {load} requests, {way}", **last[way], median_tokens_per_s=statistics.median(values),
+            f"{name}, {load} requests, {way}", **last[way], median_tokens_per_s=statistics.median(values),
             best_tokens_per_s=max(values), stretches=[round(r) for r in values], **switch,
         )  # fmt: skip
-    report.add(f"nano, {load} requests, scheduled against the others", **against(rates))
+    report.add(f"{name}, {load} requests, scheduled against the others", **against(rates))
 
 
 # ---- curves ----
 
 
-def wide_config() -> DeepseekV41Config:
-    """Eight layers of the published widths, with 32 of the 384 experts, and the draft's three stages."""
-    fields: dict[str, Any] = {
-        "vocab_size": 129280, "hidden_size": 5120, "num_hidden_layers": 8, "moe_intermediate_size": 2304,
-        "num_attention_heads": 64, "head_dim": 512, "qk_rope_head_dim": 64, "q_lora_rank": 1280,
-        "o_lora_rank": 1024, "o_groups": 8, "n_routed_experts": 32, "num_experts_per_tok": 6,
-        "sliding_window": 128, "compress_ratios": [0, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0],
-        "kv_source_layer_ids": [1, 4], "index_source_layer_ids": [1, 4],
-        "candidate_source_layer_id": 4, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512,
-        "candidate_topk_blocks": 256, "candidate_block_size": 4, "max_position_embeddings": 16384,
-        "rope_scaling": {
-            "rope_type": "yarn", "factor": 4, "beta_fast": 32, "beta_slow": 1,
-            "original_max_position_embeddings": 4096,
-        },
-        "engram_layer_ids": [1], "engram_vocab_size": 20000, "engram_n_heads": 8,
-        "engram_head_dim": 256, "engram_compressed_vocab_size": 99092, "num_nextn_predict_layers": 3,
-        "dspark_block_size": 5, "dspark_noise_token_id": 3, "dspark_target_layer_ids": [5, 6, 7],
-        "dspark_markov_rank": 256, "dspark_n_routed_experts": 32, "dspark_num_experts_per_tok": 3,
-    }  # fmt: skip
-    names = ("engram_layer_ids", "engram_vocab_size", "engram_n_heads")
-    rows = EngramHash.table_rows(**{k: fields[k] for k in names})
-    return DeepseekV41Config(**fields, engram_num_embeddings=rows)
-
-
-def wide_model() -> DeepseekV41:
-    """Random weights, made on the GPU."""
-    model = DeepseekV41(wide_config(), rounding="full", device="cuda", dtype=torch.bfloat16)
-    generator = torch.Generator(device="cuda").manual_seed(1)
-    for name, p in model.named_parameters():
-        p.normal_(generator=generator)
-        if p.dim() >= 2 and not name.endswith(("q_weight", "k_weight")):
-            p.mul_(0.5 if "embed" in name else p.shape[-1] ** -0.5)
-        else:
-            p.mul_(0.2).add_(0 if name.endswith(("base", "bias", "bias_vl", "sink")) else 1)
-    model.set_engram_token_map([i % 99092 for i in range(model.config.vocab_size)])
-    return model
-
-
-def replay_ms(call: Callable[[], Any], repeats: int = 12) -> float:
-    """Median milliseconds of a recorded call."""
-    graph, _ = record_call(call, torch.device("cuda"))
-    times = []
-    for _ in range(repeats + 2):
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        events[0].record()
-        graph.replay()
-        events[1].record()
-        times.append(events)
-    torch.cuda.synchronize()
-    del graph
-    return statistics.median(a.elapsed_time(b) for a, b in times[2:])
-
-
-def curve(report: Report, name: str, model: DeepseekV41, layers: int, context: int) -> None:
-    """Milliseconds of steps by rows and of drafting by requests; layers are scaled, heads counted once."""
+def nano_curve(report: Report, context: int = 1024) -> None:
+    """Milliseconds of the steps of `nano` by rows and of drafting by requests."""
+    model = load_model("nano", device="cuda", dtype=torch.bfloat16)
     slots = max(REQUESTS)
     cache = model.new_cache(slots, context, 64)
     step = DecodeStep(model, cache)
-    scale = layers / model.config.num_hidden_layers
-    heads: dict[int, float] = {}
 
-    def head_ms(rows: int) -> float:
-        if rows not in heads:
-            x = torch.randn(rows, model.config.hidden_size, device="cuda")
-            heads[rows] = replay_ms(lambda: model.head(x))
-        return heads[rows]
+    def measured(call: Callable[[], Any]) -> float:
+        graph, _ = record_call(call, torch.device("cuda"))
+        return replay_ms(graph.replay)
 
     for rows in ROWS:
         inputs = DecodeInputs.empty(rows, 1, "cuda")
@@ -508,54 +461,51 @@ def curve(report: Report, name: str, model: DeepseekV41, layers: int, context: i
         inputs.values[:, 0] = context - 64 + at // slots  # what several rows of a slot look like
         inputs.values[:, 1] = at % slots
         inputs.values[:, 2] = 1
-        found = replay_ms(lambda i=inputs: step(i, context))
-        head = head_ms(rows)
-        report.add(
-            f"curve, {name}, {rows} rows", step_ms=found, head_ms=head,
-            value=head + scale * (found - head), unit="ms", layers=layers,
-        )  # fmt: skip
+        found = measured(lambda i=inputs: step(i, context))
+        report.add(f"curve, nano, {rows} rows", value=found, unit="ms")
     drafter = DraftStep(model, cache)
+    width = len(model.config.dspark_target_layer_ids) * model.config.hidden_size
     for requests in REQUESTS:
         at = torch.arange(requests, device="cuda")
         places = torch.full_like(at, context - 64)
-        found = replay_ms(
+        draft = measured(
             lambda a=at, p=places: drafter.draft_greedy(a + 7, p, a, torch.zeros_like(p))
         )
-        width = len(model.config.dspark_target_layer_ids) * model.config.hidden_size
         features = torch.randn(6 * requests, width, device="cuda", dtype=model.embed.weight.dtype)
         counts = torch.full_like(at, 3)
-        extend = replay_ms(
+        extend = measured(
             lambda f=features, a=at, p=places, c=counts: drafter.extend_context(f, p, a, c)
         )
         report.add(
-            f"curve, {name}, drafting for {requests}", draft_ms=found, context_ms=extend,
-            value=found + extend, unit="ms", head_ms=head_ms(5 * requests),
+            f"curve, nano, drafting for {requests}", draft_ms=draft, context_ms=extend,
+            value=draft + extend, unit="ms",
         )  # fmt: skip
 
 
-def curves(report: Report, options: Any) -> None:
-    """Both models."""
-    report.run(
-        "curve, nano",
-        lambda: curve(
-            report, "nano", load_model("nano", device="cuda", dtype=torch.bfloat16), 12, 1024
-        ),
-    )
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.set_float32_matmul_precision("high")  # the head is fp32: products in tf32
-    report.run(
-        "curve, real widths", lambda: curve(report, "real widths", wide_model(), 40, 1024), 20
-    )
-    torch.set_float32_matmul_precision("highest")
-    gc.collect()
-    torch.cuda.empty_cache()
+def wide_parts(report: Report, options: Any, *, curve: bool, load: bool) -> None:
+    """The curve of real widths, and engines that run at its cost."""
+    with torch.inference_mode():
+        began = time.perf_counter()
+        model = WideModel("cuda")
+        report.add("real widths, model", seconds=time.perf_counter() - began)
+        if curve:
+            report.run("curve, real widths", lambda: add_all(report, model.target_lines()))
+            report.run("curve, drafting", lambda: add_all(report, model.draft_lines(REQUESTS)))
+    if load:
+        with model.borrowed_by():
+            throughput(report, options, "nano at the cost of five wide layers", options.wide_loads)
+
+
+def add_all(report: Report, lines: Iterator[tuple[str, dict[str, Any]]]) -> None:
+    """Every line."""
+    for case, values in lines:
+        report.add(case, **values)
 
 
 def parts(report: Report, options: Any) -> Iterator[tuple[str, Callable[[], object]]]:
     """What can be asked for, in order."""
     yield "blocks", lambda: record_blocks(report, options)
-    yield "load", lambda: throughput(report, options)
+    yield "load", lambda: throughput(report, options, "nano", options.loads)
 
     def planner() -> None:
         for line in planner_lines():
@@ -563,13 +513,21 @@ def parts(report: Report, options: Any) -> Iterator[tuple[str, Callable[[], obje
 
     yield "planner", planner
     if options.device == "cuda":
-        yield "curve", lambda: curves(report, options)
+        yield "nano-curve", lambda: nano_curve(report)
+        both = {name: not options.only or name in options.only for name in ("curve", "wide")}
+        if all(both.values()):
+            yield "curve", lambda: wide_parts(report, options, curve=True, load=True)
+        else:
+            yield "curve", lambda: wide_parts(report, options, curve=True, load=False)
+            yield "wide", lambda: wide_parts(report, options, curve=False, load=True)
 
 
 def main() -> None:
     """Runs the parts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="*", default=[], help="blocks, load, planner, curve")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="blocks, load, planner, nano-curve, curve, wide"
+    )
     parser.add_argument("--seconds", type=float, default=190.0)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--prompts", type=int, default=192, help="recorded prompts of each kind")
