@@ -93,7 +93,7 @@ def sharing(full: DeepseekV41, kind: str, small: bool) -> DeepseekV41:
         twin = full.get_submodule(name)
         for key in list(module._parameters):
             module._parameters[key] = twin._parameters[key]
-        for key in ("joined", "prepared", "wide_parts"):
+        for key in ("joined", "prepared", "wide_parts", "wide_whole"):
             if key in vars(twin):
                 setattr(module, key, vars(twin)[key])
     return model

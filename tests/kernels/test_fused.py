@@ -19,7 +19,9 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
 
+from deepinfer.core.errors import ShapeError  # noqa: E402
 from deepinfer.kernels.triton import fused  # noqa: E402
+from deepinfer.kernels.triton.wide_products import WideTuning  # noqa: E402
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 DTYPES = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16]
@@ -127,6 +129,30 @@ def test_streams(dtype, channels, rounds) -> None:
     for more in (None, routed):
         left = reference.leave_streams(streams, output, wanted[1], more)
         close(fused.leave_streams(streams, output, wanted[1], more), left, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", [0, 1, 5, 33])
+def test_wide_linear(dtype, tokens) -> None:
+    x = randn(tokens, 204, dtype=dtype)[:, :200]
+    for outputs in (24, 100):
+        weight = randn(outputs, 200, seed=outputs)
+        exact = x.double() @ weight.double().T
+        for tuning in (None, WideTuning(64, 3, 16), WideTuning(128, 1, 32)):
+            found = fused.wide_linear(x, weight, tuning)
+            assert found.dtype == torch.float32
+            assert found.shape == (tokens, outputs)
+            assert float((found - exact).norm()) <= 5e-7 * float(exact.norm())
+    with pytest.raises(ShapeError, match="fp32"):
+        fused.wide_linear(x, weight.half())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_wide_rows_are_free_of_the_batch(dtype) -> None:
+    x, weight = randn(70, 640, dtype=dtype), randn(100, 640, seed=1)
+    whole = fused.wide_linear(x, weight)
+    for rows in (slice(0, 1), slice(3, 20), slice(40, 70)):
+        assert torch.equal(fused.wide_linear(x[rows], weight), whole[rows])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

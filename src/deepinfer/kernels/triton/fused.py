@@ -16,6 +16,7 @@ from deepinfer.kernels.triton.rows import scatter_rows as scatter_rows
 from deepinfer.kernels.triton.rows import swiglu_round as swiglu_round
 from deepinfer.kernels.triton.sparse_attention import sparse_attention as sparse_attention
 from deepinfer.kernels.triton.topk_rows import topk_rows as topk_rows
+from deepinfer.kernels.triton.wide_products import wide_linear as wide_linear
 
 __all__ = [
     "ExpertOrder",
@@ -32,4 +33,5 @@ __all__ = [
     "swiglu_round",
     "topk_gate",
     "topk_rows",
+    "wide_linear",
 ]

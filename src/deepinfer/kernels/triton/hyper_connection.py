@@ -16,7 +16,8 @@ _STREAMS = 4
 _COEFFICIENTS = 20
 # Sizes that hang on the channels alone: a row's sums have one order, whatever its batch.
 _TOKENS = 16
-_PROJECTED = 128
+_FEW = 64
+_PROJECTED = 64
 _GROUPS = 32
 
 
@@ -50,6 +51,20 @@ def _entering(streams, pre, token, c, inside, CHANNELS: tl.constexpr):
     return v.to(streams.dtype.element_ty).to(tl.float32)
 
 
+@triton.jit
+def _times(s, w, m):
+    """Adds the product of streams with fp32 weights; narrow streams are exact, and weights become three such numbers."""
+    if s.dtype == tl.float32:
+        return tl.dot(s, w, m, input_precision="tf32x3")
+    large = w.to(s.dtype)
+    rest = w - large.to(tl.float32)
+    middle = rest.to(s.dtype)
+    small = (rest - middle.to(tl.float32)).to(s.dtype)
+    m = tl.dot(s, small, m)
+    m = tl.dot(s, middle, m)
+    return tl.dot(s, large, m)
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def _project(
     streams, pre, fn, sums, num_tokens, parts, CHANNELS: tl.constexpr, TOKENS: tl.constexpr,
@@ -63,18 +78,29 @@ def _project(
     inside = there[:, None] & (c < CHANNELS)[None, :]
     rows = tl.arange(0, 32)
     in_fn = (rows < 24)[None, :] & (c < CHANNELS)[:, None]
+    # All that is read is asked for before anything is waited for.
+    at = streams + token[:, None] * (4 * CHANNELS) + c[None, :]
+    s0 = tl.load(at, mask=inside, other=0.0)
+    s1 = tl.load(at + CHANNELS, mask=inside, other=0.0)
+    s2 = tl.load(at + 2 * CHANNELS, mask=inside, other=0.0)
+    s3 = tl.load(at + 3 * CHANNELS, mask=inside, other=0.0)
+    of = fn + rows[None, :] * (4 * CHANNELS) + c[:, None]
+    w0 = tl.load(of, mask=in_fn, other=0.0)
+    w1 = tl.load(of + CHANNELS, mask=in_fn, other=0.0)
+    w2 = tl.load(of + 2 * CHANNELS, mask=in_fn, other=0.0)
+    w3 = tl.load(of + 3 * CHANNELS, mask=in_fn, other=0.0)
+    p0 = tl.load(pre + token * 4, mask=there, other=0.0)[:, None]
+    p1 = tl.load(pre + token * 4 + 1, mask=there, other=0.0)[:, None]
+    p2 = tl.load(pre + token * 4 + 2, mask=there, other=0.0)[:, None]
+    p3 = tl.load(pre + token * 4 + 3, mask=there, other=0.0)[:, None]
     m = tl.zeros([TOKENS, 32], tl.float32)
-    squares = tl.zeros([TOKENS, BLOCK], tl.float32)
-    entering = tl.zeros([TOKENS, BLOCK], tl.float32)
-    for i in tl.static_range(4):
-        at = streams + (token[:, None] * 4 + i) * CHANNELS + c[None, :]
-        s = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-        squares += s * s
-        entering += tl.load(pre + token * 4 + i, mask=there, other=0.0)[:, None] * s
-        w = tl.load(
-            fn + rows[None, :] * (4 * CHANNELS) + i * CHANNELS + c[:, None], mask=in_fn, other=0.0
-        )
-        m = tl.dot(s, w, m, input_precision="tf32x3")
+    m = _times(s0, w0, m)
+    m = _times(s1, w1, m)
+    m = _times(s2, w2, m)
+    m = _times(s3, w3, m)
+    s0, s1, s2, s3 = s0.to(tl.float32), s1.to(tl.float32), s2.to(tl.float32), s3.to(tl.float32)
+    squares = s0 * s0 + s1 * s1 + s2 * s2 + s3 * s3
+    entering = p0 * s0 + p1 * s1 + p2 * s2 + p3 * s3
     entering = entering.to(streams.dtype.element_ty).to(tl.float32)
     m = tl.where((rows == 24)[None, :], tl.sum(squares, axis=1)[:, None], m)
     m = tl.where((rows == 25)[None, :], tl.sum(entering * entering, axis=1)[:, None], m)
@@ -86,15 +112,16 @@ def _project(
 def _enter(
     streams, pre, sums, base, scale, gains, mixes, following, coefficients, y, x, parts,
     iterations, norm_eps, eps, CHANNELS: tl.constexpr, ROUND: tl.constexpr, GROUPS: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
     """Coefficients of a token, by its first program, and a piece of its normed input."""
     token = tl.program_id(0).to(tl.int64)
     piece = tl.program_id(1)
     kind = streams.dtype.element_ty
     rows = tl.arange(0, 32)
-    m = tl.zeros([32], tl.float32)
-    for at in range(parts):
-        m += tl.load(sums + (token * parts + at) * 32 + rows)
+    part = tl.arange(0, PARTS)[:, None]
+    at = sums + (token * parts + part) * 32 + rows[None, :]
+    m = tl.sum(tl.load(at, mask=part < parts, other=0.0), axis=0)
     squares = tl.sum(tl.where(rows == 24, m, 0.0), axis=0)
     input_squares = tl.sum(tl.where(rows == 25, m, 0.0), axis=0)
     factor = tl.rsqrt(input_squares / CHANNELS + norm_eps)
@@ -184,15 +211,16 @@ def enter_streams(
         block = min(_PROJECTED, max(16, triton.next_power_of_2(channels)))
         parts = triton.cdiv(channels, block)
         sums = torch.empty(tokens, parts, 32, dtype=wide, device=device)
-        _project[(triton.cdiv(tokens, _TOKENS), parts)](
-            streams, pre, fn, sums, tokens, parts, CHANNELS=channels, TOKENS=_TOKENS, BLOCK=block,
+        at_once = _TOKENS if tokens <= _FEW else 2 * _TOKENS
+        _project[(triton.cdiv(tokens, at_once), parts)](
+            streams, pre, fn, sums, tokens, parts, CHANNELS=channels, TOKENS=at_once, BLOCK=block,
             num_warps=4,
         )  # fmt: skip
         groups = min(_GROUPS, triton.next_power_of_2(triton.cdiv(channels, 32)))
         _enter[(tokens, triton.cdiv(channels, groups * 32))](
             streams, pre, sums, base, scale, norm_weight, mixes, following, coefficients, y, x,
             parts, iterations, norm_eps, eps, CHANNELS=channels, ROUND=round_input, GROUPS=groups,
-            num_warps=4,
+            PARTS=triton.next_power_of_2(parts), num_warps=4,
         )  # fmt: skip
     return following, coefficients, y, x
 

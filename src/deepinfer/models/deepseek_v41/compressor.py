@@ -29,10 +29,12 @@ class Compressor(nn.Module):
         norm: Norm of the latent, weight [head_dim].
         deterministic: Whether a token's bits must be free of the other tokens.
         wide_parts: Both weights as `wide_products.split_weight` gives them, or None.
+        wide_whole: The memory of both weights, shape [2 * head_dim, hidden], or None, as for ratio 1.
     """
 
     deterministic = False
     wide_parts: Tensor | None = None
+    wide_whole: Tensor | None = None
 
     def __init__(
         self,

@@ -78,8 +78,8 @@ def prepare_products(model: nn.Module) -> None:
         elif isinstance(module, SharedExpert):
             module.joined = _join(module.w1, module.w3)
         elif isinstance(module, Compressor):
-            gates = [] if module.wgate is None else [module.wgate.weight]
-            module.wide_parts = split_weight(torch.cat([module.wkv.weight, *gates]))
+            module.wide_whole = whole = _join_wide(module.wkv, module.wgate)
+            module.wide_parts = split_weight(module.wkv.weight if whole is None else whole)
         elif isinstance(module, Gate):
             module.wide_parts = split_weight(module.weight)
     prepare_experts(model)
@@ -100,6 +100,16 @@ def _join(*modules: nn.Module) -> PackedWeight | None:
         module.weight = nn.Parameter(part, requires_grad=False)
         first = end
     return PackedWeight(codes, scale, "fp8_block", blocks[0].dtype)
+
+
+def _join_wide(first: nn.Module, second: nn.Module | None) -> Tensor | None:
+    """Moves two plain weights together and leaves views of the memory; None where there is one."""
+    if second is None:
+        return None
+    whole = torch.cat([first.weight.detach(), second.weight.detach()])
+    for module, rows in zip((first, second), whole.split(len(first.weight)), strict=True):
+        module.weight = nn.Parameter(rows, requires_grad=False)
+    return whole
 
 
 def experts(

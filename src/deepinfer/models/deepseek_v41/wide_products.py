@@ -2,6 +2,8 @@
 
 Router and compressor keep fp32 weights. For bf16 inputs the three products are exact and summed in fp32, so the result is
 that of an fp32 product with its sums in another order, at a third of the bf16 rate instead of the rate of the fp32 units.
+For many tokens the parts lie in memory; for few, where reading the weights takes longest, they are made from the fp32 weight
+in registers.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepinfer.kernels import bf16_gemm_nt
+from deepinfer.kernels.fused import fused_kernels
 
 __all__ = ["split_weight", "wide_linear"]
 
@@ -33,18 +36,24 @@ def wide_linear(owner: nn.Module, weights: Sequence[Tensor], y: Tensor) -> list[
     """fp32 products of one input.
 
     Args:
-        owner: Holds `wide_parts`, the `split_weight` of all weights one above the other, or None.
+        owner: Holds `wide_parts`, the `split_weight` of all weights one above the other, or None, and `wide_whole`, the
+            memory in which several weights lie one above the other, or None.
         weights: fp32, each of shape [out_channels, in_channels].
         y: Shape [tokens, in_channels].
 
     Returns:
-        One a weight, shape [tokens, out_channels], fp32.
+        One a weight, shape [tokens, out_channels], fp32; not contiguous where there are several.
     """
-    parts = getattr(owner, "wide_parts", None)
-    few = y.dtype != torch.bfloat16 or len(y) < _MANY_TOKENS
-    if parts is None or few or parts.device != y.device:
+    parts: Tensor | None = getattr(owner, "wide_parts", None)
+    if parts is None or y.dtype != torch.bfloat16 or parts.device != y.device:
         wide = y.float()
         return [F.linear(wide, weight) for weight in weights]
-    products = bf16_gemm_nt(y, parts, y.new_empty(len(y), len(parts), dtype=torch.float32))
-    total = products.view(len(y), 3, -1).sum(1)
-    return list(total.split([len(w) for w in weights], 1))
+    if len(y) < _MANY_TOKENS:
+        whole: Tensor | None = getattr(owner, "wide_whole", None)
+        joined = [whole] if whole is not None and whole.device == y.device else weights
+        found = [fused_kernels(y.device).wide_linear(y, weight) for weight in joined]
+        total = found[0] if len(found) == 1 else torch.cat(found, 1)
+    else:
+        products = bf16_gemm_nt(y, parts, y.new_empty(len(y), len(parts), dtype=torch.float32))
+        total = products.view(len(y), 3, -1).sum(1)
+    return [total] if len(weights) == 1 else list(total.split([len(w) for w in weights], 1))
