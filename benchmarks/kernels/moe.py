@@ -291,10 +291,11 @@ def prepared_weights(
     return expert_weights(count, hidden, inter, True)
 
 
-def experts(tokens: int, kind: str, layout: str):
-    """Builds all routed experts of a layer of V4.1 with MXFP4 weights."""
+def experts(tokens: int, kind: str, layout: str, sizes: tuple[int, ...] | None = None):
+    """Builds all routed experts of a layer of V4.1 with MXFP4 weights; `sizes` instead of those of the table."""
 
     def build(small: bool) -> Built:
+        from deepinfer.kernels.configs import gemm as configs
         from deepinfer.kernels.experts import fused_experts
         from deepinfer.kernels.reference.folded import prepare_mxfp4_weights
 
@@ -313,6 +314,15 @@ def experts(tokens: int, kind: str, layout: str):
         out = torch.full((n, hidden), 777.0, device="cuda", dtype=torch.bfloat16)
 
         def run(backend: str | None = None, weights_of=pairs, to=out) -> torch.Tensor:
+            kept = configs.CONTIGUOUS_MXFP4
+            if sizes is not None:
+                configs.CONTIGUOUS_MXFP4 = (("", 0, 0, 0, sizes),)
+            try:
+                return call(backend, weights_of, to)
+            finally:
+                configs.CONTIGUOUS_MXFP4 = kept
+
+        def call(backend: str | None, weights_of, to) -> torch.Tensor:
             return fused_experts(
                 x,
                 *weights_of,
@@ -352,14 +362,30 @@ def cases() -> list[Case]:
             Case("silu_and_mul_quant_fused", f"{tokens} x 6 x 2304", "table", swiglu(tokens, None))
         )
     found.append(Case("get_fused_mapping", "64 x 6 masked", "table", mapping(64, True, None, 2048)))
-    for tokens in (64, 256, 1024, 4096, 8192):
-        kinds = ("prepared", "prepared 32") if tokens in (64, 8192) else ("prepared 32",)
-        for kind in kinds:
-            for layout in ("auto", "contiguous") if tokens == 256 else ("auto",):
-                shape = f"{tokens} x 6 of 384 MXFP4"
-                found.append(
-                    Case("fused_experts", shape, f"{kind} {layout}", experts(tokens, kind, layout))
-                )
+    others: dict[int, list[tuple[int, ...]]] = {
+        8192: [(2, 1, 6)],
+        4096: [(64, 1, 4, 2, 2)],
+        2048: [(32, 1, 3, 2, 3), (0, 7)],
+        1024: [(16, 1, 5, 2, 3)],
+        512: [(8, 1, 9, 1, 3)],
+    }
+    for tokens in (8192, 4096, 2048, 1024, 512, 256, 64):
+        shape = f"{tokens} x 6 of 384 MXFP4"
+        for layout in ("auto", "contiguous") if tokens in (256, 512) else ("auto",):
+            case = experts(tokens, "prepared 32", layout)
+            found.append(Case("fused_experts", shape, f"prepared 32 {layout}", case))
+        for sizes in others.get(tokens, ()):
+            case = experts(tokens, "prepared 32", "contiguous", sizes)
+            name = f"prepared 32 {'x'.join(map(str, sizes))}"
+            found.append(Case("fused_experts", shape, name, case))
+    found.append(
+        Case(
+            "fused_experts",
+            "8192 x 6 of 384 MXFP4",
+            "prepared auto",
+            experts(8192, "prepared", "auto"),
+        )
+    )
     # What was measured and did not change
     found.append(Case("topk_gate", "64 x 384, top-6, 20 calls", "w1", gate(64, 1, 20)))
     forms = [("direct", (512, 128, 4), 10**9), ("counted", (512, 128, 4), 0)]

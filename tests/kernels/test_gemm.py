@@ -119,6 +119,34 @@ def test_tiles_that_have_work_are_listed(rows, num_rows) -> None:
     assert (tiles[1 + len(wanted) :] == 777).all()
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
+@pytest.mark.parametrize("block", [4, 64])
+def test_tiles_are_as_wide_as_groups(block) -> None:
+    from deepinfer.kernels.triton.grouped_list import ragged_tiles_kernel
+
+    counts = [1, 64, 65, 96, 97, 128, 129, 160, 161, 256, 288, 300, 0, 5, 128, 32]
+    layout = []
+    wanted = []
+    for group, count in enumerate(counts):
+        first = len(layout)
+        layout += [group] * count + [-1] * (-count % 128)
+        whole, rest = divmod(count, 128)
+        kinds = [2] * whole
+        if whole and 0 < rest <= 32:
+            kinds[-1] = 3
+        elif rest:
+            kinds.append(0 if rest <= 64 else 1 if rest <= 96 else 2)
+        wanted += [(first + 128 * i, kind) for i, kind in enumerate(kinds)]
+    layout += [-1] * 128
+    found = torch.full((len(layout) // 128 + 1,), -7, dtype=torch.int32)
+    ragged_tiles_kernel[(1,)](
+        torch.tensor(layout, dtype=torch.int32), found, len(layout), BLOCK=block
+    )
+    assert int(found[0]) == len(wanted)
+    assert [(v & -128, v & 127) for v in found[1 : len(wanted) + 1].tolist()] == wanted
+    assert (found[len(wanted) + 1 :] == -7).all()
+
+
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter multiplies the bits of bf16")
 def test_bf16_products() -> None:
     a, b = randn(5, 64).bfloat16(), randn(7, 64, seed=1).bfloat16()

@@ -18,7 +18,7 @@ from deepinfer.kernels.moe import (
     get_fused_mapping,
     reduce_fused,
 )
-from deepinfer.kernels.moe_backends import SWIGLU
+from deepinfer.kernels.moe_backends import ALIGN, SWIGLU
 from deepinfer.kernels.quant import per_token_cast_to_fp8
 
 __all__ = ["fused_experts"]
@@ -122,9 +122,18 @@ def fused_experts(
         backend=backend,
     )
     expected = -(-topk_ids.numel() // num_experts)
-    scale_dtype = torch.float32 if scale_group == 128 else torch.float8_e8m0fnu
+    # Prepared weights are multiplied 128 channels at a time.
+    aligned = scale_group == 32 and _values(w13).dtype == torch.int32
+    scale_dtype = torch.float32 if scale_group == 128 or aligned else torch.float8_e8m0fnu
     rows: Weights
-    if cast:
+    if aligned:
+        codes = (
+            x.new_empty(x.shape, dtype=torch.float8_e4m3fn),
+            x.new_empty((tokens, x.shape[1] // 128), dtype=scale_dtype),
+        )
+        ALIGN(backend, x, *codes)
+        rows, _ = expand_to_fused_with_sf(codes, mapping, backend=backend)
+    elif cast:
         codes = per_token_cast_to_fp8(x, scale_group, scale_dtype=scale_dtype, backend=backend)
         rows, _ = expand_to_fused_with_sf(codes, mapping, backend=backend)
     else:
@@ -137,7 +146,8 @@ def fused_experts(
     )
     scale = None
     if cast:
-        scale = x.new_empty((mapping.num_places, inter // scale_group), dtype=scale_dtype)
+        width_of = 128 if aligned else scale_group
+        scale = x.new_empty((mapping.num_places, inter // width_of), dtype=scale_dtype)
     most = math.inf if limit is None else limit
     group = scale_group if cast else min(128, inter & -inter)
     SWIGLU(

@@ -141,6 +141,7 @@ def _folded(
 ) -> None:
     """Prepared MXFP4 weights; `rows` of a group, on average where each row has its group."""
     from deepinfer.kernels.triton import folded_decoded_launch as many
+    from deepinfer.kernels.triton import folded_ragged_launch as ragged
     from deepinfer.kernels.triton import grouped_folded_launch as few
     from deepinfer.kernels.triton.gemm_launch import SwappedTuning
 
@@ -153,7 +154,9 @@ def _folded(
         table = configs.FOLDED_MXFP4 if wide else configs.FOLDED_MXFP4_32
     sizes = _spanned(_tuning(table, x, n, k, rows), k)
     x, xs = x.contiguous(), _bytes(xs)
-    if sizes[0] < 8:
+    if sizes[0] == 0 and rows_of is not None:
+        ragged.folded_ragged(x, xs, w, ws, rows_of, d, ragged.RaggedTuning(sizes[1]))
+    elif sizes[0] < 8:
         many.folded_decoded(x, xs, w, ws, rows_of, d, many.DecodedTuning(*sizes))
     else:
         few.grouped_folded(x, xs, w, ws, rows_of, d, SwappedTuning(*sizes))

@@ -8,7 +8,7 @@ from deepinfer.kernels import contract
 from deepinfer.kernels.reference import moe as reference
 from deepinfer.kernels.registry import Operation
 
-__all__ = ["EXPAND", "GATE", "MAPPING", "OPERATIONS", "REDUCE", "SWIGLU"]
+__all__ = ["ALIGN", "EXPAND", "GATE", "MAPPING", "OPERATIONS", "REDUCE", "SWIGLU"]
 
 GATE = Operation(
     "topk_gate",
@@ -33,7 +33,8 @@ SWIGLU = Operation(
     "silu_and_mul_quant_fused",
     "Tensor x, Tensor topk_weights, Tensor places, float limit, int group, Tensor(x!) q, Tensor(y!)? scale",
 )
-OPERATIONS = (GATE, MAPPING, EXPAND, REDUCE, SWIGLU)
+ALIGN = Operation("cast_aligned", "Tensor x, Tensor(x!) q, Tensor(y!) scale")
+OPERATIONS = (GATE, MAPPING, EXPAND, REDUCE, SWIGLU, ALIGN)
 
 
 def _always(*args: object) -> None:
@@ -45,6 +46,7 @@ MAPPING.register("torch", supports=_always)(reference.get_fused_mapping)
 EXPAND.register("torch", supports=_always)(reference.expand_to_fused)
 REDUCE.register("torch", supports=_always)(reference.reduce_fused)
 SWIGLU.register("torch", supports=_always)(reference.silu_and_mul_quant_fused)
+ALIGN.register("torch", supports=_always)(reference.cast_aligned)
 
 
 def _refusal(*args: object) -> str | None:
@@ -89,3 +91,11 @@ def _swiglu(x: Tensor, *rest: object) -> None:
 
     with launch.on_device(x):
         launch.swiglu(x, *rest)  # type: ignore[arg-type]
+
+
+@ALIGN.register("triton", supports=_refusal, priority=10)
+def _align(x: Tensor, q: Tensor, scale: Tensor) -> None:
+    from deepinfer.kernels.triton import moe_launch as launch
+
+    with launch.on_device(x):
+        launch.cast_aligned(x, q, scale)

@@ -28,7 +28,13 @@ def _case(
 
 def cases() -> list[CompileCase]:
     """The cases; needs Triton 3.6 or newer."""
-    from deepinfer.kernels.triton import moe_gate, moe_map, moe_rows, moe_swiglu
+    from deepinfer.kernels.triton import (
+        aligned_groups,
+        moe_gate,
+        moe_map,
+        moe_rows,
+        moe_swiglu,
+    )
 
     gate = {"logits": "*fp32", "bias": "*fp32", "bias_vl": "*fp32", "is_image": "*u8", "count": "*i64",
             "weights": "*fp32", "experts": "*i64", "scale": "fp32"}  # fmt: skip
@@ -132,6 +138,7 @@ def cases() -> list[CompileCase]:
         "HAS_LIMIT": True,
         "MODE": 1,
         "CAST": True,
+        "ALIGNED": False,
         "SCALE_FP32": True,
         "HARDWARE": True,
         "GROUPS": 8,
@@ -149,4 +156,17 @@ def cases() -> list[CompileCase]:
                 chips=tuple(c for c in CHIPS if (c >= 89) == hardware),
             )
         )
+    exact = four | {"enable_fp_fusion": False}
+    aligned = flags | {"ALIGNED": True, "GROUPS": 32, "GROUP": 32}
+    found.append(
+        _case("silu_and_mul_quant_fused", "aligned", moe_swiglu.swiglu_pairs_kernel, swiglu, aligned, options=exact,
+              chips=_ONE)
+    )  # fmt: skip
+    rows = {"x": "*bf16", "q": "*u8", "scale": "*fp32"}
+    for hardware in (True, False):
+        found.append(
+            _case("cast_aligned", "fp8" if hardware else "fp8 by hand", aligned_groups.cast_aligned_kernel, rows,
+                  {"CHANNELS": 5120, "HARDWARE": hardware, "GROUPS": 32}, options=exact,
+                  chips=(90,) if hardware else (80,))
+        )  # fmt: skip
     return found

@@ -45,12 +45,12 @@ FOLDED_MXFP4: tuple[Row, ...] = (
     ("", 0, 0, 64, (64, 1, 4, 2, 2)),
     ("", 0, 0, 0, (128, 2, 8, 1, 1)),
 )
-# The same for groups that stand one behind the other; tiles of up to 64 rows are listed on the device
+# The same for groups that stand one behind the other; tiles of up to 64 rows are listed on the device. 0: RaggedTuning
 CONTIGUOUS_MXFP4: tuple[Row, ...] = (
     ("", 0, 0, 16, (16, 1, 5, 2, 3)),
     ("", 0, 0, 32, (32, 1, 3, 2, 3)),
     ("", 0, 0, 64, (64, 1, 4, 2, 2)),
-    ("", 0, 0, 0, (2, 1, 6)),
+    ("", 0, 0, 0, (0, 7)),
 )
 # The same with a scale for 32 channels of a token
 FOLDED_MXFP4_32: tuple[Row, ...] = (

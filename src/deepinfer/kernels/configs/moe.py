@@ -7,6 +7,7 @@ __all__ = [
     "PADDED_EXPERTS",
     "ROOM_BYTES",
     "ROWS_OF_ROOM",
+    "aligned_sizes",
     "expand_block",
     "map_sizes",
     "reduce_block",
@@ -54,6 +55,11 @@ def reduce_block(channels: int) -> tuple[int, int]:
         channels: Channels of a row.
     """
     return _divisor(channels, 1024), 4
+
+
+def aligned_sizes() -> tuple[int, int]:
+    """Groups of 32 of a program, and warps."""
+    return 32, 4
 
 
 def swiglu_sizes(group: int) -> tuple[int, int, int]:

@@ -79,7 +79,9 @@ def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, SPAN: gl.constex
             n0 = (at // tiles_m) * BLOCK_N + 64 * PART
             g = group
             if MODE == 1:
-                m0 = gl.load(tiles + 1 + at % tiles_m)
+                # All weights of a group one after the other: its tokens then stay in the L2 cache.
+                m0 = gl.load(tiles + 1 + at // tiles_n)
+                n0 = (at % tiles_n) * BLOCK_N + 64 * PART
                 g = gl.load(rows_of + m0)
             if g >= 0:
                 at_n = gl.minimum(n0 + row, N - 1)
@@ -123,7 +125,8 @@ def _copies(given, MODE: gl.constexpr, SPAN: gl.constexpr, PARTS: gl.constexpr, 
             n0 = (at // tiles_m) * BLOCK_N
             g = group
             if MODE == 1:
-                m0 = gl.load(tiles + 1 + at % tiles_m)
+                m0 = gl.load(tiles + 1 + at // tiles_n)
+                n0 = (at % tiles_n) * BLOCK_N
                 g = gl.load(rows_of + m0)
             if g >= 0:
                 xs = x_scale + gl.minimum(m0 + token, max_m - 1).to(gl.int64) * stride_xm

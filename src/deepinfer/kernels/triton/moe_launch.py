@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 
 from deepinfer.kernels.configs import moe as configs
+from deepinfer.kernels.triton.aligned_groups import cast_aligned_kernel
 from deepinfer.kernels.triton.launches import on_device, warps
 from deepinfer.kernels.triton.moe_gate import topk_gate_kernel
 from deepinfer.kernels.triton.moe_map import (
@@ -20,7 +21,7 @@ from deepinfer.kernels.triton.moe_rows import expand_kernel, reduce_kernel
 from deepinfer.kernels.triton.moe_swiglu import swiglu_pairs_kernel
 from deepinfer.kernels.triton.quant_launch import has_hardware_fp8
 
-__all__ = ["expand", "gate", "mapping", "on_device", "reduce", "swiglu"]
+__all__ = ["cast_aligned", "expand", "gate", "mapping", "on_device", "reduce", "swiglu"]
 
 _SCORES = {"sqrtsoftplus": 0, "sigmoid": 1, "softmax": 2}
 
@@ -221,6 +222,23 @@ def reduce(
     )
 
 
+def cast_aligned(x: Tensor, q: Tensor, scale: Tensor, sizes: tuple[int, int] | None = None) -> None:
+    """Casts rows with one scale for four groups; arguments as in the reference."""
+    groups, num_warps = sizes or configs.aligned_sizes()
+    cast_aligned_kernel[(triton.cdiv(4 * scale.numel(), groups),)](
+        x,
+        q.view(torch.uint8),
+        scale,
+        scale.numel(),
+        x.stride(0),
+        CHANNELS=x.shape[1],
+        HARDWARE=has_hardware_fp8(x),
+        GROUPS=groups,
+        num_warps=warps(num_warps),
+        enable_fp_fusion=False,
+    )
+
+
 def swiglu(
     x: Tensor,
     topk_weights: Tensor,
@@ -236,6 +254,7 @@ def swiglu(
     groups, num_warps, mode = sizes or configs.swiglu_sizes(group)
     total = places.numel() * (channels // group)
     fp32 = scale is not None and scale.dtype == torch.float32
+    aligned = scale is not None and scale.shape[1] * group * 4 == channels
     swiglu_pairs_kernel[(triton.cdiv(total, groups),)](
         x,
         topk_weights,
@@ -249,6 +268,7 @@ def swiglu(
         HAS_LIMIT=math.isfinite(limit),
         MODE=0 if warps(num_warps) == 1 else mode,
         CAST=scale is not None,
+        ALIGNED=aligned,
         SCALE_FP32=fp32,
         HARDWARE=has_hardware_fp8(x),
         GROUPS=groups,

@@ -1,0 +1,310 @@
+"""Products of many e4m3 tokens by groups with prepared MXFP4 weights on Hopper: tiles as wide as a group has tokens.
+
+Weights are the tall operand: each of two warpgroups decodes 64 rows of them in registers, those of the next step while the
+tensor cores are at the present one, and multiplies them with 64, 96, 128 or 160 tokens. So a group of 130 tokens costs 160
+columns, where tiles of 128 tokens cost 256. The order of every sum, and so every bit, is that of `grouped_folded`.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from deepinfer.kernels.triton.folded_words import WIDE, load_words
+from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
+
+__all__ = ["folded_ragged_kernel"]
+
+
+# The words of four codes that `_UNFOLD` of `folded_words` makes, as words.
+_DECODE = gl.constexpr("""{
+.reg .b32 lo, hi, m, n, s;
+mad.lo.u32 lo, $3, 0x01010100, 0x0C080000;
+mad.lo.u32 hi, $3, 0x01010101, 0x1C181410;
+and.b32 m, $2, 0x77777777;
+shr.u32 n, m, 16;
+shl.b32 s, $2, 4;
+prmt.b32 m, lo, hi, m;
+prmt.b32 n, lo, hi, n;
+lop3.b32 $0, $2, 0x80808080, m, 0xEA;
+lop3.b32 $1, s, 0x80808080, n, 0xEA;
+}""")
+
+
+@gluon.jit
+def _decoded(words, steps):
+    """Two words of four e4m3 bytes for each word of eight codes."""
+    steps = steps.expand_dims(1).broadcast_to([64, 4])
+    words = gl.convert_layout(words, gl.SliceLayout(2, WIDE), assert_trivial=True)
+    return gl.inline_asm_elementwise(
+        _DECODE, "=r,=r,r,r", [words, steps], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def _next(w_ring, t_ring, slot, PART: gl.constexpr):
+    """64 rows of weights and 128 channels, decoded, as words: of bytes, a loop would pack and unpack them."""
+    words = load_words(w_ring.index(2 * slot + PART), 0)
+    t = t_ring.index(2 * slot + PART).load(gl.SliceLayout(1, gl.SliceLayout(2, WIDE)))
+    l0, h0 = _decoded(words[0], t & 255)
+    l1, h1 = _decoded(words[1], (t >> 8) & 255)
+    l2, h2 = _decoded(words[2], (t >> 16) & 255)
+    l3, h3 = _decoded(words[3], (t >> 24) & 255)
+    return l0, h0, l1, h1, l2, h2, l3, h3
+
+
+@gluon.jit
+def _bytes(word):
+    """The four bytes of each word."""
+    four = word.expand_dims(2).broadcast_to([64, 4, 4])
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r,r,r,r", [four], dtype=gl.uint8, is_pure=True, pack=4
+    )
+
+
+@gluon.jit
+def _group(low, high):
+    """32 channels of e4m3, [64, 32]."""
+    a = gl.join(_bytes(low), _bytes(high)).permute((0, 3, 1, 2)).reshape([64, 32])
+    a_layout: gl.constexpr = gl.DotOperandLayout(
+        0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 32]), 4
+    )
+    return gl.convert_layout(a.to(gl.float8e4nv, bitcast=True), a_layout, assert_trivial=True)
+
+
+@gluon.jit
+def _left(words, acc_layout: gl.constexpr):
+    """64 rows of weights and 128 channels as the left operand."""
+    l0, h0, l1, h1, l2, h2, l3, h3 = words
+    low = gl.join(_group(l0, h0), _group(l1, h1)).permute((0, 2, 1)).reshape([64, 64])
+    high = gl.join(_group(l2, h2), _group(l3, h3)).permute((0, 2, 1)).reshape([64, 64])
+    a = gl.join(low, high).permute((0, 2, 1)).reshape([64, 128])
+    return gl.convert_layout(a, gl.DotOperandLayout(0, acc_layout, 4))
+
+
+@gluon.jit
+def _begin(a, x_ring, more_ring, slot, part, rest, never, WIDTH: gl.constexpr, MORE: gl.constexpr,
+           more_layout: gl.constexpr):  # fmt: skip
+    """Begins the products of 128 channels; `never` is false, but hides from the compiler that `part` is not needed."""
+    x = x_ring.index(slot)
+    part = warpgroup_mma(a, x.slice(0, WIDTH).permute((1, 0)), part, use_acc=never, is_async=True)
+    if MORE > 0:
+        b = gl.convert_layout(a, gl.DotOperandLayout(0, more_layout, 4), assert_trivial=True)
+        y = x.slice(64, MORE) if WIDTH == 64 else more_ring.index(slot)
+        rest = warpgroup_mma(b, y.permute((1, 0)), rest, use_acc=never, is_async=True)
+    return part, rest
+
+
+@gluon.jit
+def _add(s_ring, after_ring, slot, acc, more, part, rest, WIDTH: gl.constexpr, MORE: gl.constexpr,
+         acc_layout: gl.constexpr, more_layout: gl.constexpr):  # fmt: skip
+    """Waits for products and adds them up with the scales of the tokens."""
+    if MORE > 0:
+        part, rest = warpgroup_mma_wait(0, [part, rest])
+    else:
+        part = warpgroup_mma_wait(0, [part])
+    s = s_ring.index(slot)
+    acc += part * s.slice(0, WIDTH).load(gl.SliceLayout(0, acc_layout))[None, :]
+    if MORE > 0:
+        s = s.slice(64, MORE) if WIDTH == 64 else after_ring.index(slot)
+        more += rest * s.load(gl.SliceLayout(0, more_layout))[None, :]
+    return acc, more, part, rest
+
+
+@gluon.jit
+def _store(acc, factor, to, m0, n0, g, M, N, WIDTH: gl.constexpr, acc_layout: gl.constexpr):
+    """Writes the sums of 64 rows of weights and some tokens, but for tokens of other groups."""
+    out, layout, stride_om = to
+    to_layout: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
+    acc *= gl.convert_layout(factor, gl.SliceLayout(1, acc_layout))[:, None]
+    y = gl.convert_layout(acc.to(out.dtype.element_ty), to_layout)
+    mo = m0 + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, to_layout))
+    no = n0 + gl.arange(0, 64, layout=gl.SliceLayout(1, to_layout))
+    used = (mo < M) & (gl.load(layout + gl.minimum(mo, M - 1)) == g)
+    at = out + mo.to(gl.int64)[None, :] * stride_om + no[:, None]
+    gl.store(at, y, mask=used[None, :] & (no < N)[:, None])
+
+
+@gluon.jit
+def _tile(rings, bars, to, factor, m, n, g, sizes, slot, phase, never, WIDTH: gl.constexpr, MORE: gl.constexpr,
+          PART: gl.constexpr, DEPTH: gl.constexpr):  # fmt: skip
+    """One tile of WIDTH tokens and MORE others behind them."""
+    w_ring, x_ring, more_ring, t_ring, s_ring, after_ring = rings
+    full, empty = bars
+    M, N, steps = sizes
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 32])
+    more_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MORE or 32, 32])
+    acc = gl.zeros((64, WIDTH), gl.float32, acc_layout)
+    part = acc
+    more = gl.zeros((64, MORE or 32), gl.float32, more_layout)
+    rest = more
+    mbarrier.wait(full.index(slot), phase)
+    words = _next(w_ring, t_ring, slot, PART)
+    for step in range(steps):
+        a = _left(words, acc_layout)
+        part, rest = _begin(a, x_ring, more_ring, slot, part, rest, never, WIDTH, MORE, more_layout)
+        at = slot
+        slot += 1
+        if slot == DEPTH:
+            slot = 0
+            phase ^= 1
+        if step + 1 < steps:
+            # The next weights are decoded while the tensor cores are at these.
+            mbarrier.wait(full.index(slot), phase)
+            words = _next(w_ring, t_ring, slot, PART)
+        acc, more, part, rest = _add(
+            s_ring, after_ring, at, acc, more, part, rest, WIDTH, MORE, acc_layout, more_layout
+        )
+        mbarrier.arrive(empty.index(at), count=1)
+    _store(acc, factor, to, m, n, g, M, N, WIDTH, acc_layout)
+    if MORE > 0:
+        _store(more, factor, to, m + WIDTH, n, g, M, N, MORE, more_layout)
+    return slot, phase
+
+
+@gluon.jit
+def _products(given, DEPTH: gl.constexpr, PART: gl.constexpr):
+    """Multiplies, scales and writes 64 rows of weights of every tile."""
+    out, factors, layout, tiles, rings, bars, sizes, strides = given
+    _M, N, _steps = sizes
+    stride_om, stride_fg = strides
+    to = (out, layout, stride_om)
+    never = N < 0
+    row = gl.arange(0, 64, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    tiles_n = gl.cdiv(N, 128)
+    count = gl.load(tiles) * tiles_n
+    slot = 0
+    phase = 0
+    for tile in range(gl.program_id(0), count, gl.num_programs(0)):
+        found = gl.load(tiles + 1 + tile // tiles_n)
+        m = found & -128
+        kind = found & 127
+        n = (tile % tiles_n) * 128 + 64 * PART
+        g = gl.load(layout + m)
+        factor = gl.load(factors + g.to(gl.int64) * stride_fg + gl.minimum(n + row, N - 1))  # type: ignore[attr-defined]
+        if kind == 0:
+            slot, phase = _tile(
+                rings, bars, to, factor, m, n, g, sizes, slot, phase, never, 64, 0, PART, DEPTH
+            )
+        elif kind == 1:
+            slot, phase = _tile(
+                rings, bars, to, factor, m, n, g, sizes, slot, phase, never, 64, 32, PART, DEPTH
+            )
+        elif kind == 2:
+            slot, phase = _tile(
+                rings, bars, to, factor, m, n, g, sizes, slot, phase, never, 128, 0, PART, DEPTH
+            )
+        else:
+            slot, phase = _tile(
+                rings, bars, to, factor, m, n, g, sizes, slot, phase, never, 128, 32, PART, DEPTH
+            )
+
+
+@gluon.jit
+def _copies(given, DEPTH: gl.constexpr):
+    """Fills the ring, tile after tile."""
+    w_desc, x_desc, more_desc, t_desc, x_scale, layout, tiles, rings, bars, sizes, strides = given
+    w_ring, x_ring, more_ring, t_ring, s_ring, after_ring = rings
+    full, empty = bars
+    M, N, steps = sizes
+    stride_tg, stride_tk, stride_xm, stride_xk = strides
+    size: gl.constexpr = 128 * (64 + 4 + 128)
+    token = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [1], [0]))
+    after = gl.arange(128, 160, layout=gl.BlockedLayout([1], [32], [1], [0]))
+    tiles_n = gl.cdiv(N, 128)
+    count = gl.load(tiles) * tiles_n
+    slot = 0
+    phase = 1
+    for tile in range(gl.program_id(0), count, gl.num_programs(0)):
+        found = gl.load(tiles + 1 + tile // tiles_n)
+        m = found & -128
+        n0 = (tile % tiles_n) * 128
+        g = gl.load(layout + m)
+        wide = found & 127 == 3
+        xs = x_scale + gl.minimum(m + token, M - 1).to(gl.int64) * stride_xm
+        xs_after = x_scale + gl.minimum(m + after, M - 1).to(gl.int64) * stride_xm
+        for step in range(steps):
+            mbarrier.wait(empty.index(slot), phase)
+            bar = full.index(slot)
+            if wide:
+                mbarrier.expect(bar, size + 32 * 128)
+                load_tile(more_desc, [m + 128, step * 128], bar, more_ring.index(slot))
+                copy_elements(after_ring.index(slot), xs_after + step * stride_xk)
+            else:
+                mbarrier.expect(bar, size)
+            for part in gl.static_range(2):
+                n = gl.minimum(n0 + 64 * part, (N - 1) // 64 * 64)
+                load_tile(w_desc, [g * N + n, step * 16], bar, w_ring.index(slot * 2 + part))
+                load_tile(
+                    t_desc,
+                    [g * stride_tg + step * stride_tk + n],
+                    bar,
+                    t_ring.index(slot * 2 + part),
+                )
+            load_tile(x_desc, [m, step * 128], bar, x_ring.index(slot))
+            copy_elements(s_ring.index(slot), xs + step * stride_xk)
+            async_copy.mbarrier_arrive(bar, increment_count=False)
+            slot += 1
+            if slot == DEPTH:
+                slot = 0
+                phase ^= 1
+
+
+@gluon.jit(do_not_specialize=["M"])
+def folded_ragged_kernel(
+    w_desc,
+    x_desc,
+    more_desc,
+    t_desc,
+    out,
+    factors,
+    x_scale,
+    layout,
+    tiles,
+    M,
+    N,
+    steps,
+    stride_om,
+    stride_fg,
+    stride_tg,
+    stride_tk,
+    stride_xm,
+    stride_xk,
+    DEPTH: gl.constexpr,
+):
+    """`out[m, n] = sum over k of x[m, k] * weight[group of m, n, k]`; `tiles` as `ragged_tiles_kernel` writes them."""
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    bar_layout: gl.constexpr = mbarrier.MBarrierLayout()
+    w_ring = gl.allocate_shared_memory(w_desc.dtype, [DEPTH * 2, 64, 16], w_desc.layout)
+    x_ring = gl.allocate_shared_memory(gl.float8e4nv, [DEPTH, 128, 128], x_desc.layout)
+    more_ring = gl.allocate_shared_memory(gl.float8e4nv, [DEPTH, 32, 128], x_desc.layout)
+    t_ring = gl.allocate_shared_memory(gl.int32, [DEPTH * 2, 64], t_desc.layout)
+    s_ring = gl.allocate_shared_memory(gl.float32, [DEPTH, 128], flat)
+    after_ring = gl.allocate_shared_memory(gl.float32, [DEPTH, 32], flat)
+    full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], bar_layout)
+    empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], bar_layout)
+    for i in gl.static_range(DEPTH):
+        # Bulk copies count as one; each lane of the copying warp adds one when its scales are there.
+        mbarrier.init(full.index(i), count=33)
+        mbarrier.init(empty.index(i), count=2)
+    rings = (w_ring, x_ring, more_ring, t_ring, s_ring, after_ring)
+    bars = (full, empty)
+    sizes = (M, N, steps)
+    multiply = (out, factors, layout, tiles, rings, bars, sizes, (stride_om, stride_fg))
+    of = (stride_tg, stride_tk, stride_xm, stride_xk)
+    copy = (w_desc, x_desc, more_desc, t_desc, x_scale, layout, tiles, rings, bars, sizes, of)
+    gl.warp_specialize(
+        [
+            (_products, (multiply, DEPTH, 0)),
+            (_products, (multiply, DEPTH, 1)),
+            (_copies, (copy, DEPTH)),
+        ],
+        [4, 1],
+        [240, 24],
+    )
