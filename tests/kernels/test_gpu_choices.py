@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deepinfer.kernels import moe, sampling, spec
+from deepinfer.kernels import moe, prepare_mxfp4_weights, sampling, spec
 from deepinfer.kernels.experts import fused_experts
 from deepinfer.kernels.reference.cast import per_token_cast_to_fp4
 
@@ -87,4 +87,22 @@ def test_experts(layout) -> None:
     wanted = fused_experts(x, w13, w2, weights, ids, backend="torch", **keys).double()
     assert (found[3] == 0).all()
     y = found.double()
+    assert float(1 - 2 * (y * wanted).sum() / (y * y + wanted * wanted).sum()) < 1e-3
+
+
+def test_experts_of_prepared_weights_give_a_token_the_same_bits_in_every_batch() -> None:
+    x = torch.randn(700, 512, device="cuda").bfloat16() * torch.randn(700, 1, device="cuda").exp()
+    plain = [
+        per_token_cast_to_fp4(torch.randn(12, 512, k, device="cuda") * 0.05) for k in (512, 256)
+    ]
+    ready = [prepare_mxfp4_weights(*p) for p in plain]
+    weights, ids = moe.topk_gate(torch.randn(700, 12, device="cuda"), None, 3)
+    keys = {"limit": 10.0, "scale_group": 32}
+    whole = fused_experts(x, *ready, weights, ids, **keys)
+    for layout in ("masked", "contiguous"):
+        for n in (1, 5, 40, 200):
+            some = fused_experts(x[:n], *ready, weights[:n], ids[:n], layout=layout, **keys)
+            assert torch.equal(some, whole[:n]), (layout, n)
+    wanted = fused_experts(x, *plain, weights, ids, backend="torch", **keys).double()
+    y = whole.double()
     assert float(1 - 2 * (y * wanted).sum() / (y * y + wanted * wanted).sum()) < 1e-3

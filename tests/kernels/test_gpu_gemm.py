@@ -127,6 +127,28 @@ def test_contiguous_products(kind) -> None:
     assert bool((untouched == 777).all())
 
 
+def test_tiles_of_every_width() -> None:
+    counts = (100, 300, 0, 256, 70, 280, 161, 5, 129, 96)
+    layout = torch.full(
+        (128 * sum(-(-c // 128) for c in counts) + 128,), -1, device="cuda", dtype=torch.int32
+    )
+    first = 0
+    for group, count in enumerate(counts):
+        layout[first : first + count] = group
+        first += -(-count // 128) * 128
+    a, b = tokens("fp4", len(layout), 640), weights("fp4", len(counts), 200, 640)
+    poison(a, layout < 0)
+    f = gemm.m_grouped_fp8_fp4_gemm_nt_contiguous
+    found = {}
+    for expected, backend in ((16, "hopper"), (150, "hopper"), (150, "torch")):
+        d = torch.full((len(layout), 200), 777.0, device="cuda", dtype=torch.bfloat16)
+        found[expected, backend] = f(a, b, d, layout, expected, backend=backend)
+    few, many, wanted = found.values()
+    assert torch.equal(many, few)
+    assert torch.equal(many == 777, wanted == 777)
+    assert calc_diff(many[layout >= 0], wanted[layout >= 0]) < 5e-6
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_a_row_does_not_depend_on_the_others(kind, n, k) -> None:
