@@ -35,6 +35,51 @@ def same_bits(kind: str) -> Built:
     return Built(run=bool, check=check)
 
 
+def same_bits_of_fp8(kind: str) -> Built:
+    """Every tiling of FP8 products gives the same bytes, with tokens as either operand."""
+    import gemm
+    import torch
+
+    from deepinfer.kernels.triton import gemm_launch as launch
+
+    m, n, k = 300, 1280, 1664
+    x, xs = gemm.some_tokens(kind, m, k)
+    w, ws = gemm.weights(kind, 1, n, k)
+    tall = [(2, 128, 6, 8), (2, 256, 4, 8), (2, 256, 4, 3, 1, 1), (3, 128, 4, 8)]
+    few = [
+        (64, 1, 10),
+        (64, 1, 10, 1, 1, 1, 1),
+        (32, 1, 8, 1, 2, 1, 1),
+        (16, 2, 6, 1, 2, 1, 1),
+        (16, 2, 5, 1, 2),
+    ]
+    if kind == "fp8_32":
+        tall, few = [(2, 128, 6, 8), (2, 128, 6, 8, 1, 0, 1)], [(64, 1, 9), (32, 1, 8, 1, 2), (16, 2, 5, 1, 2)]  # fmt: skip
+
+    def product(sizes: tuple[int, ...], rows: int, wide: bool) -> torch.Tensor:
+        out = torch.full((rows, n), 777.0, device="cuda", dtype=torch.bfloat16)
+        if wide:
+            launch.gemm_tall(x[:rows], xs[:rows], w, ws, None, out, launch.TallTuning(*sizes))
+        else:
+            tuning = launch.SwappedTuning(*sizes)
+            launch.grouped_swapped(x[None, :rows], xs[None, :rows], w, ws, None, out[None], tuning)
+        return out
+
+    def check() -> Mapping[str, float]:
+        wanted = gemm.values(x, xs) @ gemm.values(w[0], ws[0]).T
+        first = product(tall[0], m, True)
+        gemm.near(wanted, first, "the product")
+        for wide, sizes in [*((True, s) for s in tall), *((False, s) for s in few)]:
+            for rows in (m, 65, 1):
+                found = product(sizes, rows, wide)
+                assert torch.equal(found, first[:rows]), (
+                    f"{sizes}, {rows} rows: other bits than {tall[0]}"
+                )
+        return {"tilings": len(tall) + len(few)}
+
+    return Built(run=bool, check=check)
+
+
 def cases() -> list[Case]:
     """Each test with each of its arguments."""
     import test_gpu_gemm as tests
@@ -68,6 +113,8 @@ def cases() -> list[Case]:
             add(tests.test_the_last_block_of_channels_may_be_short, kind, k, m)
     add(tests.test_weights_that_were_not_prepared_are_served_by_another_kernel)
     add(tests.test_odd_numbers_of_channels_are_served_by_another_kernel)
+    for kind in ("fp8", "fp8_32"):
+        found.append(Case("gemm contract", "all tilings give the same bits", kind, lambda small, k=kind: same_bits_of_fp8(k), True))  # type: ignore[misc]  # fmt: skip
     for kind in ("fp4", "fp4x32"):
         found.append(Case("gemm contract", "all tilings give the same bits", kind, lambda small, k=kind: same_bits(k), True))  # type: ignore[misc]  # fmt: skip
     return found

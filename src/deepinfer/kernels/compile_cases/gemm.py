@@ -26,8 +26,9 @@ def cases() -> list[CompileCase]:
         few = [s for s in _sizes(table) if s[0] >= 8]
         found.append(_folded(few[-1], group, True))
         masked = _sizes(configs.FOLDED_MXFP4 if group == 128 else configs.FOLDED_MXFP4_32)
-        found += [_decoded(s, group) for s in _sizes(table) if s[0] < 8 and s not in masked]
-    found.append(_used_tiles())
+        found += [_decoded(s, group) for s in _sizes(table) if 0 < s[0] < 8 and s not in masked]
+        found += [_ragged(s) for s in _sizes(table) if s[0] == 0]
+    found += _lists()
     found += [_many(s, False, not cut, cut=cut) for s in _sizes(configs.TALL_BF16) for cut in (False, True)]  # fmt: skip
     small, large = configs.PORTABLE[0][4], configs.PORTABLE[-1][4]
     found += [
@@ -68,7 +69,8 @@ def _hopper(operation: str, entry: str, kernel: Any, signature: dict[str, str], 
     aligned = ("out", "x_scale", "w_scale", "counts", "rows_of", "layout", "sums", "factors", "N", "stride_og", "stride_om",
                "stride_fg", "stride_tg", "stride_tk")  # fmt: skip
     return CompileCase(
-        operation, entry, kernel, signature, constants, tuple(n for n in aligned if n in signature),
+        operation, entry, kernel, signature, constants,
+        tuple(n for n in aligned if n in signature and not signature[n].startswith("tensordesc")),
         {"num_warps": 4, **options}, (90,), {90: ("QGMMA" if scaled else "HGMMA",)}, stack_bytes,
     )  # fmt: skip
 
@@ -89,21 +91,26 @@ def _few(sizes: tuple[int, ...], group: int) -> CompileCase:
                     "stride_xg", "stride_xm", "stride_xk"),
     }  # fmt: skip
     constants = {"COUNTED": 2 if t.split == 1 else 0, "GROUP": group, "PARTS": t.parts, "BLOCK_M": t.block_m,
-                 "SPLIT": t.split, "DEPTH": t.depth, "REGISTERS": registers}  # fmt: skip
+                 "SPLIT": t.split, "DEPTH": t.depth, "REGISTERS": registers, "AHEAD": t.ahead == 1}  # fmt: skip
     name = "gemm_nt" if t.split == 2 else "m_grouped_gemm_nt_masked"
     entry = f"few tokens FP8 1x{group} {'x'.join(map(str, sizes))}"
     return _hopper(name, entry, grouped_swapped_kernel, signature, constants, options, _SMALL_STACK)
 
 
-def _used_tiles() -> CompileCase:
-    """The list of the tiles that have work."""
-    from deepinfer.kernels.triton.grouped_list import used_tiles_kernel
+def _lists() -> list[CompileCase]:
+    """The lists of the tiles that have work."""
+    from deepinfer.kernels.triton.grouped_list import ragged_tiles_kernel, used_tiles_kernel
 
-    return CompileCase(
-        "m_grouped_gemm_nt_contiguous", "list of tiles", used_tiles_kernel,
-        {"layout": "*i32", "tiles": "*i32", "num_rows": "i32"}, {"ROWS": 16, "BLOCK": 4096},
-        ("layout", "tiles"), {"num_warps": 16}, (90,),
-    )  # fmt: skip
+    name, lists = (
+        "m_grouped_gemm_nt_contiguous",
+        {"layout": "*i32", "tiles": "*i32", "num_rows": "i32"},
+    )
+    return [
+        CompileCase(name, "list of tiles", used_tiles_kernel, lists, {"ROWS": 16, "BLOCK": 4096}, ("layout", "tiles"),
+                    {"num_warps": 16}, (90,)),
+        CompileCase(name, "list of ragged tiles", ragged_tiles_kernel, lists, {"BLOCK": 1024}, ("layout", "tiles"),
+                    {"num_warps": 8}, (90,)),
+    ]  # fmt: skip
 
 
 def _folded(sizes: tuple[int, ...], x_group: int, listed: bool = False) -> CompileCase:
@@ -154,6 +161,28 @@ def _decoded(sizes: tuple[int, ...], x_group: int) -> CompileCase:
     return _hopper(name, entry, folded_decoded_kernel, signature, constants, {}, _TILE_STACK)
 
 
+def _ragged(sizes: tuple[int, ...]) -> CompileCase:
+    """Prepared MXFP4 weights and tiles that are as wide as groups have tokens."""
+    from deepinfer.kernels.triton.folded_ragged import folded_ragged_kernel
+
+    signature = {
+        "w_desc": _tile("u32", 64, 16, 64, 32), "x_desc": _tile("fp8e4nv", 128, 128, 128, 8),
+        "more_desc": _tile("fp8e4nv", 32, 128, 128, 8), "t_desc": _list("i32", 64), "out": "*bf16", "factors": "*fp32",
+        "x_scale": "*fp32", "layout": "*i32", "tiles": "*i32",
+        **_integers("M", "N", "steps", "stride_om", "stride_fg", "stride_tg", "stride_tk", "stride_xm", "stride_xk"),
+    }  # fmt: skip
+    entry = f"prepared MXFP4 ragged, tokens 1x128, {'x'.join(map(str, sizes))}"
+    return _hopper(
+        "m_grouped_gemm_nt_contiguous",
+        entry,
+        folded_ragged_kernel,
+        signature,
+        {"DEPTH": sizes[1]},
+        {},
+        0,
+    )
+
+
 def _many(sizes: tuple[int, ...], scaled: bool, grouped: bool, group: int = 128, cut: bool = False) -> CompileCase:  # fmt: skip
     """Many tokens: they are the tall operand."""
     from deepinfer.kernels.triton.gemm_launch import TallTuning
@@ -161,17 +190,20 @@ def _many(sizes: tuple[int, ...], scaled: bool, grouped: bool, group: int = 128,
 
     t = TallTuning(*sizes)
     dtype, columns, bits = ("fp8e4nv", 128, 8) if scaled else ("bf16", 64, 16)
-    scale = "*fp32" if group == 128 else "*i32"
+    scales = ["*fp32" if group == 128 else "*i32"] * 2
+    if t.spread:
+        scales = [_list("fp32", 256), _list("fp32", 32)]
     signature = {
         "x_desc": _tile(dtype, 64, columns, 128, bits), "w_desc": _tile(dtype, t.block_n, columns, 128, bits),
-        "out": "*bf16", "x_scale": scale, "w_scale": scale, "layout": "*i32", "sums": "*fp32",
+        "out": "*bf16", "x_scale": scales[0], "w_scale": scales[1], "layout": "*i32", "sums": "*fp32",
         **_integers("M", "N", "steps", "part_steps", "stride_om", "stride_xm", "stride_xk", "stride_wg", "stride_wn"),
     }  # fmt: skip
     constants = {"SCALED": scaled, "GROUPED": grouped, "PARTS": t.parts, "BLOCK_N": t.block_n, "BAND": t.band,
-                 "SPLIT": t.split, "GROUP": group, "CUT": cut, "DEPTH": t.depth}  # fmt: skip
+                 "SPLIT": t.split, "GROUP": group, "CUT": cut, "DEPTH": t.depth, "FINE": t.fine == 1, "SPREAD": t.spread == 1}  # fmt: skip
     name = "m_grouped_gemm_nt_contiguous" if grouped else "gemm_nt"
     entry = f"many tokens {f'FP8 1x{group}' if scaled else 'bf16 in parts' if cut else 'bf16'} {'x'.join(map(str, sizes))}"
-    return _hopper(name, entry, gemm_tall_kernel, signature, constants, {}, 0, scaled)
+    stack = _TILE_STACK if t.fine else 0  # some compilers keep a constant of the loop there
+    return _hopper(name, entry, gemm_tall_kernel, signature, constants, {}, stack, scaled)
 
 
 def _portable(sizes: tuple[int, ...], mode: int, kind: str, chips: tuple[int, ...]) -> CompileCase:

@@ -10,6 +10,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from deepinfer.kernels.triton.gemm_powers import spread_powers_kernel
 from deepinfer.kernels.triton.gemm_tall import gemm_tall_kernel
 from deepinfer.kernels.triton.grouped_list import used_tiles_kernel
 from deepinfer.kernels.triton.grouped_swapped import grouped_swapped_kernel
@@ -20,9 +21,11 @@ __all__ = [
     "gemm_tall",
     "grouped_swapped",
     "list_layout",
+    "listed",
     "matrix",
     "num_sms",
     "register_shares",
+    "spread_powers",
     "tile_layout",
     "used_tiles",
 ]
@@ -40,6 +43,7 @@ class SwappedTuning:
         per_sm: Programs a multiprocessor; with more than one the registers are shared out.
         split: 2 to let two warpgroups add up the even and the odd steps of the same 64 rows of weights, for FP8; that is
             another order of the sum.
+        ahead: 1 to begin the next product before one is added, for FP8 with scales for 128 channels, not split.
     """
 
     block_m: int
@@ -48,6 +52,7 @@ class SwappedTuning:
     span: int = 1
     per_sm: int = 1
     split: int = 1
+    ahead: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,10 +61,13 @@ class TallTuning:
 
     Attributes:
         parts: Warpgroups, each with 64 rows of tokens: 2 or 3.
-        block_n: Columns a tile: 128, or 256 for bf16.
+        block_n: Columns a tile: 128 or 256.
         depth: Steps in the ring of shared memory.
         band: Row tiles that are passed by all columns together.
         split: 2 to add up the even and the odd steps apart, as `SwappedTuning.split` does; for 128 columns of FP8.
+        fine: 1 to multiply 64 columns at a time, tokens out of registers, for 256 columns of FP8 with scales for 128
+            channels; the bits are the same.
+        spread: 1 to write powers of two as fp32 values before, for FP8 with scales for 32 channels; the bits are the same.
     """
 
     parts: int
@@ -67,6 +75,8 @@ class TallTuning:
     depth: int
     band: int = 8
     split: int = 1
+    fine: int = 0
+    spread: int = 0
 
 
 @lru_cache(maxsize=64)
@@ -89,6 +99,34 @@ def matrix(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """A descriptor of [rows, columns] boxes of a matrix [any, any]."""
     layout = tile_layout(columns * x.itemsize, 8 * x.itemsize)
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, columns], layout)
+
+
+def listed(x: Tensor, size: int) -> TensorDescriptor:
+    """A descriptor of lists of `size` 32-bit values that lie anywhere in a contiguous tensor."""
+    return TensorDescriptor(x.view(-1), [x.numel()], [1], [size], list_layout())
+
+
+def spread_powers(x_scale: Tensor, w_scale: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """The scales of tokens and weights for 32 channels, as the products of many tokens read them.
+
+    Args:
+        x_scale: Shape [M, K / 32], e8m0 as uint8, last stride 1.
+        w_scale: Shape [groups, N / 32, K / 32], e8m0 as uint8, last stride 1.
+        n: Rows of weights of a group.
+
+    Returns:
+        fp32, shapes [K / 128, M, 4] and [K / 128, groups * N / 128, 4 groups of channels, 4 blocks of rows].
+    """
+    m, steps = x_scale.shape[0], x_scale.shape[1] // 4
+    blocks = w_scale.shape[0] * -(-n // 128)
+    x_powers = x_scale.new_empty((steps, m, 4), dtype=torch.float32)
+    w_powers = x_scale.new_empty((steps, blocks, 4, 4), dtype=torch.float32)
+    x_programs = -(-m // 64)
+    spread_powers_kernel[(x_programs + -(-blocks // 16), -(-steps // 8))](
+        x_scale, w_scale, x_powers, w_powers, m, n, steps, x_programs, blocks, x_scale.stride(0), w_scale.stride(0),
+        w_scale.stride(1), BLOCK=64, num_warps=4,
+    )  # fmt: skip
+    return x_powers, w_powers
 
 
 def register_shares(tuning: SwappedTuning) -> tuple[dict[str, int], int]:
@@ -180,6 +218,7 @@ def grouped_swapped(
         SPLIT=tuning.split,
         DEPTH=tuning.depth,
         REGISTERS=registers,
+        AHEAD=tuning.ahead == 1,
         num_warps=4,
         **options,
     )
@@ -212,8 +251,12 @@ def gemm_tall(
     groups, n, _ = weight.shape
     scaled = x_scale is not None
     small = x_scale is not None and w_scale is not None and x_scale.dtype == torch.uint8
-    if small:
-        x_scale, w_scale = x_scale.view(torch.int32), w_scale.view(torch.int32)  # type: ignore[union-attr]
+    spread = small and tuning.spread == 1
+    powers = None
+    if x_scale is not None and w_scale is not None and spread:
+        powers = spread_powers(x_scale, w_scale, n)
+    elif x_scale is not None and w_scale is not None and small:
+        x_scale, w_scale = x_scale.view(torch.int32), w_scale.view(torch.int32)
     block_k = 128 if scaled else 64
     block_m = 64 * tuning.parts
     steps = -(-k // block_k)
@@ -229,8 +272,8 @@ def gemm_tall(
         x_desc,
         w_desc,
         out,
-        scale,
-        factor,
+        scale if powers is None else listed(powers[0], 256),
+        factor if powers is None else listed(powers[1], 32),
         layout if layout is not None else out,
         sums if cut else out,
         m,
@@ -240,8 +283,8 @@ def gemm_tall(
         out.stride(0),
         scale.stride(0),
         scale.stride(1),
-        factor.stride(0),
-        factor.stride(1),
+        factor.stride(0) if powers is None else -(-n // 128) * 16,
+        factor.stride(1) if powers is None else powers[1].stride(0),
         SCALED=scaled,
         GROUPED=layout is not None,
         PARTS=tuning.parts,
@@ -251,5 +294,7 @@ def gemm_tall(
         GROUP=32 if small else 128,
         CUT=cut,
         DEPTH=tuning.depth,
+        FINE=tuning.fine == 1,
+        SPREAD=spread,
         num_warps=4,
     )

@@ -14,6 +14,7 @@ from deepinfer.kernels.triton.gemm_tiles import (
     scaled_tile,
     store_tile,
 )
+from deepinfer.kernels.triton.gemm_tiles_register import register_tile
 from deepinfer.kernels.triton.gemm_tiles_small import small_groups_tile
 from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
 
@@ -32,6 +33,7 @@ def _copies(
     BAND: gl.constexpr,
     GROUP: gl.constexpr,
     DEPTH: gl.constexpr,
+    SPREAD: gl.constexpr,
 ):
     """Fills the ring, tile after tile."""
     x_desc, w_desc, x_scale, w_scale, layout, rings, bars, sizes, strides = given
@@ -40,6 +42,7 @@ def _copies(
     M, N, steps = sizes
     stride_xm, stride_xk, stride_wg, stride_wn = strides
     BLOCK_M: gl.constexpr = 64 * PARTS
+    POWERS: gl.constexpr = 1024 * PARTS + 128 if SPREAD else 0
     lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     row = gl.arange(0, 64, layout=lanes)
     block = gl.arange(0, 4, layout=lanes) % ((BLOCK_N + GROUP - 1) // GROUP)
@@ -56,19 +59,26 @@ def _copies(
             following = tile + gl.num_programs(0)
             after = group_of_tile(layout, following, M, N, BLOCK_M, BLOCK_N, BAND)
         if group >= 0:
-            xp = x_scale + m.to(gl.int64) * stride_xm
-            fp = w_scale + gl.minimum(n // GROUP + block, (N - 1) // GROUP) * stride_wn
-            if GROUPED:
-                fp += group.to(gl.int64) * stride_wg  # type: ignore[attr-defined]
+            if SCALED and not SPREAD:
+                xp = x_scale + m.to(gl.int64) * stride_xm
+                fp = w_scale + gl.minimum(n // GROUP + block, (N - 1) // GROUP) * stride_wn
+                if GROUPED:
+                    fp += group.to(gl.int64) * stride_wg  # type: ignore[attr-defined]
             for step in range(steps):
                 mbarrier.wait(empty.index(slot), phase)
                 bar = full.index(slot)
-                mbarrier.expect(bar, (BLOCK_M + BLOCK_N) * BLOCK_K * BYTES)
+                mbarrier.expect(bar, (BLOCK_M + BLOCK_N) * BLOCK_K * BYTES + POWERS)
                 k = step * BLOCK_K
                 for part in gl.static_range(PARTS):
                     load_tile(x_desc, [m + 64 * part, k], bar, x_ring.index(slot * PARTS + part))
                 load_tile(w_desc, [group * N + n, k], bar, w_ring.index(slot))
-                if SCALED:
+                if SPREAD:
+                    for part in gl.static_range(PARTS):
+                        at = (step * M + m + 64 * part) * 4
+                        load_tile(x_scale, [at], bar, s_ring.index(slot * PARTS + part))
+                    at = step * stride_wn + group * stride_wg + n // 8
+                    load_tile(w_scale, [at], bar, f_ring.index(slot))
+                elif SCALED:
                     for part in gl.static_range(PARTS):
                         at = gl.minimum(row + 64 * part, M - 1 - m) * stride_xm + step * stride_xk
                         copy_elements(s_ring.index(slot * PARTS + part), xp + at)
@@ -93,6 +103,8 @@ def _products(
     CUT: gl.constexpr,
     DEPTH: gl.constexpr,
     PART: gl.constexpr,
+    FINE: gl.constexpr,
+    SPREAD: gl.constexpr,
 ):
     """Multiplies, scales and writes 64 rows of every tile."""
     out, layout, sums, part_steps, rings, bars, sizes, stride_om = given
@@ -100,7 +112,7 @@ def _products(
     full, empty = bars
     M, N, steps = sizes
     BLOCK_M: gl.constexpr = 64 * PARTS
-    WIDTH: gl.constexpr = 128 if SCALED else BLOCK_N
+    WIDTH: gl.constexpr = (64 if FINE else 128) if SCALED else BLOCK_N
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout(
         [3, 0], [4, 1], [16, WIDTH, 32 if SCALED else 16]
     )
@@ -124,9 +136,18 @@ def _products(
         if group >= 0:
             if SCALED and GROUP == 32:
                 acc, slot, phase = small_groups_tile(
-                    x_ring, w_ring, s_ring, f_ring, full, empty, steps, slot, phase, N < 0, PART, PARTS, DEPTH, acc_layout
+                    x_ring, w_ring, s_ring, f_ring, full, empty, steps, slot, phase, N < 0, PART, PARTS, DEPTH, SPREAD,
+                    acc_layout,
                 )  # fmt: skip
                 store_tile(acc, out, groups, m, n, M, N, stride_om, GROUPED, WIDTH)
+            elif FINE:
+                s0, s1, s2, s3, slot, phase = register_tile(
+                    x_ring, w_ring, s_ring, f_ring, full, empty, steps, slot, phase, N < 0, PART, PARTS, DEPTH, acc_layout
+                )  # fmt: skip
+                store_tile(s0, out, groups, m, n, M, N, stride_om, GROUPED, 64)
+                store_tile(s1, out, groups, m, n + 64, M, N, stride_om, GROUPED, 64)
+                store_tile(s2, out, groups, m, n + 128, M, N, stride_om, GROUPED, 64)
+                store_tile(s3, out, groups, m, n + 192, M, N, stride_om, GROUPED, 64)
             elif SCALED:
                 acc, last, slot, phase = scaled_tile(
                     x_ring, w_ring, s_ring, f_ring, full, empty, steps, slot, phase, N < 0,
@@ -179,11 +200,14 @@ def gemm_tall_kernel(
     GROUP: gl.constexpr,
     CUT: gl.constexpr,
     DEPTH: gl.constexpr,
+    FINE: gl.constexpr,
+    SPREAD: gl.constexpr,
 ):
     """`out[m, n] = sum over k of x[m, k] * weight[group of m, n, k]`; GROUP as in `grouped_swapped_kernel`.
 
     CUT, for bf16: every `part_steps` steps are added up apart, and their sums from the first to the last; those of a
     program so far lie in its own place of `sums`, fp32.
+    FINE: 64 columns at a time, as `register_tile` does. SPREAD: scales are descriptors of what `spread_powers` makes.
     """
     BLOCK_K: gl.constexpr = 128 if SCALED else 64
     BYTES: gl.constexpr = 1 if SCALED else 2
@@ -191,7 +215,10 @@ def gemm_tall_kernel(
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [DEPTH, BLOCK_N, BLOCK_K], w_desc.layout)
     s_ring = x_ring
     f_ring = x_ring
-    if SCALED:
+    if SPREAD:
+        s_ring = gl.allocate_shared_memory(gl.float32, [DEPTH * PARTS, 256], x_scale.layout)
+        f_ring = gl.allocate_shared_memory(gl.float32, [DEPTH, 32], w_scale.layout)
+    elif SCALED:
         flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
         kind: gl.constexpr = gl.int32 if GROUP == 32 else gl.float32
         s_ring = gl.allocate_shared_memory(kind, [DEPTH * PARTS, 64], flat)
@@ -200,7 +227,7 @@ def gemm_tall_kernel(
     empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(DEPTH):
         # Bulk copies count as one; each lane of the copying warp adds one when its scales are there.
-        mbarrier.init(full.index(i), count=33 if SCALED else 1)
+        mbarrier.init(full.index(i), count=33 if SCALED and not SPREAD else 1)
         mbarrier.init(empty.index(i), count=PARTS)
     rings = (x_ring, w_ring, s_ring, f_ring)
     bars = (full, empty)
@@ -208,45 +235,24 @@ def gemm_tall_kernel(
     multiply = (out, layout, sums, part_steps, rings, bars, sizes, stride_om)
     strides = (stride_xm, stride_xk, stride_wg, stride_wn)
     copy = (x_desc, w_desc, x_scale, w_scale, layout, rings, bars, sizes, strides)
+    # fmt: off
     if PARTS == 2:
         gl.warp_specialize(
             [
-                (
-                    _products,
-                    (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 0),
-                ),
-                (
-                    _products,
-                    (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 1),
-                ),
-                (
-                    _copies,
-                    (copy, SCALED, GROUPED, PARTS, BLOCK_N, BLOCK_K, BYTES, BAND, GROUP, DEPTH),
-                ),
+                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 0, FINE, SPREAD)),
+                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 1, FINE, SPREAD)),
+                (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BLOCK_K, BYTES, BAND, GROUP, DEPTH, SPREAD)),
             ],
-            [4, 1],
-            [240, 24],
+            [4, 1], [240, 24],
         )
     else:
         gl.warp_specialize(
             [
-                (
-                    _products,
-                    (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 0),
-                ),
-                (
-                    _products,
-                    (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 1),
-                ),
-                (
-                    _products,
-                    (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 2),
-                ),
-                (
-                    _copies,
-                    (copy, SCALED, GROUPED, PARTS, BLOCK_N, BLOCK_K, BYTES, BAND, GROUP, DEPTH),
-                ),
+                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 0, FINE, SPREAD)),
+                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 1, FINE, SPREAD)),
+                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 2, FINE, SPREAD)),
+                (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BLOCK_K, BYTES, BAND, GROUP, DEPTH, SPREAD)),
             ],
-            [4, 4, 1],
-            [160, 160, 24],
+            [4, 4, 1], [160, 160, 24],
         )
+    # fmt: on

@@ -16,15 +16,6 @@ __all__ = ["small_groups_tile"]
 
 
 @gluon.jit
-def _quarters(x):
-    """The blocks of 32 columns of [64, 128]; no register moves."""
-    even, odd = gl.split(x.reshape([64, 2, 2, 32]).permute((0, 3, 1, 2)))
-    a, c = gl.split(even)
-    b, d = gl.split(odd)
-    return a, b, c, d
-
-
-@gluon.jit
 def _start(x, w, part, never, AT: gl.constexpr):
     """Begins the product of 32 channels; `never` as in `gemm_tiles`."""
     b = w.slice(32 * AT, 32, dim=1).permute((1, 0))
@@ -32,18 +23,54 @@ def _start(x, w, part, never, AT: gl.constexpr):
 
 
 @gluon.jit
-def _promote(sums, part, row_codes, codes, AT: gl.constexpr):
+def _powers(codes, AT: gl.constexpr, SPREAD: gl.constexpr):
+    """The powers of 32 channels: of words, or of four values that are powers already."""
+    return codes[AT] if SPREAD else power_of_byte(codes, AT)
+
+
+@gluon.jit
+def _promote(acc, part, rows, columns, AT: gl.constexpr, SPREAD: gl.constexpr, PENDING: gl.constexpr):  # fmt: skip
     """Adds a product, times the powers of its rows and of its blocks of columns."""
-    s0, s1, s2, s3 = sums
-    p0, p1, p2, p3 = _quarters(part)
-    c0, c1, c2, c3 = codes
-    xs = power_of_byte(row_codes, AT)
-    s0 += p0 * (xs * power_of_byte(c0, AT))[:, None]
-    s1 += p1 * (xs * power_of_byte(c1, AT))[:, None]
-    s2 += p2 * (xs * power_of_byte(c2, AT))[:, None]
-    s3 += p3 * (xs * power_of_byte(c3, AT))[:, None]
+    scale = _powers(rows, AT, SPREAD)[:, None] * _powers(columns, AT, SPREAD)[None, :]
+    acc += part.reshape(acc.type.shape) * scale[:, :, None]
     # No sum may be left for later, while another product takes the registers of this one.
-    return warpgroup_mma_wait(1, [s0, s1, s2, s3])
+    return warpgroup_mma_wait(PENDING, [acc])
+
+
+@gluon.jit
+def _row_powers(s, layout: gl.constexpr):
+    """Four powers of each of 64 rows, which lie side by side."""
+    # Rows are dealt to threads as those of a product are; a thread's eight powers come in two reads.
+    dealt: gl.constexpr = gl.DistributedLinearLayout(
+        [[1], [2], [32]], [[0], [0], [4], [8], [16]], [[64], [128]], [], [256]
+    )
+    even, odd = gl.split(s.load(dealt).reshape([64, 2, 2]))
+    first, third = gl.split(even)
+    second, fourth = gl.split(odd)
+    return (
+        gl.convert_layout(first, layout),
+        gl.convert_layout(second, layout),
+        gl.convert_layout(third, layout),
+        gl.convert_layout(fourth, layout),
+    )
+
+
+@gluon.jit
+def _scales(s_ring, f_ring, slot, PART: gl.constexpr, PARTS: gl.constexpr, SPREAD: gl.constexpr, plane: gl.constexpr):  # fmt: skip
+    """Powers of 64 rows and of four blocks of columns, for 128 channels."""
+    s, f = s_ring.index(slot * PARTS + PART), f_ring.index(slot)
+    if SPREAD:
+        rows = _row_powers(s, gl.SliceLayout(1, plane))
+        columns = (
+            f.slice(0, 4).load(gl.SliceLayout(0, plane)),
+            f.slice(4, 4).load(gl.SliceLayout(0, plane)),
+            f.slice(8, 4).load(gl.SliceLayout(0, plane)),
+            f.slice(12, 4).load(gl.SliceLayout(0, plane)),
+        )
+    else:
+        rows = s.load(gl.SliceLayout(1, plane))
+        columns = f.load(gl.SliceLayout(0, plane))
+    return rows, columns
 
 
 @gluon.jit
@@ -61,44 +88,62 @@ def small_groups_tile(
     PART: gl.constexpr,
     PARTS: gl.constexpr,
     DEPTH: gl.constexpr,
+    SPREAD: gl.constexpr,
     acc_layout: gl.constexpr,
 ):
-    """One tile of 64 tokens and 128 rows of weights.
+    """One tile of 64 tokens and 128 rows of weights; one product is always under way, from step to step.
+
+    Powers of two come as words of four bytes, or with SPREAD as fp32 values.
 
     Returns:
         Sums [64, 128], slot and phase.
     """
-    part = gl.zeros((64, 128), gl.float32, acc_layout)
-    other = part
-    s0, s1, s2, s3 = _quarters(part)
-    rows: gl.constexpr = gl.SliceLayout(1, s0.type.layout)
-    for _step in range(steps):
-        mbarrier.wait(full.index(slot), phase)
+    zero = gl.zeros((64, 128), gl.float32, acc_layout)
+    acc = zero.reshape([64, 4, 32])
+    plane: gl.constexpr = gl.SliceLayout(2, acc.type.layout)
+    mbarrier.wait(full.index(slot), phase)
+    x, w = x_ring.index(slot * PARTS + PART), w_ring.index(slot)
+    part = _start(x, w, zero, never, 0)
+    other = zero
+    for _step in range(steps - 1):
         x, w = x_ring.index(slot * PARTS + PART), w_ring.index(slot)
-        part = _start(x, w, part, never, 0)
         other = _start(x, w, other, never, 1)
-        row_codes = s_ring.index(slot * PARTS + PART).load(rows)
-        f = f_ring.index(slot)
-        codes = (
-            f.slice(0, 1).load(rows).broadcast_to([64]),
-            f.slice(1, 1).load(rows).broadcast_to([64]),
-            f.slice(2, 1).load(rows).broadcast_to([64]),
-            f.slice(3, 1).load(rows).broadcast_to([64]),
-        )
+        rows, columns = _scales(s_ring, f_ring, slot, PART, PARTS, SPREAD, plane)
         part = warpgroup_mma_wait(1, [part])
-        s0, s1, s2, s3 = _promote((s0, s1, s2, s3), part, row_codes, codes, 0)
+        acc = _promote(acc, part, rows, columns, 0, SPREAD, 1)
         part = _start(x, w, part, never, 2)
         other = warpgroup_mma_wait(1, [other])
-        s0, s1, s2, s3 = _promote((s0, s1, s2, s3), other, row_codes, codes, 1)
+        acc = _promote(acc, other, rows, columns, 1, SPREAD, 1)
         other = _start(x, w, other, never, 3)
-        part = warpgroup_mma_wait(1, [part])
-        s0, s1, s2, s3 = _promote((s0, s1, s2, s3), part, row_codes, codes, 2)
-        other = warpgroup_mma_wait(0, [other])
-        mbarrier.arrive(empty.index(slot), count=1)
-        s0, s1, s2, s3 = _promote((s0, s1, s2, s3), other, row_codes, codes, 3)
+        used = slot
         slot += 1
         if slot == DEPTH:
             slot = 0
             phase ^= 1
-    sums = gl.join(gl.join(s0, s2), gl.join(s1, s3)).permute((0, 2, 3, 1)).reshape([64, 128])
-    return gl.convert_layout(sums, acc_layout), slot, phase
+        part = warpgroup_mma_wait(1, [part])
+        acc = _promote(acc, part, rows, columns, 2, SPREAD, 1)
+        mbarrier.wait(full.index(slot), phase)
+        x, w = x_ring.index(slot * PARTS + PART), w_ring.index(slot)
+        part = _start(x, w, part, never, 0)
+        other = warpgroup_mma_wait(1, [other])
+        mbarrier.arrive(empty.index(used), count=1)
+        acc = _promote(acc, other, rows, columns, 3, SPREAD, 1)
+    x, w = x_ring.index(slot * PARTS + PART), w_ring.index(slot)
+    last = _start(x, w, other, never, 1)
+    rows, columns = _scales(s_ring, f_ring, slot, PART, PARTS, SPREAD, plane)
+    part = warpgroup_mma_wait(1, [part])
+    acc = _promote(acc, part, rows, columns, 0, SPREAD, 1)
+    part = _start(x, w, part, never, 2)
+    last = warpgroup_mma_wait(1, [last])
+    acc = _promote(acc, last, rows, columns, 1, SPREAD, 1)
+    last = _start(x, w, last, never, 3)
+    part = warpgroup_mma_wait(1, [part])
+    acc = _promote(acc, part, rows, columns, 2, SPREAD, 1)
+    last = warpgroup_mma_wait(0, [last])
+    mbarrier.arrive(empty.index(slot), count=1)
+    acc = _promote(acc, last, rows, columns, 3, SPREAD, 0)
+    slot += 1
+    if slot == DEPTH:
+        slot = 0
+        phase ^= 1
+    return gl.convert_layout(acc.reshape([64, 128]), acc_layout), slot, phase

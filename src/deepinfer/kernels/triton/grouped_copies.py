@@ -45,10 +45,9 @@ def copy_tiles(
     size: gl.constexpr = (BLOCK_N + BLOCK_M) * 128
     lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     token = gl.arange(0, BLOCK_M, layout=lanes)
-    # Scales for 128 channels: one of each 64 rows, or a word of powers of every row.
-    FACTORS: gl.constexpr = BLOCK_N if GROUP == 32 else 4
-    EACH: gl.constexpr = 1 if GROUP == 32 else 64
-    part = gl.arange(0, FACTORS, layout=lanes)
+    # Scales for 128 channels: one of each 64 rows, or a word of powers of each 32.
+    EACH: gl.constexpr = 32 if GROUP == 32 else 64
+    part = gl.arange(0, 4, layout=lanes)
     tiles_n = gl.cdiv(N, BLOCK_N)
     tile = gl.program_id(0)
     group = 0

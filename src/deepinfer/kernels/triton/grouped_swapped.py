@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from deepinfer.kernels.triton.grouped_copies import copy_tiles, group_rows, group_tiles
-from deepinfer.kernels.triton.grouped_tiles import fp8_tile
+from deepinfer.kernels.triton.grouped_tiles import ahead_tile, fp8_tile, powers_tile
 
 __all__ = ["grouped_swapped_kernel"]
 
@@ -27,6 +27,7 @@ def _products(
     DEPTH: gl.constexpr,
     PART: gl.constexpr,
     SPLIT: gl.constexpr,
+    AHEAD: gl.constexpr,
 ):
     """Multiplies, scales and writes 64 rows of every tile, or adds up every other step of the same rows."""
     out, counts, tiles, rings, bars, sizes, strides, meeting = given
@@ -53,9 +54,18 @@ def _products(
             if COUNTED == 2:
                 m0 = gl.load(tiles + 1 + at % tiles_m)
             g = group.to(gl.int64)  # type: ignore[attr-defined]
-            acc, slot, phase = fp8_tile(
-                rings, bars, steps, slot, phase, GROUP, PART, SPLIT, BLOCK_M, DEPTH, acc_layout
-            )
+            if GROUP == 32:
+                acc, slot, phase = powers_tile(
+                    rings, bars, steps, slot, phase, PART, BLOCK_M, DEPTH, acc_layout
+                )
+            elif AHEAD:
+                acc, slot, phase = ahead_tile(
+                    rings, bars, steps, slot, phase, N < 0, PART, BLOCK_M, DEPTH, acc_layout
+                )
+            else:
+                acc, slot, phase = fp8_tile(
+                    rings, bars, steps, slot, phase, PART, SPLIT, BLOCK_M, DEPTH, acc_layout
+                )
             if SPLIT == 2:
                 if PART == 1:
                     mbarrier.wait(taken, turn ^ 1)
@@ -111,6 +121,7 @@ def grouped_swapped_kernel(
     SPLIT: gl.constexpr,
     DEPTH: gl.constexpr,
     REGISTERS: gl.constexpr,
+    AHEAD: gl.constexpr,
 ):
     """`out[g, m, n] = sum over k of x[g, m, k] * weight[g, n, k]` for m below `counts[g]`.
 
@@ -127,7 +138,7 @@ def grouped_swapped_kernel(
     w_ring = gl.allocate_shared_memory(gl.float8e4nv, [DEPTH, BLOCK_N, 128], w_desc.layout)
     x_ring = gl.allocate_shared_memory(gl.float8e4nv, [DEPTH, BLOCK_M, 128], x_desc.layout)
     s_ring = gl.allocate_shared_memory(kind, [DEPTH, BLOCK_M], flat)
-    f_ring = gl.allocate_shared_memory(kind, [DEPTH, BLOCK_N if GROUP == 32 else 4], flat)
+    f_ring = gl.allocate_shared_memory(kind, [DEPTH, 4], flat)
     full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(DEPTH):
@@ -156,7 +167,7 @@ def grouped_swapped_kernel(
             [
                 (
                     _products,
-                    (multiply, COUNTED, GROUP, BLOCK_N, BLOCK_M, DEPTH, 0, SPLIT),
+                    (multiply, COUNTED, GROUP, BLOCK_N, BLOCK_M, DEPTH, 0, SPLIT, AHEAD),
                 ),
                 (copy_tiles, (copy, COUNTED, GROUP, BLOCK_N, BLOCK_M, DEPTH)),
             ],
@@ -168,11 +179,11 @@ def grouped_swapped_kernel(
             [
                 (
                     _products,
-                    (multiply, COUNTED, GROUP, BLOCK_N, BLOCK_M, DEPTH, 0, SPLIT),
+                    (multiply, COUNTED, GROUP, BLOCK_N, BLOCK_M, DEPTH, 0, SPLIT, AHEAD),
                 ),
                 (
                     _products,
-                    (multiply, COUNTED, GROUP, BLOCK_N, BLOCK_M, DEPTH, 1, SPLIT),
+                    (multiply, COUNTED, GROUP, BLOCK_N, BLOCK_M, DEPTH, 1, SPLIT, AHEAD),
                 ),
                 (copy_tiles, (copy, COUNTED, GROUP, BLOCK_N, BLOCK_M, DEPTH)),
             ],
