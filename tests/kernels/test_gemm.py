@@ -124,18 +124,18 @@ def test_tiles_that_have_work_are_listed(rows, num_rows) -> None:
 def test_tiles_are_as_wide_as_groups(block) -> None:
     from deepinfer.kernels.triton.grouped_list import ragged_tiles_kernel
 
-    counts = [1, 64, 65, 96, 97, 128, 129, 160, 161, 256, 288, 300, 0, 5, 128, 32]
+    counts = [1, 64, 65, 80, 81, 96, 97, 128, 129, 144, 145, 160, 161, 256, 288, 300, 0, 5, 128, 16]
     layout = []
     wanted = []
     for group, count in enumerate(counts):
         first = len(layout)
         layout += [group] * count + [-1] * (-count % 128)
         whole, rest = divmod(count, 128)
-        kinds = [2] * whole
+        kinds = [3] * whole
         if whole and 0 < rest <= 32:
-            kinds[-1] = 3
+            kinds[-1] = 4 if rest <= 16 else 5
         elif rest:
-            kinds.append(0 if rest <= 64 else 1 if rest <= 96 else 2)
+            kinds.append(sum(rest > most for most in (64, 80, 96)))
         wanted += [(first + 128 * i, kind) for i, kind in enumerate(kinds)]
     layout += [-1] * 128
     found = torch.full((len(layout) // 128 + 1,), -7, dtype=torch.int32)

@@ -1,8 +1,8 @@
 """Products of many e4m3 tokens by groups with prepared MXFP4 weights on Hopper: tiles as wide as a group has tokens.
 
 Weights are the tall operand: each of two warpgroups decodes 64 rows of them in registers, those of the next step while the
-tensor cores are at the present one, and multiplies them with 64, 96, 128 or 160 tokens. So a group of 130 tokens costs 160
-columns, where tiles of 128 tokens cost 256. The order of every sum, and so every bit, is that of `grouped_folded`.
+tensor cores are at the present one, and multiplies them with 64, 80, 96, 128, 144 or 160 tokens. So a group of 130 tokens
+costs 144 columns, where tiles of 128 tokens cost 256. The order of every sum, and so every bit, is that of `grouped_folded`.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _begin(a, x_ring, more_ring, slot, part, rest, never, WIDTH: gl.constexpr, M
     part = warpgroup_mma(a, x.slice(0, WIDTH).permute((1, 0)), part, use_acc=never, is_async=True)
     if MORE > 0:
         b = gl.convert_layout(a, gl.DotOperandLayout(0, more_layout, 4), assert_trivial=True)
-        y = x.slice(64, MORE) if WIDTH == 64 else more_ring.index(slot)
+        y = x.slice(64, MORE) if WIDTH == 64 else more_ring.index(slot).slice(0, MORE)
         rest = warpgroup_mma(b, y.permute((1, 0)), rest, use_acc=never, is_async=True)
     return part, rest
 
@@ -112,7 +112,7 @@ def _add(s_ring, after_ring, slot, acc, more, part, rest, WIDTH: gl.constexpr, M
     s = s_ring.index(slot)
     acc += part * s.slice(0, WIDTH).load(gl.SliceLayout(0, acc_layout))[None, :]
     if MORE > 0:
-        s = s.slice(64, MORE) if WIDTH == 64 else after_ring.index(slot)
+        s = s.slice(64, MORE) if WIDTH == 64 else after_ring.index(slot).slice(0, MORE)
         more += rest * s.load(gl.SliceLayout(0, more_layout))[None, :]
     return acc, more, part, rest
 
@@ -194,11 +194,19 @@ def _products(given, DEPTH: gl.constexpr, PART: gl.constexpr):
             )
         elif kind == 1:
             slot, phase = _tile(
-                rings, bars, to, factor, m, n, g, sizes, slot, phase, never, 64, 32, PART, DEPTH
+                rings, bars, to, factor, m, n, g, sizes, slot, phase, never, 64, 16, PART, DEPTH
             )
         elif kind == 2:
             slot, phase = _tile(
+                rings, bars, to, factor, m, n, g, sizes, slot, phase, never, 64, 32, PART, DEPTH
+            )
+        elif kind == 3:
+            slot, phase = _tile(
                 rings, bars, to, factor, m, n, g, sizes, slot, phase, never, 128, 0, PART, DEPTH
+            )
+        elif kind == 4:
+            slot, phase = _tile(
+                rings, bars, to, factor, m, n, g, sizes, slot, phase, never, 128, 16, PART, DEPTH
             )
         else:
             slot, phase = _tile(
@@ -226,7 +234,7 @@ def _copies(given, DEPTH: gl.constexpr):
         m = found & -128
         n0 = (tile % tiles_n) * 128
         g = gl.load(layout + m)
-        wide = found & 127 == 3
+        wide = (found & 127) > 3
         xs = x_scale + gl.minimum(m + token, M - 1).to(gl.int64) * stride_xm
         xs_after = x_scale + gl.minimum(m + after, M - 1).to(gl.int64) * stride_xm
         for step in range(steps):
