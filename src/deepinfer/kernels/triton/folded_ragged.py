@@ -105,15 +105,17 @@ def _begin(a, x_ring, more_ring, slot, part, rest, never, WIDTH: gl.constexpr, M
 def _add(s_ring, after_ring, slot, acc, more, part, rest, WIDTH: gl.constexpr, MORE: gl.constexpr,
          acc_layout: gl.constexpr, more_layout: gl.constexpr):  # fmt: skip
     """Waits for products and adds them up with the scales of the tokens."""
-    if MORE > 0:
-        part, rest = warpgroup_mma_wait(0, [part, rest])
-    else:
-        part = warpgroup_mma_wait(0, [part])
     s = s_ring.index(slot)
-    acc += part * s.slice(0, WIDTH).load(gl.SliceLayout(0, acc_layout))[None, :]
+    factor = s.slice(0, WIDTH).load(gl.SliceLayout(0, acc_layout))
     if MORE > 0:
         s = s.slice(64, MORE) if WIDTH == 64 else after_ring.index(slot).slice(0, MORE)
-        more += rest * s.load(gl.SliceLayout(0, more_layout))[None, :]
+        other = s.load(gl.SliceLayout(0, more_layout))
+        part, rest = warpgroup_mma_wait(0, [part, rest])
+        acc += part * factor[None, :]
+        more += rest * other[None, :]
+    else:
+        part = warpgroup_mma_wait(0, [part])
+        acc += part * factor[None, :]
     return acc, more, part, rest
 
 
