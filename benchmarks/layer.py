@@ -93,7 +93,7 @@ def sharing(full: DeepseekV41, kind: str, small: bool) -> DeepseekV41:
         twin = full.get_submodule(name)
         for key in list(module._parameters):
             module._parameters[key] = twin._parameters[key]
-        for key in ("joined", "prepared", "wide_parts", "wide_whole"):
+        for key in ("joined", "prepared", "wide_parts", "wide_whole", "mix_parts"):
             if key in vars(twin):
                 setattr(module, key, vars(twin)[key])
     return model
@@ -262,6 +262,36 @@ class Bench:
             found.append(begin.elapsed_time(end))
         return sorted(found)[len(found) // 2]
 
+    def host(self, run: Any, repeats: int) -> float:
+        """Median milliseconds until a call has launched everything."""
+        found = []
+        for _ in range(repeats):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            run()
+            found.append(1e3 * (time.perf_counter() - began))
+        torch.cuda.synchronize()
+        return sorted(found)[len(found) // 2]
+
+    def host_functions(self, case: str, run: Any) -> None:
+        """Where the host spends its time."""
+        import cProfile
+        import io
+        import pstats
+
+        watch = cProfile.Profile()
+        for _ in range(5):
+            torch.cuda.synchronize()
+            watch.enable()
+            run()
+            watch.disable()
+        text = io.StringIO()
+        found = pstats.Stats(watch, stream=text)
+        found.sort_stats("tottime").print_stats(40)
+        found.sort_stats("cumtime").print_stats(70)
+        rows = [line for line in text.getvalue().splitlines() if line.strip()]
+        self.tables.append("\n".join([f"-- {case}: the host, five steps", *rows]))
+
     def parts(self, case: str, model: DeepseekV41, call: Any, record: bool, total: float, least: dict[str, float]) -> None:  # fmt: skip
         """Tells the parts of a step apart, and the kernels that take longest."""
         watch = Parts(model.config, self.device, fused_kernels(self.device))
@@ -343,11 +373,14 @@ class Bench:
         more = {}
         if self.device == "cuda":
             more["device_ms"] = round(self.median(call, 5, ahead=True), 4)
+            more["host_ms"] = round(self.host(call, 5), 4)
         found[kind], on_device[kind] = ms, more.get("device_ms", ms)
         self.write(f"prefill, {tokens} tokens, layers {kind}", ms, **more)
         if options.profile and kind == "S":
             least = least_ms(model.config, tokens, tokens, True, prompt=True)
             self.parts(f"prefill {tokens}, layers {kind}", model, call, False, ms, least)
+        if options.profile and self.device == "cuda" and tokens < 4096 and kind != "SR":
+            self.host_functions(f"prefill {tokens}, layers {kind}", call)
 
     def run(self, options: Any) -> None:
         """All cases; a failure is told of and the next one run."""
@@ -397,21 +430,26 @@ class Bench:
             self.say(line)
 
     def choices(self, model: DeepseekV41) -> None:
-        """Both forms of steps whose form follows from the number of tokens."""
+        """Both forms of steps whose form follows from the number of tokens, and sizes of their kernels."""
         layer, hidden = model.layers[0], model.config.hidden_size
         run = SimpleNamespace(kernels=fused_kernels(self.device))
-        for rows in (64, 256, 1024):
+        gate, pool = layer.ffn.gate, layer.attn.compressor
+        pair = [pool.wkv.weight, pool.wgate.weight]
+        for rows in (16, 64, 128, 256, 512, 1024):
             streams = torch.randn(rows, 4, hidden, device=self.device, dtype=torch.bfloat16)
             pre = torch.rand(rows, 4, device=self.device)
-            y, gate = streams[:, 0].contiguous(), layer.ffn.gate
+            y = streams[:, 0].contiguous()
 
             def enter() -> None:
                 packed_stack.enter(layer, streams, pre, run, "attn")  # noqa: B023
 
             def router() -> None:
-                packed_stack.wide_linear(gate, (gate.weight,), y)  # noqa: B023
+                wide_products.wide_linear(gate, (gate.weight,), y)  # noqa: B023
 
-            for module, call in ((packed_stack, enter), (wide_products, router)):
+            def compressor() -> None:
+                wide_products.wide_linear(pool, pair, y)  # noqa: B023
+
+            for module, call in ((packed_stack, enter), (wide_products, router), (wide_products, compressor)):  # fmt: skip
                 kept, found = module._MANY_TOKENS, []
                 for least in (1, 1 << 30):
                     module._MANY_TOKENS = least
@@ -421,6 +459,34 @@ class Bench:
                 self.tables.append(
                     f"-- {call.__name__}, {rows} tokens: {names}; many from {kept} on"
                 )
+            for name, weight in (("router", gate.weight), ("compressor", pool.wide_whole)):
+                self.tables.append(self.wide_sizes(f"{name}, {rows} tokens", y, weight))
+
+    def wide_sizes(self, case: str, y: torch.Tensor, weight: torch.Tensor) -> str:
+        """Times and errors of products with an fp32 weight, by the sizes of the kernel."""
+        from deepinfer.kernels.triton.wide_products import WideTuning, tuning_for, wide_linear
+
+        exact = y.double() @ weight.double().T
+        usual = tuning_for(len(y), *weight.shape)
+        sizes = {
+            usual,
+            dataclasses.replace(usual, pieces=2 * usual.pieces),
+            dataclasses.replace(usual, tokens=16),
+        }
+        sizes |= {dataclasses.replace(usual, tokens=min(n, usual.tokens)) for n in (32, 64)}
+        found = []
+        for one in [
+            usual,
+            *(sizes - {usual}),
+            WideTuning(32, usual.pieces, min(usual.tokens, 64), 5),
+        ]:
+            error = (wide_linear(y, weight, one) - exact).norm() / exact.norm()
+            ms = self.time(lambda: wide_linear(y, weight, one), record=True)  # noqa: B023
+            found.append(f"   {ms:.4f} ms, error {float(error):.1e}: {one}")
+        other = torch.nn.functional.linear
+        ms = self.time(lambda: other(y.float(), weight), record=True)
+        error = (other(y.float(), weight) - exact).norm() / exact.norm()
+        return "\n".join([f"-- {case}: torch {ms:.4f} ms, error {float(error):.1e}", *found])
 
     def layers(
         self, job: str, size: int, found: dict[str, float], on_device: dict[str, float], context: int,

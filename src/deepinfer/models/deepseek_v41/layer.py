@@ -68,9 +68,11 @@ class Layer(nn.Module):
         hc_attn_base, hc_ffn_base: Their biases, shape [streams * (streams + 2)], fp32.
         hc_attn_scale, hc_ffn_scale: Their factors, shape [3], fp32.
         deterministic: Whether a token's bits must be free of the other tokens.
+        mix_parts: What `prepare_mhc_projection` makes of the two projections, by "attn" and "ffn", or None.
     """
 
     deterministic = False
+    mix_parts: dict[str, Tensor] | None = None
 
     def __init__(
         self,

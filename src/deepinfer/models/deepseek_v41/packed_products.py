@@ -16,10 +16,12 @@ from deepinfer.kernels import (
     fp8_gemm_nt,
     fused_experts,
     per_token_cast_to_fp8,
+    prepare_mhc_projection,
     prepare_mxfp4_weights,
 )
 from deepinfer.models.deepseek_v41.attention import Attention
 from deepinfer.models.deepseek_v41.compressor import Compressor
+from deepinfer.models.deepseek_v41.layer import Layer
 from deepinfer.models.deepseek_v41.moe import Gate, MoE, RoutedExperts, SharedExpert
 from deepinfer.models.deepseek_v41.wide_products import split_weight
 from deepinfer.models.packed import PackedWeight
@@ -67,7 +69,7 @@ def prepare_products(model: nn.Module) -> None:
     """Brings packed weights into the forms that the kernels read fastest; once, when a model is loaded.
 
     Weights of one input come to lie one above the other in memory, so that one product serves them, and fp32 weights get
-    three bf16 parts for the tensor cores (6 bytes more a coefficient); then `prepare_experts`. Values do not change.
+    three bf16 parts for the tensor cores (6 bytes more a coefficient), those of the stream mixing two; then `prepare_experts`. Values do not change.
 
     Args:
         model: A model, or a part of one.
@@ -82,6 +84,9 @@ def prepare_products(model: nn.Module) -> None:
             module.wide_parts = split_weight(module.wkv.weight if whole is None else whole)
         elif isinstance(module, Gate):
             module.wide_parts = split_weight(module.weight)
+        elif isinstance(module, Layer):
+            fns = {"attn": module.hc_attn_fn, "ffn": module.hc_ffn_fn}
+            module.mix_parts = {half: prepare_mhc_projection(fn) for half, fn in fns.items()}
     prepare_experts(model)
 
 

@@ -30,7 +30,7 @@ from deepinfer.models.packed import PackedWeight
 __all__ = ["enter", "leave", "run_packed_layer", "takes_packed"]
 
 # From here on the two launches over all channels of `mhc_pre` win over one program for each piece of a token.
-_MANY_TOKENS = 512
+_MANY_TOKENS = 256
 _FP8 = torch.float8_e4m3fn
 
 Pair = tuple[Tensor, Tensor]
@@ -75,6 +75,9 @@ def enter(
     fn, base, scale = (getattr(layer, f"hc_{half}_{name}") for name in ("fn", "base", "scale"))
     gains = (layer.attn_norm if half == "attn" else layer.ffn_norm).weight
     if len(streams) >= _MANY_TOKENS:
+        parts = layer.mix_parts
+        if parts is not None and streams.dtype == parts[half].dtype:
+            fn = parts[half]
         y, post, mix, following = mhc_pre(
             streams, pre, fn, base, scale, norm_weight=gains, **layer.mix_options
         )

@@ -301,14 +301,19 @@ class StepPass:
 
     def _set_rows(self, segments: Sequence[Segment], floors: Sequence[int]) -> None:
         cache, fixed = self._cache, self._deterministic
-        self._rows = _Rows(segments, floors, cache, self._frequencies, fixed)
-        self._selection = RowSelection(
-            segments, self._rows.positions, cache, deterministic=fixed, kernels=self.kernels
-        )
         self._prompt: tuple[PromptKeys, PromptSelection] | None = None
         if self.packed and isinstance(cache.rows, PackedRows) and pays(segments):
             keys = PromptKeys(segments, floors, cache, cache.rows)
             self._prompt = keys, PromptSelection(segments, cache, cache.rows, keys)
+        listed = self._prompt is None  # where keys lie side by side, no list of rows is needed
+        self._rows = _Rows(segments, floors, cache, self._frequencies, fixed, listed)
+        self._selection = RowSelection(
+            segments if listed else (),
+            self._rows.positions,
+            cache,
+            deterministic=fixed,
+            kernels=self.kernels,
+        )
 
     def _is_narrow(self) -> bool:
         """Whether a row drops out, or sees a shorter window in the layers above."""
@@ -340,8 +345,8 @@ class _Rows:
         slots: Shape [tokens], int64.
         rotations: Of layers without and with a pool.
         ring_index: Where each row's window row lies in a layer's rings, shape [tokens].
-        window_index: Rows of each token's window within a layer's rings, shape [tokens, window].
-        windows: The same with -1 where there are fewer; None on a CPU.
+        window_index: Rows of each token's window within a layer's rings, shape [tokens, window]; only where they are listed.
+        windows: The same with -1 where there are fewer; None on a CPU, or where they are not listed.
         window_bias: -inf where there are fewer, shape [tokens, 1, window], fp32, or None.
         few: Attention on arrays, or None for that of the cache's rows.
     """
@@ -353,6 +358,7 @@ class _Rows:
         cache: SlotCache,
         frequencies: tuple[Tensor, Tensor],
         deterministic: bool,
+        listed: bool,
     ) -> None:
         self.positions = positions = positions_of(segments)
         self.slots = slots = repeat_over(segments, [s.slot for s in segments])
@@ -361,6 +367,11 @@ class _Rows:
         self.rotations = [Rotation.at(f, at) for f in frequencies]
         written = slots * ring + positions % ring
         self.ring_index = to_device(written, device)
+        self.window_bias: Tensor | None = None
+        self.windows: Tensor | None = None
+        self.few: FewRows | None = None
+        if not listed:
+            return
         lowest = np.maximum(positions - cache.config.sliding_window + 1, 0)
         if any(floors):
             lowest = np.maximum(lowest, repeat_over(segments, floors))
@@ -368,9 +379,6 @@ class _Rows:
         # A fixed width, so that neither batch mates nor chunks decide where a row stands.
         width = cache.config.sliding_window if deterministic else int(widths.max())
         is_full = int(widths.min()) == width
-        self.window_bias: Tensor | None = None
-        self.windows: Tensor | None = None
-        self.few: FewRows | None = None
         if device.type != "cpu":  # as many rows as a prompt has are too many for the host
             first = at - width + 1 if is_full else to_device(lowest, device)
             self.windows, valid = _windows(at, to_device(slots, device), first, width, ring)
