@@ -20,6 +20,7 @@ from deepinfer.speculative import (
     LiveLengths,
     MarginEstimator,
     OnlineTemperatureScaling,
+    SequentialIsotonicScaling,
     SequentialTemperatureScaling,
     StepCostModel,
     VerificationScheduler,
@@ -111,12 +112,14 @@ def calibration_lines(blocks: Blocks) -> Iterator[dict[str, Any]]:
         "by_position": [round(t, 3) for t in scaling.temperatures.tolist()],
         "online": [round(t, 3) for t in online.temperatures.tolist()],
     }  # fmt: skip
+    isotonic = SequentialIsotonicScaling().fit(fit.logits, fit.accepted)
     estimator = AcceptanceEstimator(5).fit(fit.logits, fit.margins, fit.accepted)
     both = estimator.predict(test.logits, test.margins)
     ways = (
         ("raw", sigmoid(test.logits)),
         ("calibrated", scaling.transform(test.logits)),
         ("calibrated online", online.transform(test.logits)),
+        ("isotonic behind temperatures", isotonic.transform(test.logits)),
         ("with margins", both),
     )
     for name, values in ways:
@@ -126,6 +129,7 @@ def calibration_lines(blocks: Blocks) -> Iterator[dict[str, Any]]:
                 "value": round(100 * report.ece, 2), "unit": "%", "auroc": round(report.auroc, 4),
                 "brier": round(report.brier, 4), "blocks": report.count,
             }  # fmt: skip
+    yield from split_lines(blocks)
     margin = MarginEstimator(fit.logits.shape[1], decay=1.0)
     everything = np.full(len(fit.accepted), fit.logits.shape[1])
     margin.update(fit.margins, fit.accepted, everything)
@@ -146,6 +150,37 @@ def calibration_lines(blocks: Blocks) -> Iterator[dict[str, Any]]:
             ],
             "survival": [round(r.auroc, 4) for r in reports],
             "survival_ece_percent": [round(100 * r.ece, 2) for r in reports],
+        }  # fmt: skip
+
+
+def split_lines(blocks: Blocks, splits: int = 8) -> Iterator[dict[str, Any]]:
+    """The same errors over random halves of the requests, and how much of an error is chance."""
+
+    def errors(confidence: np.ndarray, accepted: np.ndarray) -> list[float]:
+        return [100 * r.ece for r in calibration_report(np.cumprod(confidence, 1), accepted)]
+
+    rng = np.random.default_rng(5)
+    requests = np.unique(blocks.request)
+    found: dict[str, list[list[float]]] = {"calibrated": [], "isotonic": [], "with margins": [], "chance alone": []}  # fmt: skip
+    for _ in range(splits):
+        chosen = np.isin(blocks.request, rng.permutation(requests)[: len(requests) // 2])
+        fit, test = blocks.part(chosen), blocks.part(~chosen)
+        scaling = SequentialTemperatureScaling().fit(fit.logits, fit.accepted)
+        found["calibrated"].append(errors(scaling.transform(test.logits), test.accepted))
+        isotonic = SequentialIsotonicScaling().fit(fit.logits, fit.accepted)
+        values = isotonic.transform(test.logits)
+        found["isotonic"].append(errors(values, test.accepted))
+        estimator = AcceptanceEstimator(5).fit(fit.logits, fit.margins, fit.accepted)
+        both = estimator.predict(test.logits, test.margins)
+        found["with margins"].append(errors(both, test.accepted))
+        kept = (rng.random(values.shape) < values).cumprod(1).sum(1)  # as if all were true
+        found["chance alone"].append(errors(values, kept))
+    for name, rows in found.items():
+        table = np.array(rows)
+        yield {
+            "case": f"calibration error over {splits} random halves, {name}",
+            "value": round(float(table.mean(0).max()), 2), "unit": "% at the worst position, mean of the halves",
+            "by_position": table.mean(0).round(2).tolist(), "most": table.max(0).round(2).tolist(),
         }  # fmt: skip
 
 

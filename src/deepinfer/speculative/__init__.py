@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from deepinfer.speculative.calibration.estimator import (
         AcceptanceEstimator as AcceptanceEstimator,
     )
+    from deepinfer.speculative.calibration.isotonic import (
+        SequentialIsotonicScaling as SequentialIsotonicScaling,
+    )
     from deepinfer.speculative.calibration.margin import MarginEstimator as MarginEstimator
     from deepinfer.speculative.calibration.online import (
         OnlineTemperatureScaling as OnlineTemperatureScaling,
@@ -93,6 +96,7 @@ _EXPORTS = {
     "RnnHead": "deepinfer.speculative.heads",
     "ScheduledLengths": "deepinfer.speculative.policy",
     "SequentialHead": "deepinfer.speculative.heads",
+    "SequentialIsotonicScaling": "deepinfer.speculative.calibration.isotonic",
     "SequentialTemperatureScaling": "deepinfer.speculative.calibration.sequential",
     "SlotOrder": "deepinfer.speculative.survival",
     "SpeculativeGeneration": "deepinfer.speculative.generate",
@@ -143,6 +147,7 @@ __all__ = [
     "RnnHead",
     "ScheduledLengths",
     "SequentialHead",
+    "SequentialIsotonicScaling",
     "SequentialTemperatureScaling",
     "SlotOrder",
     "SpeculativeGeneration",

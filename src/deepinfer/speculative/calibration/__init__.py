@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from deepinfer.speculative.calibration.estimator import (
         AcceptanceEstimator as AcceptanceEstimator,
     )
+    from deepinfer.speculative.calibration.isotonic import (
+        SequentialIsotonicScaling as SequentialIsotonicScaling,
+    )
     from deepinfer.speculative.calibration.margin import MarginEstimator as MarginEstimator
     from deepinfer.speculative.calibration.online import (
         OnlineTemperatureScaling as OnlineTemperatureScaling,
@@ -29,6 +32,7 @@ _EXPORTS = {
     "OnlineTemperatureScaling": "deepinfer.speculative.calibration.online",
     "PositionReport": "deepinfer.speculative.calibration.report",
     "ReliabilityBin": "deepinfer.speculative.calibration.report",
+    "SequentialIsotonicScaling": "deepinfer.speculative.calibration.isotonic",
     "SequentialTemperatureScaling": "deepinfer.speculative.calibration.sequential",
     "auroc": "deepinfer.speculative.calibration.report",
     "calibration_report": "deepinfer.speculative.calibration.report",
@@ -41,6 +45,7 @@ __all__ = [
     "OnlineTemperatureScaling",
     "PositionReport",
     "ReliabilityBin",
+    "SequentialIsotonicScaling",
     "SequentialTemperatureScaling",
     "auroc",
     "calibration_report",

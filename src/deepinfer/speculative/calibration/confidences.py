@@ -11,6 +11,7 @@ import numpy.typing as npt
 from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
 from deepinfer.speculative.calibration.estimator import AcceptanceEstimator
+from deepinfer.speculative.calibration.isotonic import SequentialIsotonicScaling
 from deepinfer.speculative.calibration.online import OnlineTemperatureScaling
 from deepinfer.speculative.calibration.sequential import SequentialTemperatureScaling, sigmoid
 
@@ -26,7 +27,7 @@ class ConfidenceCalibration:
     """Makes probabilities of confidences, and lets what learns do so.
 
     Args:
-        scaling: `SequentialTemperatureScaling` that was fitted; `OnlineTemperatureScaling` or `AcceptanceEstimator`, which
+        scaling: `SequentialTemperatureScaling` or `SequentialIsotonicScaling` that was fitted; `OnlineTemperatureScaling` or `AcceptanceEstimator`, which
             learn; or None to take confidences as they are.
 
     Attributes:
@@ -37,11 +38,14 @@ class ConfidenceCalibration:
     """
 
     def __init__(self, scaling: Any = None) -> None:
-        kinds = SequentialTemperatureScaling | OnlineTemperatureScaling | AcceptanceEstimator
-        if scaling is not None and not isinstance(scaling, kinds):
-            limit = "SequentialTemperatureScaling, OnlineTemperatureScaling, AcceptanceEstimator or None"
+        fitted = SequentialTemperatureScaling | SequentialIsotonicScaling
+        if scaling is not None and not isinstance(scaling, fitted | OnlineTemperatureScaling | AcceptanceEstimator):  # fmt: skip
+            limit = (
+                "SequentialTemperatureScaling, SequentialIsotonicScaling, OnlineTemperatureScaling, AcceptanceEstimator "
+                "or None"
+            )
             checks.fail("calibration", scaling, limit, ConfigError)
-        if isinstance(scaling, SequentialTemperatureScaling) and not scaling.temperatures.size:
+        if isinstance(scaling, fitted) and not scaling.temperatures.size:
             checks.fail("calibration", scaling, "fitted; call fit first", ConfigError)
         self.scaling = scaling
         self._temperatures: _Floats | None = None
@@ -84,6 +88,12 @@ class ConfidenceCalibration:
             found = scaling.predict(_fitted(logits, width), m)[:, : logits.shape[1]]
             if logits.shape[1] > width:
                 found = np.concatenate([found, sigmoid(logits[:, width:])], 1)
+        elif isinstance(scaling, SequentialIsotonicScaling):
+            width = scaling.temperatures.size
+            found = scaling.transform(_fitted(logits, width))[:, : logits.shape[1]]
+            if logits.shape[1] > width:
+                rest = sigmoid(logits[:, width:] / scaling.temperatures[-1])
+                found = np.concatenate([found, rest], 1)
         else:
             if self._temperatures is None:
                 self._temperatures = np.asarray(scaling.temperatures, float)

@@ -89,18 +89,27 @@ class SequentialTemperatureScaling:
             shown = seen > position
             if shown.any():
                 outcome = (counts[shown] > position).astype(float)
-                errors = [
-                    expected_error(
-                        before[shown] * sigmoid(values[shown, position] / temperature),
-                        outcome,
-                        bins=self.bins,
-                    )
-                    for temperature in self.grid
-                ]
-                temperatures[position] = self.grid[int(np.argmin(errors))]
+                temperatures[position] = self.best(before[shown], values[shown, position], outcome)
             before = before * sigmoid(values[:, position] / temperatures[position])
         self.temperatures = temperatures
         return self
+
+    def best(self, before: _Floats, logits: _Floats, outcome: _Floats) -> float:
+        """The temperature of one position.
+
+        Args:
+            before: Calibrated survival of the position before, shape [blocks]; 1 for the first.
+            logits: Confidence logits of the position, shape [blocks].
+            outcome: 1 where it and all before it were accepted, else 0, shape [blocks].
+
+        Returns:
+            Of the grid, the temperature with the lowest calibration error; of equally good ones the nearest to 1.
+        """
+        errors = [
+            expected_error(before * sigmoid(logits / temperature), outcome, bins=self.bins)
+            for temperature in self.grid
+        ]
+        return float(self.grid[int(np.argmin(errors))])
 
     def transform(self, logits: Any) -> _Floats:
         """Calibrated confidences.
