@@ -106,16 +106,20 @@ def _add(s_ring, after_ring, slot, acc, more, part, rest, WIDTH: gl.constexpr, M
          acc_layout: gl.constexpr, more_layout: gl.constexpr):  # fmt: skip
     """Waits for products and adds them up with the scales of the tokens."""
     s = s_ring.index(slot)
-    factor = s.slice(0, WIDTH).load(gl.SliceLayout(0, acc_layout))
-    if MORE > 0:
-        s = s.slice(64, MORE) if WIDTH == 64 else after_ring.index(slot).slice(0, MORE)
-        other = s.load(gl.SliceLayout(0, more_layout))
-        part, rest = warpgroup_mma_wait(0, [part, rest])
-        acc += part * factor[None, :]
-        more += rest * other[None, :]
-    else:
+    if MORE == 0:
+        scale = s.slice(0, WIDTH).load(gl.SliceLayout(0, acc_layout))
         part = warpgroup_mma_wait(0, [part])
-        acc += part * factor[None, :]
+        acc += part * scale[None, :]
+    else:
+        after = s.slice(64, MORE) if WIDTH == 64 else after_ring.index(slot).slice(0, MORE)
+        if WIDTH + MORE > 144:  # the registers do not hold the scales meanwhile
+            part, rest = warpgroup_mma_wait(0, [part, rest])
+        scale = s.slice(0, WIDTH).load(gl.SliceLayout(0, acc_layout))
+        other = after.load(gl.SliceLayout(0, more_layout))
+        if WIDTH + MORE <= 144:
+            part, rest = warpgroup_mma_wait(0, [part, rest])
+        acc += part * scale[None, :]
+        more += rest * other[None, :]
     return acc, more, part, rest
 
 
