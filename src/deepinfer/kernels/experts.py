@@ -56,7 +56,9 @@ def fused_experts(
         topk_ids: Shape [tokens, topk], int64 or int32, contiguous; one that is no expert here is skipped, so a rank gives
             the ids of its own experts and -1 for others.
         limit: Of the clamp; None for none.
-        scale_group: 128 (fp32 scales) or 32 (e8m0 scales, as V4.1 casts); both are exact powers of two.
+        scale_group: 128 (fp32 scales) or 32 (e8m0 scales, as V4.1 casts); both are exact powers of two. With prepared
+            weights, four groups of 32 are brought to the largest of their powers afterwards, whatever the number of
+            tokens: values below 2^-6 of it are rounded to steps of 2^-9 of it, to nearest, ties to even.
         added: Added last, as the output of shared experts, shape [tokens, hidden], bf16 or fp32.
         layout: "masked" gives each expert room for all tokens, "contiguous" packs them; "auto" takes the first for few
             rows an expert, while the rooms take less than 4 GiB. The result does not hang on it beyond what the products say.
