@@ -36,6 +36,9 @@ def some_tokens(kind: str, rows: int, k: int, *lead: int) -> tuple[torch.Tensor,
     """Tokens of a kind of product."""
     if kind == "bf16":
         return torch.randn(*lead, rows, k, device="cuda").bfloat16(), None
+    if kind == "fp8_columns":
+        x, scale = tokens(rows, k, *lead)
+        return x, scale.mT.contiguous().mT
     return (tokens32 if kind.endswith("32") else tokens)(rows, k, *lead)
 
 
@@ -183,7 +186,7 @@ def contiguous(kind: str, groups: int, m: int, n: int, k: int, sizes: tuple[int,
     if small:
         first = 0
         layout.fill_(-1)
-        for g, rows in enumerate((100, 300, 256, 70, 280, 0, 161, 5)):
+        for g, rows in enumerate((100, 300, 272, 70, 280, 0, 161, 90)):
             layout[first : first + rows] = g
             first += -(-rows // 128) * 128
         x.view(torch.uint8)[layout < 0] = NAN

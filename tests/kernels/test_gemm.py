@@ -84,15 +84,16 @@ def test_masked_products_touch_the_rows_of_each_group_only(backend, kind) -> Non
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["fp8", "fp4"])
 def test_contiguous_products_leave_padding_alone(backend, kind) -> None:
-    a, b = tokens(256, 128), weights(kind, 3, 40, 128)
-    layout = torch.full((256,), -1, dtype=torch.int32)
-    layout[:100] = 2
-    layout[128:201] = 0
-    a[0].view(torch.uint8)[layout < 0] = 0x7F
-    d = torch.full((256, 40), 777.0)
+    a, b = tokens(400, 128), weights(kind, 3, 40, 128)
+    layout = torch.full((400,), -1, dtype=torch.int32)
+    layout[:100], layout[128:201] = 2, 0
+    layout[256:300], layout[384:] = 3, 2**31 - 1  # there are no such groups
+    none = (layout < 0) | (layout > 2)
+    a[0].view(torch.uint8)[none] = 0x7F
+    d = torch.full((400, 40), 777.0)
     function = gemm.m_grouped_fp8_fp4_gemm_nt_contiguous if kind == "fp4" else gemm.m_grouped_fp8_gemm_nt_contiguous  # fmt: skip
     function(a, b, d, layout, backend=backend)
-    assert (d[layout < 0] == 777).all()
+    assert (d[none] == 777).all()
     block = (1, 32) if kind == "fp4" else (128, 128)
     for g in (0, 2):
         rows = layout == g
@@ -107,16 +108,45 @@ def test_tiles_that_have_work_are_listed(rows, num_rows) -> None:
     from deepinfer.kernels.triton.grouped_list import used_tiles_kernel
 
     layout = torch.full((num_rows,), -1, dtype=torch.int32)
+    layout[896:1024] = 4  # a group that is not there
     wanted = []
     if num_rows:  # groups of one, three, two and two blocks of 128 rows
         layout[:70], layout[128:500], layout[512:750], layout[num_rows - 256 :] = 3, 1, 0, 2
         for first, end in ((0, 70), (128, 500), (512, 750), (num_rows - 256, num_rows)):
             wanted += range(first, end, rows)
     tiles = torch.full((-(-num_rows // rows) + 1,), 777, dtype=torch.int32)
-    used_tiles_kernel[(1,)](layout, tiles, num_rows, ROWS=rows, BLOCK=16)
+    used_tiles_kernel[(1,)](layout, tiles, num_rows, 4, ROWS=rows, BLOCK=16)
     assert tiles[0] == len(wanted)
     assert tiles[1 : 1 + len(wanted)].tolist() == wanted
     assert (tiles[1 + len(wanted) :] == 777).all()
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("n", [40, 256, 4608])
+def test_powers_are_written_as_values(groups, n) -> None:
+    from deepinfer.kernels.triton.gemm_powers import spread_powers_kernel
+
+    generator = torch.Generator().manual_seed(n)
+    m, steps, blocks = 70, 11, groups * -(-n // 128)
+
+    def bytes_of(*shape: int) -> torch.Tensor:
+        return torch.randint(0, 255, shape, generator=generator).to(torch.uint8)
+
+    x = bytes_of(m, 4 * steps + 12)[:, : 4 * steps]
+    w = bytes_of(groups, -(-n // 32), 4 * steps)
+    x_powers = torch.full((steps, m, 4), 777.0)
+    w_powers = torch.full((steps, blocks, 4, 4), 777.0)
+    programs = -(-m // 64)
+    spread_powers_kernel[(programs + -(-blocks // 16), -(-steps // 8))](
+        x, w, x_powers, w_powers, m, n, steps, programs, blocks, x.stride(0), w.stride(0), w.stride(1), BLOCK=64
+    )  # fmt: skip
+    values = torch.where(x == 0, 0.0, torch.exp2(x.double() - 127)).float()
+    assert torch.equal(x_powers, values.view(m, steps, 4).transpose(0, 1))
+    rows = (torch.arange(-(-n // 128) * 4)).clamp(max=-(-n // 32) - 1)
+    values = torch.where(w == 0, 0.0, torch.exp2(w.double() - 127)).float()[:, rows]
+    wanted = values.view(groups, -1, 4, steps, 4).permute(3, 0, 1, 4, 2)
+    assert torch.equal(w_powers, wanted.reshape(steps, blocks, 4, 4))
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")

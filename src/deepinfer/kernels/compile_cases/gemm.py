@@ -101,12 +101,11 @@ def _lists() -> list[CompileCase]:
     """The lists of the tiles that have work."""
     from deepinfer.kernels.triton.grouped_list import ragged_tiles_kernel, used_tiles_kernel
 
-    name, lists = (
-        "m_grouped_gemm_nt_contiguous",
-        {"layout": "*i32", "tiles": "*i32", "num_rows": "i32"},
-    )
+    name = "m_grouped_gemm_nt_contiguous"
+    lists = {"layout": "*i32", "tiles": "*i32", "num_rows": "i32"}
+    grouped = {**lists, "num_groups": "i32"}
     return [
-        CompileCase(name, "list of tiles", used_tiles_kernel, lists, {"ROWS": 16, "BLOCK": 4096}, ("layout", "tiles"),
+        CompileCase(name, "list of tiles", used_tiles_kernel, grouped, {"ROWS": 16, "BLOCK": 4096}, ("layout", "tiles"),
                     {"num_warps": 16}, (90,)),
         CompileCase(name, "list of ragged tiles", ragged_tiles_kernel, lists, {"BLOCK": 1024}, ("layout", "tiles"),
                     {"num_warps": 8}, (90,)),
@@ -179,7 +178,7 @@ def _ragged(sizes: tuple[int, ...]) -> CompileCase:
         signature,
         {"DEPTH": sizes[1]},
         {},
-        0,
+        _SMALL_STACK,
     )
 
 
@@ -196,10 +195,10 @@ def _many(sizes: tuple[int, ...], scaled: bool, grouped: bool, group: int = 128,
     signature = {
         "x_desc": _tile(dtype, 64, columns, 128, bits), "w_desc": _tile(dtype, t.block_n, columns, 128, bits),
         "out": "*bf16", "x_scale": scales[0], "w_scale": scales[1], "layout": "*i32", "sums": "*fp32",
-        **_integers("M", "N", "steps", "part_steps", "stride_om", "stride_xm", "stride_xk", "stride_wg", "stride_wn"),
+        **_integers("M", "N", "steps", "num_groups", "part_steps", "stride_om", "stride_xm", "stride_xk", "stride_wg", "stride_wn"),
     }  # fmt: skip
     constants = {"SCALED": scaled, "GROUPED": grouped, "PARTS": t.parts, "BLOCK_N": t.block_n, "BAND": t.band,
-                 "SPLIT": t.split, "GROUP": group, "CUT": cut, "DEPTH": t.depth, "FINE": t.fine == 1, "SPREAD": t.spread == 1}  # fmt: skip
+                 "SPLIT": t.split, "GROUP": group, "CUT": cut, "DEPTH": t.depth, "FINE": t.fine, "SPREAD": t.spread == 1}  # fmt: skip
     name = "m_grouped_gemm_nt_contiguous" if grouped else "gemm_nt"
     entry = f"many tokens {f'FP8 1x{group}' if scaled else 'bf16 in parts' if cut else 'bf16'} {'x'.join(map(str, sizes))}"
     stack = _TILE_STACK if t.fine else 0  # some compilers keep a constant of the loop there

@@ -70,7 +70,7 @@ def contiguous(
     out: Tensor,
     layout: Tensor,
 ) -> None:
-    """Writes each row's product with the weights of its group; rows of group -1 are left alone.
+    """Writes each row's product with the weights of its group; rows of a group that is not there are left alone.
 
     Args:
         a: Shape [M, K].
@@ -78,7 +78,7 @@ def contiguous(
         b: Shape [groups, N, K].
         b_scale: Its scales, a shape as `dequantise` takes it, or None.
         out: Shape [M, N].
-        layout: Group of each row, shape [M], integers.
+        layout: Group of each row, shape [M], integers; -1 and what is not below `groups` stand for none.
     """
     for group in range(b.shape[0]):
         rows = (layout == group).nonzero().flatten()

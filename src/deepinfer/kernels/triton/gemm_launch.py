@@ -65,8 +65,8 @@ class TallTuning:
         depth: Steps in the ring of shared memory.
         band: Row tiles that are passed by all columns together.
         split: 2 to add up the even and the odd steps apart, as `SwappedTuning.split` does; for 128 columns of FP8.
-        fine: 1 to multiply 64 columns at a time, tokens out of registers, for 256 columns of FP8 with scales for 128
-            channels; the bits are the same.
+        fine: For 256 columns of FP8 with scales for 128 channels: 1 to multiply 64 columns at a time, tokens out of
+            registers; 2 for 128 columns at a time, tokens out of registers; the bits are the same.
         spread: 1 to write powers of two as fp32 values before, for FP8 with scales for 32 channels; the bits are the same.
     """
 
@@ -141,18 +141,21 @@ def register_shares(tuning: SwappedTuning) -> tuple[dict[str, int], int]:
     return {} if tuning.per_sm == 1 else {"maxnreg": registers}, min(share, 240)
 
 
-def used_tiles(rows_of: Tensor, block_m: int) -> Tensor:
+def used_tiles(rows_of: Tensor, groups: int, block_m: int) -> Tensor:
     """Number of the tiles of rows that have work, and their first rows.
 
     Args:
-        rows_of: Group of each row, shape [M], int32, -1 for none.
+        rows_of: Group of each row, shape [M], int32; none that is not in 0 to `groups` - 1.
+        groups: Number of groups.
         block_m: Rows of a tile.
 
     Returns:
         Shape [tiles + 1], int32; what lies behind the last is not written.
     """
     found = rows_of.new_empty(-(-len(rows_of) // block_m) + 1)
-    used_tiles_kernel[(1,)](rows_of, found, len(rows_of), ROWS=block_m, BLOCK=4096, num_warps=16)
+    used_tiles_kernel[(1,)](
+        rows_of, found, len(rows_of), groups, ROWS=block_m, BLOCK=4096, num_warps=16
+    )
     return found
 
 
@@ -182,7 +185,9 @@ def grouped_swapped(
     """
     groups, max_m, k = x.shape
     n = weight.shape[1]
-    tiles_of = used_tiles(counts, tuning.block_m) if each and counts is not None else out
+    tiles_of = (
+        used_tiles(counts, weight.shape[0], tuning.block_m) if each and counts is not None else out
+    )
     small = w_scale.dtype == torch.uint8
     if small:
         x_scale, w_scale = x_scale.view(torch.int32), w_scale.view(torch.int32)
@@ -279,6 +284,7 @@ def gemm_tall(
         m,
         n,
         steps,
+        groups,
         part_k // block_k if cut and part_k is not None else steps,
         out.stride(0),
         scale.stride(0),
@@ -294,7 +300,7 @@ def gemm_tall(
         GROUP=32 if small else 128,
         CUT=cut,
         DEPTH=tuning.depth,
-        FINE=tuning.fine == 1,
+        FINE=tuning.fine,
         SPREAD=spread,
         num_warps=4,
     )

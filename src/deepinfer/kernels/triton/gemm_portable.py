@@ -89,8 +89,8 @@ def gemm_portable_kernel(
     used = m < M
     if MODE == 1:
         ids = tl.load(rows_of + m, mask=used, other=-1)
-        used = ids >= 0
-        group = tl.max(ids, 0).to(tl.int64)
+        used = (ids >= 0) & (ids < num_groups)
+        group = tl.max(tl.where(used, ids, 0), 0).to(tl.int64)
     if MODE == 2:
         used = m < tl.minimum(tl.load(rows_of + place), M)
     if tl.max(used.to(tl.int32), 0) > 0:

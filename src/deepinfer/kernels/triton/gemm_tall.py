@@ -8,6 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrie
 
 from deepinfer.kernels.triton.gemm_tiles import (
     group_of_tile,
+    known_group,
     parts_tile,
     place_tile,
     plain_tile,
@@ -39,7 +40,7 @@ def _copies(
     x_desc, w_desc, x_scale, w_scale, layout, rings, bars, sizes, strides = given
     x_ring, w_ring, s_ring, f_ring = rings
     full, empty = bars
-    M, N, steps = sizes
+    M, N, steps, num_groups = sizes
     stride_xm, stride_xk, stride_wg, stride_wn = strides
     BLOCK_M: gl.constexpr = 64 * PARTS
     POWERS: gl.constexpr = 1024 * PARTS + 128 if SPREAD else 0
@@ -51,13 +52,13 @@ def _copies(
     tiles = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N)
     after = 0
     if GROUPED:
-        after = group_of_tile(layout, gl.program_id(0), M, N, BLOCK_M, BLOCK_N, BAND)
+        after = group_of_tile(layout, num_groups, gl.program_id(0), M, N, BLOCK_M, BLOCK_N, BAND)
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         m, n = place_tile(tile, M, N, BLOCK_M, BLOCK_N, BAND)
         group = after
         if GROUPED:
             following = tile + gl.num_programs(0)
-            after = group_of_tile(layout, following, M, N, BLOCK_M, BLOCK_N, BAND)
+            after = group_of_tile(layout, num_groups, following, M, N, BLOCK_M, BLOCK_N, BAND)
         if group >= 0:
             if SCALED and not SPREAD:
                 xp = x_scale + m.to(gl.int64) * stride_xm
@@ -110,9 +111,9 @@ def _products(
     out, layout, sums, part_steps, rings, bars, sizes, stride_om = given
     x_ring, w_ring, s_ring, f_ring = rings
     full, empty = bars
-    M, N, steps = sizes
+    M, N, steps, num_groups = sizes
     BLOCK_M: gl.constexpr = 64 * PARTS
-    WIDTH: gl.constexpr = (64 if FINE else 128) if SCALED else BLOCK_N
+    WIDTH: gl.constexpr = (64 if FINE == 1 else 128) if SCALED else BLOCK_N
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout(
         [3, 0], [4, 1], [16, WIDTH, 32 if SCALED else 16]
     )
@@ -122,7 +123,7 @@ def _products(
     row = gl.arange(0, 64, layout=gl.BlockedLayout([1], [32], [4], [0]))
     after = 0
     if GROUPED:
-        after = group_of_tile(layout, gl.program_id(0), M, N, BLOCK_M, BLOCK_N, BAND)
+        after = group_of_tile(layout, num_groups, gl.program_id(0), M, N, BLOCK_M, BLOCK_N, BAND)
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         m, n = place_tile(tile, M, N, BLOCK_M, BLOCK_N, BAND)
         group = after
@@ -131,8 +132,8 @@ def _products(
         if GROUPED:
             # What the next tile, and the end of this one, ask for comes while this tile is multiplied.
             following = tile + gl.num_programs(0)
-            after = group_of_tile(layout, following, M, N, BLOCK_M, BLOCK_N, BAND)
-            groups = gl.load(layout + gl.minimum(m + row, M - 1))
+            after = group_of_tile(layout, num_groups, following, M, N, BLOCK_M, BLOCK_N, BAND)
+            groups = known_group(gl.load(layout + gl.minimum(m + row, M - 1)), num_groups)
         if group >= 0:
             if SCALED and GROUP == 32:
                 acc, slot, phase = small_groups_tile(
@@ -140,7 +141,7 @@ def _products(
                     acc_layout,
                 )  # fmt: skip
                 store_tile(acc, out, groups, m, n, M, N, stride_om, GROUPED, WIDTH)
-            elif FINE:
+            elif FINE == 1:
                 s0, s1, s2, s3, slot, phase = register_tile(
                     x_ring, w_ring, s_ring, f_ring, full, empty, steps, slot, phase, N < 0, PART, PARTS, DEPTH, acc_layout
                 )  # fmt: skip
@@ -151,7 +152,7 @@ def _products(
             elif SCALED:
                 acc, last, slot, phase = scaled_tile(
                     x_ring, w_ring, s_ring, f_ring, full, empty, steps, slot, phase, N < 0,
-                    PART, PARTS, BLOCK_N // 128, SPLIT, DEPTH, acc_layout,
+                    PART, PARTS, BLOCK_N // 128, SPLIT, FINE == 2, DEPTH, acc_layout,
                 )  # fmt: skip
                 if SPLIT == 2:
                     acc += last
@@ -173,7 +174,7 @@ def _products(
                 store_tile(acc, out, groups, m, n, M, N, stride_om, GROUPED, WIDTH)
 
 
-@gluon.jit(do_not_specialize=["M"])
+@gluon.jit(do_not_specialize=["M", "num_groups"])
 def gemm_tall_kernel(
     x_desc,
     w_desc,
@@ -185,6 +186,7 @@ def gemm_tall_kernel(
     M,
     N,
     steps,
+    num_groups,
     part_steps,
     stride_om,
     stride_xm,
@@ -231,7 +233,7 @@ def gemm_tall_kernel(
         mbarrier.init(empty.index(i), count=PARTS)
     rings = (x_ring, w_ring, s_ring, f_ring)
     bars = (full, empty)
-    sizes = (M, N, steps)
+    sizes = (M, N, steps, num_groups)
     multiply = (out, layout, sums, part_steps, rings, bars, sizes, stride_om)
     strides = (stride_xm, stride_xk, stride_wg, stride_wn)
     copy = (x_desc, w_desc, x_scale, w_scale, layout, rings, bars, sizes, strides)

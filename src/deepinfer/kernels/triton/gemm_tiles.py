@@ -10,7 +10,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-__all__ = ["group_of_tile", "parts_tile", "place_tile", "plain_tile", "scaled_tile", "store_tile"]
+__all__ = [
+    "group_of_tile",
+    "known_group",
+    "parts_tile",
+    "place_tile",
+    "plain_tile",
+    "scaled_tile",
+    "store_tile",
+]
 
 
 @gluon.jit
@@ -25,11 +33,17 @@ def place_tile(tile, M, N, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BAND: g
 
 
 @gluon.jit
-def group_of_tile(layout, tile, M, N, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BAND: gl.constexpr):  # fmt: skip
-    """Group of the first row of a tile; of the last tile behind the last."""
+def known_group(group, num_groups):
+    """A group, or -1 where there is none of this number."""
+    return gl.where(group < num_groups, group, -1)
+
+
+@gluon.jit
+def group_of_tile(layout, num_groups, tile, M, N, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BAND: gl.constexpr):  # fmt: skip
+    """Group of the first row of a tile, -1 for none that there is; of the last tile behind the last."""
     tile = gl.minimum(tile, gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) - 1)
     m, _ = place_tile(tile, M, N, BLOCK_M, BLOCK_N, BAND)
-    return gl.load(layout + m)
+    return known_group(gl.load(layout + m), num_groups)
 
 
 @gluon.jit
@@ -80,10 +94,13 @@ def scaled_tile(
     PARTS: gl.constexpr,
     HALVES: gl.constexpr,
     SPLIT: gl.constexpr,
+    HELD: gl.constexpr,
     DEPTH: gl.constexpr,
     acc_layout: gl.constexpr,
 ):
     """One tile of e4m3, its blocks of 128 channels one after the other, 128 columns at a time.
+
+    HELD: tokens are read into registers first, and only once.
 
     Returns:
         The sums of the first 128 columns; those of the last 128 columns of a tile of 256, or with SPLIT 2 those of the
@@ -96,6 +113,8 @@ def scaled_tile(
         for turn in gl.static_range(SPLIT):
             mbarrier.wait(full.index(slot), phase)
             x, w = x_ring.index(slot * PARTS + PART), w_ring.index(slot)
+            if HELD:
+                x = x.load(gl.DotOperandLayout(0, acc_layout, 4))
             part, scale = _multiply(
                 x, w, part, s_ring, f_ring, slot, never, PART, PARTS, 0, acc_layout
             )

@@ -56,7 +56,7 @@ def grouped_folded(
     places = groups if mode == 2 else 1
     listed = rows_of if rows_of is not None else steps
     if mode == 1 and rows_of is not None:
-        listed = used_tiles(rows_of, tuning.block_m)
+        listed = used_tiles(rows_of, groups, tuning.block_m)
     tiles = places * -(-max_m // tuning.block_m) * -(-n // (64 * tuning.parts))
     grid = min(tiles, num_sms(x.device.index) * tuning.per_sm)
     options, registers = register_shares(tuning)
