@@ -89,22 +89,36 @@ def scores(t: int, s: int, heads: int, keys: str, tuning: tuple[int, ...]):
     return build
 
 
-def paged(requests: int, next_n: int, keys: int, heads: int, packed: bool, tuning: tuple[int, ...]):
-    """Builds scores over paged keys; the tuning is keys at once, stages, warps and programs a processor."""
+def paged(
+    requests: int,
+    next_n: int,
+    keys: int,
+    heads: int,
+    packed: bool,
+    tuning: tuple[int, ...],
+    shares: int = 4,
+):
+    """Builds scores over paged keys.
+
+    The tuning is that of pages, or, with three numbers, keys at once, stages and warps of the portable kernel, or none
+    for what the tables say; shares are those of the work list for each processor.
+    """
 
     def build(small: bool) -> Built:
-        from deepinfer.kernels.configs.indexer import SPLIT
+        from deepinfer.kernels.configs import indexer as configs
         from deepinfer.kernels.formats import KVCacheFormat
         from deepinfer.kernels.reference import cache as rows
         from deepinfer.kernels.reference import indexer as reference
-        from deepinfer.kernels.triton import indexer_paged_launch as launch
+        from deepinfer.kernels.triton import indexer_paged_launch as portable
+        from deepinfer.kernels.triton import indexer_pages_launch as hopper
 
         form = KVCacheFormat.INDEXER_MXFP4 if packed else KVCacheFormat.INDEXER_FP8
-        count, most = (9, 1500) if small else (requests, keys)
+        edges = [0, 1, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1500]
+        count, most = (len(edges) + 9, 1500) if small else (requests, keys)
         lengths = torch.full((count,), most, device="cuda", dtype=torch.int32)
         if small:
             lengths = torch.randint(1, most, (count,), device="cuda", dtype=torch.int32)
-            lengths[2], lengths[4] = 0, most
+            lengths[4 : 4 + len(edges)] = torch.tensor(edges, device="cuda", dtype=torch.int32)
         each = -(-most // 64)
         size = form.page_bytes(64)
         cache = torch.full((count * each + 3, size + 256), 0xFF, device="cuda", dtype=torch.uint8)[
@@ -117,6 +131,9 @@ def paged(requests: int, next_n: int, keys: int, heads: int, packed: bool, tunin
                 slots = table[b, at // 64].long() * 64 + at % 64
                 used = slots[: int(lengths[b])]
                 rows.insert_rows(torch.randn(len(used), 128, device="cuda"), cache, used, form, 64)
+            # Pages that are none, at places that the first request and the longest one see.
+            table[0, 0], table[count - 10, 3], table[count - 10, 4] = -1, len(cache), 2**31 - 1
+            table[count - 10, 9], table[count - 10, 10] = -(2**31), -1
         else:
             # Any codes, no NaN; scales of 1, or of 2^-7 to 1.
             codes = 64 * (64 if packed else 128)
@@ -124,31 +141,61 @@ def paged(requests: int, next_n: int, keys: int, heads: int, packed: bool, tunin
             one = torch.ones(64, device="cuda").view(torch.uint8)
             powers = torch.randint(120, 128, (len(cache), 256), device="cuda").byte()
             cache[:, codes : codes + 256] = powers if packed else one
-        ends = lengths[:, None] - torch.arange(next_n - 1, -1, -1, device="cuda", dtype=torch.int32)
+        back = torch.arange(next_n - 1, -1, -1, device="cuda", dtype=torch.int32)
+        ends = lengths[:, None] - back
         q = torch.randn(count, next_n, heads, 128, device="cuda").to(FP8)
         w = torch.randn(count * next_n, heads, device="cuda")
-        out = torch.full((count * next_n, most), 777.0, device="cuda")
+        wide = torch.full((count * next_n, most + 32), 777.0, device="cuda")
+        out = wide[:, 16 : 16 + most]
         processors = torch.cuda.get_device_properties(0).multi_processor_count
-        meta = reference.share_splits(ends, tuning[3] * processors, SPLIT)
-        conf = launch.PagedTuning(*tuning[:3])
+        meta = reference.share_splits(ends, shares * processors, configs.SPLIT)
+        wanted = tuning or configs.lookup_pages(next_n, heads, packed)
+        if len(wanted) == 3:
+            conf, launch = portable.PagedTuning(*wanted), portable.paged_scores
+        else:
+            conf, launch = hopper.PageTuning(*wanted), hopper.page_scores
 
         def run():
-            launch.paged_scores(q, cache, w, ends, table, meta, out, 64, packed, conf)
+            launch(q, cache, w, ends, table, meta, out, 64, packed, conf)
 
         def check():
             right = torch.full_like(out, 777.0)
             reference.paged_mqa_logits(q, cache, w, ends, table, right, form, 64)
             assert torch.equal(right.isinf(), out.isinf()), "another mask"
             assert torch.equal(right == 777, out == 777), "columns behind the keys"
+            assert bool((wide[:, :16] == 777).all() and (wide[:, 16 + most :] == 777).all())
             seen = right.isfinite() & (right != 777)
             found = calc_diff(right[seen], out[seen])
             assert found < 5e-6, f"diff {found}"
+            worst = float((right[seen] - out[seen]).abs().max() / right[seen].abs().max())
+            assert worst < 1e-4, f"a score is off by {worst} of the largest"
             assert_repeats(run, out)
             first = out.clone()
-            other = reference.share_splits(ends, 7, SPLIT)
-            launch.paged_scores(q, cache, w, ends, table, other, out, 64, packed, conf)
-            assert torch.equal(first, out), "scores hang on the number of programs"
-            return {"diff": found}
+            for other in (7, 1, 1000):
+                other = reference.share_splits(ends, other, configs.SPLIT)
+                out.fill_(777.0)
+                launch(q, cache, w, ends, table, other, out, 64, packed, conf)
+                assert torch.equal(first, out), "scores hang on the number of programs"
+            turned = torch.full_like(out, 777.0)
+            flip = lambda x: x.flip(0).contiguous()  # noqa: E731
+            w_flip = flip(w.view(count, next_n, heads)).view(count * next_n, heads)
+            other = reference.share_splits(flip(ends), 50, configs.SPLIT)
+            launch(flip(q), cache, w_flip, flip(ends), flip(table), other, turned, 64, packed, conf)
+            same = flip(turned.view(count, next_n, most)).view_as(out)
+            assert torch.equal(first, same), "scores hang on the order of requests"
+            # The first query of each request alone: other products, the same bits.
+            alone = torch.full((count, most), 777.0, device="cuda")
+            one = w.view(count, next_n, heads)[:, 0].contiguous()
+            if len(wanted) == 4:
+                sizes = hopper.PageTuning(*configs.lookup_pages(1, heads, packed))
+                hopper.page_scores(
+                    q[:, :1].contiguous(), cache, one, ends[:, :1].contiguous(), table,
+                    reference.share_splits(ends[:, :1], 99, configs.SPLIT), alone, 64, packed, sizes,
+                )  # fmt: skip
+                both = (alone != 777) & (first[::next_n] != 777)
+                same = bool(torch.equal(alone[both], first[::next_n][both]))
+                return {"diff": found, "worst": worst, "alone": float(same)}
+            return {"diff": found, "worst": worst}
 
         def deepgemm():
             import deep_gemm
@@ -160,7 +207,7 @@ def paged(requests: int, next_n: int, keys: int, heads: int, packed: bool, tunin
                 q, theirs, w, lens, table, plan, most, clean_logits=False
             )
 
-        peers = {} if packed else {"deepgemm": deepgemm}
+        peers = {} if packed or next_n > 2 else {"deepgemm": deepgemm}
         flops = 2.0 * count * next_n * most * heads * 128
         size = count * most * form.bytes_per_token + 4 * count * next_n * most
         return Built(run, check, flops, size, "fp8", peers)
@@ -168,22 +215,39 @@ def paged(requests: int, next_n: int, keys: int, heads: int, packed: bool, tunin
     return build
 
 
+def _paged(
+    shape: tuple[int, int, int, int, bool], tuning: tuple[int, ...], check_only: bool = False
+) -> Case:
+    requests, next_n, keys, heads, packed = shape
+    op = "fp8_fp4_paged_mqa_logits" if packed else "fp8_paged_mqa_logits"
+    name = "portable" if len(tuning) == 3 else "table"
+    if len(tuning) == 4:
+        name = "{} queries {} slots {} parts {}".format(
+            *tuning[:3], "together" if tuning[3] else "in turn"
+        )
+    build = paged(*shape, tuning)
+    return Case(op, f"{requests}x{next_n}x{keys} {heads} heads", name, build, check_only)
+
+
 def cases() -> list[Case]:
     """Paged keys first, then the scores of many queries."""
     found = []
-    tunings = ((64, 4, 4, 4), (64, 2, 4, 4), (128, 3, 8, 3))
-    for requests, next_n, keys, heads, count in (
-        (64, 1, 32768, 32, 3),
-        (64, 2, 32768, 32, 1),
-        (4, 1, 131072, 32, 1),
-        (64, 1, 32768, 64, 1),
-    ):
+    eight, four = (64, 1, 32768, 32, False), (64, 1, 32768, 32, True)
+    for shape, tuning in (
+        (eight, (1, 8, 2, True)), (four, (1, 14, 2, True)), (four, (1, 15, 3, False)), (eight, (1, 6, 2, True)),
+        (eight, (1, 9, 3, True)), (four, (1, 12, 4, False)), (eight, (1, 8, 2, False)), (four, (1, 20, 2, True)),
+        ((64, 2, 32768, 32, False), ()), ((64, 2, 32768, 32, True), ()),
+        ((4, 1, 131072, 32, False), ()), ((4, 1, 131072, 32, True), ()),
+        ((64, 1, 32768, 64, False), ()), ((64, 1, 32768, 64, True), ()),
+        ((256, 1, 4096, 32, False), ()), ((256, 1, 4096, 32, True), ()),
+        ((64, 6, 32768, 32, False), ()), ((64, 6, 32768, 32, True), ()),
+    ):  # fmt: skip
+        found.append(_paged(shape, tuning))
+    for next_n, heads in ((1, 8), (3, 16), (4, 32), (5, 32), (2, 64), (2, 128)):
         for packed in (False, True):
-            for tuning in tunings[:count]:
-                op = "fp8_fp4_paged_mqa_logits" if packed else "fp8_paged_mqa_logits"
-                name = "{} keys {} stages {} warps {} programs".format(*tuning)
-                build = paged(requests, next_n, keys, heads, packed, tuning)
-                found.append(Case(op, f"{requests}x{next_n}x{keys} {heads} heads", name, build))
+            if heads < 128 or not packed:
+                found.append(_paged((9, next_n, 1500, heads, packed), (), True))
+    found.append(_paged((9, 1, 1500, 32, True), (64, 3, 4), True))
     for t, s, heads in PEER:
         for keys, op in (("fp4", "fp8_fp4_mqa_logits"), ("fp8", "fp8_mqa_logits")):
             shape = f"{t}x{s} {heads} heads"

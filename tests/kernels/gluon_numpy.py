@@ -10,8 +10,9 @@ import importlib
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -175,8 +176,16 @@ def _language() -> types.ModuleType:
 
 
 @contextmanager
-def gluon_on_numpy(*names: str) -> Iterator[list[types.ModuleType]]:
-    """Modules of `deepinfer.kernels.triton`, imported over the stand-in; what was imported before comes back after it."""
+def gluon_on_numpy(
+    *names: str,
+    language: Mapping[str, Any] = MappingProxyType({}),
+    also: Mapping[str, types.ModuleType] = MappingProxyType({}),
+    names_of: Mapping[str, Any] = MappingProxyType({}),
+) -> Iterator[list[types.ModuleType]]:
+    """Modules of `deepinfer.kernels.triton`, imported over the stand-in; what was imported before comes back after it.
+
+    `language` has more of the language, `also` more modules, and `names_of` more of `gluon_names`.
+    """
     gluon = types.ModuleType("triton.experimental.gluon")
     gluon.language, gluon.jit = _language(), lambda f=None, **k: f or (lambda g: g)  # type: ignore[attr-defined]
     experimental = types.ModuleType("triton.experimental")
@@ -186,9 +195,13 @@ def gluon_on_numpy(*names: str) -> Iterator[list[types.ModuleType]]:
     folder = "deepinfer.kernels.triton"
     barrier = types.ModuleType(f"{folder}.gluon_names")
     barrier.block_barrier = lambda: None  # type: ignore[attr-defined]
+    for name, value in language.items():
+        setattr(gluon.language, name, value)
+    for name, value in names_of.items():
+        setattr(barrier, name, value)
     fakes = {
         "triton": triton, "triton.experimental": experimental, "triton.experimental.gluon": gluon,
-        "triton.experimental.gluon.language": gluon.language, f"{folder}.gluon_names": barrier,
+        "triton.experimental.gluon.language": gluon.language, f"{folder}.gluon_names": barrier, **also,
     }  # fmt: skip
     kept = {
         n: m for n, m in sys.modules.items() if n.split(".")[0] == "triton" or n.startswith(folder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -229,3 +231,36 @@ def _fp8_triton(*args):  # type: ignore[no-untyped-def]
 @FP4.register("triton", supports=_refusal, priority=10)
 def _fp4_triton(*args):  # type: ignore[no-untyped-def]
     _triton(True, *args)
+
+
+def _pages_refusal(packed, q, cache, weights, lengths, table, meta, out, page_size):  # type: ignore[no-untyped-def]
+    reason = contract.gluon_refusal(q, cache, weights, lengths, table, meta, out)
+    if reason is not None:
+        return reason
+    _, next_n, heads, _ = q.shape
+    if heads * next_n > 256 or heads > (64 if packed else 128):
+        return f"it takes 256 queries times heads and {64 if packed else 128} heads at most, not {next_n} x {heads}"
+    if page_size % 64 or (cache.data_ptr() | cache.stride(0)) % 16 or not len(cache):
+        return "it takes pages of multiples of 64 keys that begin at multiples of 16 bytes"
+    return None
+
+
+def _hopper(packed, q, cache, weights, lengths, table, meta, out, page_size):  # type: ignore[no-untyped-def]
+    from deepinfer.kernels.triton import indexer_pages_launch as launch
+
+    tuning = launch.PageTuning(*configs.lookup_pages(q.shape[1], q.shape[2], packed))
+    with torch.cuda.device(q.device):
+        launch.page_scores(
+            q.contiguous(), cache, weights, lengths.contiguous(), table.contiguous(), meta.contiguous(), out,
+            page_size, packed, tuning,
+        )  # fmt: skip
+
+
+@FP8.register("triton", name="hopper", supports=partial(_pages_refusal, False), priority=20)
+def _fp8_hopper(*args):  # type: ignore[no-untyped-def]
+    _hopper(False, *args)
+
+
+@FP4.register("triton", name="hopper", supports=partial(_pages_refusal, True), priority=20)
+def _fp4_hopper(*args):  # type: ignore[no-untyped-def]
+    _hopper(True, *args)

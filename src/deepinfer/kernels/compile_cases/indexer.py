@@ -16,6 +16,11 @@ def cases() -> list[CompileCase]:
     found += [_paged(32, packed, (89, 90, 100, 120)) for packed in (False, True)]
     found += [_paged(32, packed, (80,)) for packed in (False, True)]
     found += [_paged(128, packed, (90,)) for packed in (False, True)]
+    found += [
+        _pages(next_n, heads, packed)
+        for packed in (False, True)
+        for next_n, heads in ((1, 32), (2, 32), (6, 32), (1, 64))
+    ]
     return [*found, _recast()]
 
 
@@ -59,6 +64,29 @@ def _paged(columns: int, packed: bool, chips: tuple[int, ...]) -> CompileCase:
          "SPLIT": configs.SPLIT, "BLOCK": block, "STAGES": stages},
         ("q", "cache", "weights", "out", "stride_page", "stride_w", "stride_out"), {"num_warps": warps}, chips,
         dict.fromkeys(chips, ("HMMA", "QMMA", "HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA")) | {90: ("QGMMA",)}, 24,
+    )  # fmt: skip
+
+
+def _pages(next_n: int, heads: int, packed: bool) -> CompileCase:
+    from triton.experimental.gluon import language as gl
+
+    from deepinfer.kernels.triton.indexer_pages import page_scores_kernel
+
+    queries, depth, parts, together = configs.lookup_pages(next_n, heads, packed)
+    width, bits, kind = (64, 32, "i32[1, 64, 16]") if packed else (128, 8, "fp8e4nv[1, 64, 128]")
+    keys = gl.NVMMASharedLayout(swizzle_byte_width=width, element_bitwidth=bits, rank=3)
+    scales = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+    sizes = ("next_n", "most", "num_pages", "each", "programs", "requests", "stride_w", "stride_table", "stride_out")  # fmt: skip
+    return CompileCase(
+        "fp8_fp4_paged_mqa_logits" if packed else "fp8_paged_mqa_logits", f"{next_n} x {heads} heads, pages",
+        page_scores_kernel,
+        {"k_desc": f"tensordesc<{kind},{keys!r}>", "s_desc": f"tensordesc<i32[1, 64],{scales!r}>", "q": "*u8",
+         "weights": "*fp32", **dict.fromkeys(("lengths", "table", "meta"), "*i32"), "out": "*fp32",
+         **dict.fromkeys(sizes, "i32")},
+        {"HEADS": heads, "QUERIES": queries, "CHUNKS": -(-next_n // queries), "PAGE": 64, "FP4": packed,
+         "SPLIT": configs.SPLIT, "DEPTH": depth, "PARTS": parts, "TOGETHER": together},
+        ("q", "weights", "lengths", "meta", "out", "stride_w", "stride_out"), {"num_warps": 4}, (90,), {90: ("QGMMA",)},
+        16 if next_n * heads > 128 else 0,
     )  # fmt: skip
 
 

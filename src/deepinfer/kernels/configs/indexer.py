@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import torch
 
-__all__ = ["PROGRAMS", "SPLIT", "lookup", "lookup_paged", "num_sms"]
+__all__ = ["PROGRAMS", "SPLIT", "lookup", "lookup_paged", "lookup_pages", "num_sms"]
 
 SPLIT = 256
 """Keys of a split of the paged work, which programs share."""
@@ -16,10 +16,10 @@ PROGRAMS = 4
 
 
 _SCORES = {
-    8: (8, 16, 8192, 3, 1),
-    16: (8, 16, 8192, 3, 1),
+    8: (8, 15, 8192, 3, 1),
+    16: (8, 15, 8192, 3, 1),
     32: (8, 8, 16384, 2, 1),
-    64: (2, 16, 8192, 3, 1),
+    64: (2, 15, 8192, 3, 1),
 }
 
 
@@ -46,6 +46,26 @@ def lookup_paged(columns: int, packed: bool) -> tuple[int, int, int]:
         In the order of the tuning's fields: keys at once, stages, warps.
     """
     return 64, 4 if not packed else 3, 4 if columns <= 64 else 8
+
+
+def lookup_pages(next_n: int, heads: int, packed: bool) -> tuple[int, int, int, bool]:
+    """Sizes over pages of whole tiles, on Hopper.
+
+    Args:
+        next_n: Queries of a request; times heads at most 256.
+        heads: Heads, 128 at most, or 64 for MXFP4 keys.
+        packed: Whether the keys are MXFP4.
+
+    Returns:
+        In the order of the tuning's fields.
+    """
+    widest = 64 if packed else 128
+    queries = 1
+    while queries < min(next_n, 4) and 2 * queries * heads <= widest:
+        queries *= 2
+    if packed:
+        return queries, 14, 2, heads < 64
+    return queries, 8, 2, True
 
 
 def num_sms(device: torch.device) -> int:

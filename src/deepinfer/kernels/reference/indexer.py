@@ -52,7 +52,7 @@ def paged_mqa_logits(
         cache: Shape [pages, bytes], uint8.
         weights: Shape [requests * next_n, heads], fp32.
         lengths: Keys that each query sees, shape [requests, next_n], integers.
-        table: Pages of each request, shape [requests, most pages], integers; scores of negative pages are -inf.
+        table: Pages of each request, shape [requests, most pages], integers; scores of pages that are none are -inf.
         out: Shape [requests * next_n, at least the longest length].
         form: Format of the keys.
         page_size: Keys of a page.
@@ -64,6 +64,7 @@ def paged_mqa_logits(
             continue
         at = torch.arange(count, device=q.device)
         pages = table[b, at // page_size].long()
+        pages = torch.where(pages < len(cache), pages, -1)
         slots = torch.where(pages >= 0, pages * page_size + at % page_size, -1)
         keys = torch.empty((count, form.channels), device=q.device)
         gather_rows(cache, slots, keys, form, page_size)

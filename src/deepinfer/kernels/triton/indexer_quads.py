@@ -5,7 +5,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-__all__ = ["head_sums", "output_index"]
+__all__ = ["head_sums", "lane_sums", "output_index", "own_sums"]
 
 # Four values a lane, to be summed over the four lanes of a quad: lane i returns the sum of the i-th.
 _QUAD_SUMS = gl.constexpr("""{
@@ -41,7 +41,7 @@ def _quad_sums(a, b, c, d):
 
 
 @gluon.jit
-def _own_sums(y, QUERIES: gl.constexpr, HEADS: gl.constexpr, LAST: gl.constexpr):
+def own_sums(y, QUERIES: gl.constexpr, HEADS: gl.constexpr, LAST: gl.constexpr):
     """Sums of what a thread holds: [64, columns] to [4, 2, 8, QUERIES, 4]."""
     y = y.reshape([4, 2, 8, QUERIES, HEADS // (4 * LAST), 4, LAST])
     y = y.permute((0, 1, 2, 3, 5, 4, 6)).reshape([4, 2, 8, QUERIES, 4, HEADS // 4])
@@ -62,12 +62,12 @@ def head_sums(acc, w, QUERIES: gl.constexpr, HEADS: gl.constexpr, RELU: gl.const
         w_even, w_odd = gl.split(w.reshape([QUERIES * HEADS // 2, 2]))
         w_even = gl.convert_layout(w_even, gl.SliceLayout(0, even.type.layout))
         w_odd = gl.convert_layout(w_odd, gl.SliceLayout(0, odd.type.layout))
-        y = _own_sums((even + gl.abs(even)) * (w_even * 0.5)[None, :], QUERIES, HEADS // 2, 1)
-        y += _own_sums(gl.maximum(odd, 0.0) * w_odd[None, :], QUERIES, HEADS // 2, 1)
+        y = own_sums((even + gl.abs(even)) * (w_even * 0.5)[None, :], QUERIES, HEADS // 2, 1)
+        y += own_sums(gl.maximum(odd, 0.0) * w_odd[None, :], QUERIES, HEADS // 2, 1)
     elif RELU == 1:
-        y = _own_sums((acc + gl.abs(acc)) * w[None, :], QUERIES, HEADS, 2)
+        y = own_sums((acc + gl.abs(acc)) * w[None, :], QUERIES, HEADS, 2)
     else:
-        y = _own_sums(gl.maximum(acc, 0.0) * w[None, :], QUERIES, HEADS, 2)
+        y = own_sums(gl.maximum(acc, 0.0) * w[None, :], QUERIES, HEADS, 2)
     if QUERIES == 2:
         y = y.permute((0, 2, 4, 1, 3))
         even, odd = gl.split(y)
@@ -93,6 +93,29 @@ def _four(y):
     a, c = gl.split(even)
     b, d = gl.split(odd)
     return _quad_sums(a, b, c, d)
+
+
+@gluon.jit
+def lane_sums(y, z, QUERIES: gl.constexpr):
+    """Sums over the last axis, the lanes that hold a row, of what `own_sums` left of 64 keys.
+
+    Returns tensors of shape [4, 8, 4]. With one query, `z` has those of 64 more keys, and lanes are the low and the high
+    eight rows of a warp, first of `y`; with two, the low rows of both queries and then the high ones; with four, lanes
+    are queries, and the second tensor has the high rows. The order of the sums is the same for all.
+    """
+    if QUERIES == 1:
+        a, b = gl.split(y.reshape([4, 2, 8, 4]).permute((0, 2, 3, 1)))
+        c, d = gl.split(z.reshape([4, 2, 8, 4]).permute((0, 2, 3, 1)))
+        found = (_quad_sums(a, b, c, d),)
+    elif QUERIES == 2:
+        even, odd = gl.split(y.permute((0, 2, 4, 1, 3)))
+        a, c = gl.split(even)
+        b, d = gl.split(odd)
+        found = (_quad_sums(a, b, c, d),)
+    else:
+        low, high = gl.split(y.permute((0, 2, 3, 4, 1)))
+        found = (_four(low), _four(high))
+    return found
 
 
 @gluon.jit

@@ -1,0 +1,71 @@
+"""MXFP4 keys in shared memory to e4m3 operands in registers, and queries in the order of channels that this gives."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from deepinfer.kernels.triton.folded_words import WIDE
+
+__all__ = ["key_words", "powers", "spread", "split_channels"]
+
+# $2: eight codes s ee m. $0: those of the low halves of its bytes as s 00 ee m 00, which is e4m3 times 2^-6; $1: the others.
+_SPREAD = gl.constexpr("""{
+.reg .b32 s, t;
+shl.b32 s, $2, 2;
+and.b32 t, s, 0x1C1C1C1C;
+shl.b32 s, $2, 4;
+lop3.b32 $0, s, 0x80808080, t, 0xEA;
+shr.u32 s, $2, 2;
+and.b32 t, s, 0x1C1C1C1C;
+lop3.b32 $1, $2, 0x80808080, t, 0xEA;
+}""")
+
+
+@gluon.jit
+def key_words(tile):
+    """Words of eight codes, [64, 4], of each group of 32 channels; of a tile of words [64, 16] in shared memory."""
+    layout: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 4], [0, 8], [8, 0]],
+        [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
+        [[16, 0], [32, 0]],
+        [],
+        [64, 16],
+    )
+    even, odd = gl.split(tile.load(layout).reshape([64, 2, 2, 4]).permute((0, 3, 1, 2)))
+    w0, w2 = gl.split(even)
+    w1, w3 = gl.split(odd)
+    return w0, w1, w2, w3
+
+
+@gluon.jit
+def spread(words, a_layout: gl.constexpr):
+    """Words of eight codes [64, 4] to an operand [64, 32] of e4m3, 2^-6 times the codes: even channels, then odd ones."""
+    words = gl.convert_layout(words, gl.SliceLayout(2, WIDE), assert_trivial=True)
+    words = words.expand_dims(2).broadcast_to([64, 4, 4])
+    low, high = gl.inline_asm_elementwise(
+        _SPREAD, "=r,=r,r,r,r,r", [words], dtype=(gl.uint8, gl.uint8), is_pure=True, pack=4
+    )
+    a = gl.join(low, high).permute((0, 3, 1, 2)).reshape([64, 32])
+    return gl.convert_layout(a.to(gl.float8e4nv, bitcast=True), a_layout, assert_trivial=True)
+
+
+@gluon.jit
+def powers(scales):
+    """Four e8m0 bytes of a word to fp32; the first is NaN where any byte is 255."""
+    all_ones = (((scales & 0x7F7F7F7F) + 0x01010101) & scales & -0x7F7F7F80) != 0
+    p0 = _power(scales & 255)
+    p0 = gl.where(all_ones, float("nan"), p0)
+    return p0, _power((scales >> 8) & 255), _power((scales >> 16) & 255), _power((scales >> 24) & 255)  # fmt: skip
+
+
+@gluon.jit
+def _power(byte):
+    """2^(byte - 127), a subnormal number where the byte is 0."""
+    return gl.maximum(byte << 23, 0x00400000).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def split_channels(q, ROWS: gl.constexpr):
+    """Queries [ROWS, 128] with the even channels of each group of 32 before its odd ones."""
+    return q.reshape([ROWS, 4, 16, 2]).permute((0, 1, 3, 2)).reshape([ROWS, 128])
