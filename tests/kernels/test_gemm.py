@@ -161,19 +161,19 @@ def test_tiles_are_as_wide_as_groups(block) -> None:
         first = len(layout)
         layout += [group] * count + [-1] * (-count % 128)
         whole, rest = divmod(count, 128)
-        kinds = [3] * whole
+        rows = [128] * whole
         if whole and 0 < rest <= 32:
-            kinds[-1] = 4 if rest <= 16 else 5
+            rows[-1] += rest
         elif rest:
-            kinds.append(sum(rest > most for most in (64, 80, 96)))
-        wanted += [(first + 128 * i, kind) for i, kind in enumerate(kinds)]
+            rows.append(rest)
+        wanted += [(first // 128 + i, own) for i, own in enumerate(rows)]
     layout += [-1] * 128
     found = torch.full((len(layout) // 128 + 1,), -7, dtype=torch.int32)
     ragged_tiles_kernel[(1,)](
         torch.tensor(layout, dtype=torch.int32), found, len(layout), BLOCK=block
     )
     assert int(found[0]) == len(wanted)
-    assert [(v & -128, v & 127) for v in found[1 : len(wanted) + 1].tolist()] == wanted
+    assert [divmod(v, 256) for v in found[1 : len(wanted) + 1].tolist()] == wanted
     assert (found[len(wanted) + 1 :] == -7).all()
 
 

@@ -124,28 +124,29 @@ def _add(s_ring, after_ring, slot, acc, more, part, rest, WIDTH: gl.constexpr, M
 
 
 @gluon.jit
-def _store(acc, factor, to, m0, n0, g, M, N, WIDTH: gl.constexpr, acc_layout: gl.constexpr):
-    """Writes the sums of 64 rows of weights and some tokens, but for tokens of other groups."""
-    out, layout, stride_om = to
-    to_layout: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
-    acc *= gl.convert_layout(factor, gl.SliceLayout(1, acc_layout))[:, None]
+def _store(acc, factor, to, m0, n0, rows, N, WIDTH: gl.constexpr, acc_layout: gl.constexpr):
+    """Writes the sums of 64 rows of weights and some tokens; no data leave their warp before."""
+    out, stride_om = to
+    to_layout: gl.constexpr = gl.BlockedLayout([8, 1], [2, 16], [4, 1], [0, 1])
+    acc *= gl.convert_layout(factor, gl.SliceLayout(1, acc_layout), assert_trivial=True)[:, None]
     y = gl.convert_layout(acc.to(out.dtype.element_ty), to_layout)
-    mo = m0 + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, to_layout))
+    i = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, to_layout))
     no = n0 + gl.arange(0, 64, layout=gl.SliceLayout(1, to_layout))
-    used = (mo < M) & (gl.load(layout + gl.minimum(mo, M - 1)) == g)
-    at = out + mo.to(gl.int64)[None, :] * stride_om + no[:, None]
-    gl.store(at, y, mask=used[None, :] & (no < N)[:, None])
+    at = out + (m0 + i).to(gl.int64)[None, :] * stride_om + no[:, None]
+    gl.store(at, y, mask=(i < rows)[None, :] & (no < N)[:, None])
 
 
 @gluon.jit
-def _tile(rings, bars, to, factor, m, n, g, sizes, slot, phase, never, WIDTH: gl.constexpr, MORE: gl.constexpr,
+def _tile(rings, bars, to, factors, m, n, rows, sizes, slot, phase, never, WIDTH: gl.constexpr, MORE: gl.constexpr,
           PART: gl.constexpr, DEPTH: gl.constexpr):  # fmt: skip
-    """One tile of WIDTH tokens and MORE others behind them."""
+    """One tile of WIDTH tokens and MORE others behind them, of which `rows` are used."""
     w_ring, x_ring, more_ring, t_ring, s_ring, after_ring = rings
     full, empty = bars
-    M, N, steps = sizes
+    _M, N, steps = sizes
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 32])
     more_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MORE or 32, 32])
+    row = n + gl.arange(0, 64, layout=gl.SliceLayout(1, acc_layout))
+    factor = gl.load(factors + gl.minimum(row, N - 1))
     acc = gl.zeros((64, WIDTH), gl.float32, acc_layout)
     part = acc
     more = gl.zeros((64, MORE or 32), gl.float32, more_layout)
@@ -168,9 +169,9 @@ def _tile(rings, bars, to, factor, m, n, g, sizes, slot, phase, never, WIDTH: gl
             s_ring, after_ring, at, acc, more, part, rest, WIDTH, MORE, acc_layout, more_layout
         )
         mbarrier.arrive(empty.index(at), count=1)
-    _store(acc, factor, to, m, n, g, M, N, WIDTH, acc_layout)
+    _store(acc, factor, to, m, n, rows, N, WIDTH, acc_layout)
     if MORE > 0:
-        _store(more, factor, to, m + WIDTH, n, g, M, N, MORE, more_layout)
+        _store(more, factor, to, m + WIDTH, n, rows - WIDTH, N, MORE, more_layout)
     return slot, phase
 
 
@@ -180,43 +181,44 @@ def _products(given, DEPTH: gl.constexpr, PART: gl.constexpr):
     out, factors, layout, tiles, rings, bars, sizes, strides = given
     _M, N, _steps = sizes
     stride_om, stride_fg = strides
-    to = (out, layout, stride_om)
+    to = (out, stride_om)
     never = N < 0
-    row = gl.arange(0, 64, layout=gl.BlockedLayout([1], [32], [4], [0]))
     tiles_n = gl.cdiv(N, 128)
     count = gl.load(tiles) * tiles_n
     slot = 0
     phase = 0
+    after = gl.load(tiles + 1 + gl.minimum(gl.program_id(0), count - 1) // tiles_n)
     for tile in range(gl.program_id(0), count, gl.num_programs(0)):
-        found = gl.load(tiles + 1 + tile // tiles_n)
-        m = found & -128
-        kind = found & 127
+        # What the next tile asks for comes while this one is multiplied.
+        found = after
+        after = gl.load(tiles + 1 + gl.minimum(tile + gl.num_programs(0), count - 1) // tiles_n)
+        m = found // 256 * 128
+        rows = found % 256
         n = (tile % tiles_n) * 128 + 64 * PART
-        g = gl.load(layout + m)
-        factor = gl.load(factors + g.to(gl.int64) * stride_fg + gl.minimum(n + row, N - 1))  # type: ignore[attr-defined]
-        if kind == 0:
+        of = factors + gl.load(layout + m).to(gl.int64) * stride_fg
+        if rows <= 64:
             slot, phase = _tile(
-                rings, bars, to, factor, m, n, g, sizes, slot, phase, never, 64, 0, PART, DEPTH
+                rings, bars, to, of, m, n, rows, sizes, slot, phase, never, 64, 0, PART, DEPTH
             )
-        elif kind == 1:
+        elif rows <= 80:
             slot, phase = _tile(
-                rings, bars, to, factor, m, n, g, sizes, slot, phase, never, 64, 16, PART, DEPTH
+                rings, bars, to, of, m, n, rows, sizes, slot, phase, never, 64, 16, PART, DEPTH
             )
-        elif kind == 2:
+        elif rows <= 96:
             slot, phase = _tile(
-                rings, bars, to, factor, m, n, g, sizes, slot, phase, never, 64, 32, PART, DEPTH
+                rings, bars, to, of, m, n, rows, sizes, slot, phase, never, 64, 32, PART, DEPTH
             )
-        elif kind == 3:
+        elif rows <= 128:
             slot, phase = _tile(
-                rings, bars, to, factor, m, n, g, sizes, slot, phase, never, 128, 0, PART, DEPTH
+                rings, bars, to, of, m, n, rows, sizes, slot, phase, never, 128, 0, PART, DEPTH
             )
-        elif kind == 4:
+        elif rows <= 144:
             slot, phase = _tile(
-                rings, bars, to, factor, m, n, g, sizes, slot, phase, never, 128, 16, PART, DEPTH
+                rings, bars, to, of, m, n, rows, sizes, slot, phase, never, 128, 16, PART, DEPTH
             )
         else:
             slot, phase = _tile(
-                rings, bars, to, factor, m, n, g, sizes, slot, phase, never, 128, 32, PART, DEPTH
+                rings, bars, to, of, m, n, rows, sizes, slot, phase, never, 128, 32, PART, DEPTH
             )
 
 
@@ -237,10 +239,10 @@ def _copies(given, DEPTH: gl.constexpr):
     phase = 1
     for tile in range(gl.program_id(0), count, gl.num_programs(0)):
         found = gl.load(tiles + 1 + tile // tiles_n)
-        m = found & -128
+        m = found // 256 * 128
         n0 = (tile % tiles_n) * 128
         g = gl.load(layout + m)
-        wide = (found & 127) > 3
+        wide = found % 256 > 128
         xs = x_scale + gl.minimum(m + token, M - 1).to(gl.int64) * stride_xm
         xs_after = x_scale + gl.minimum(m + after, M - 1).to(gl.int64) * stride_xm
         for step in range(steps):
