@@ -114,13 +114,16 @@ class Stages:
         for owner, name, label, state in found:
             setattr(owner, name, self._wrapped(getattr(owner, name), label, state))
         self._many, kept = wide_products._MANY_TOKENS, wide_products.fused_kernels
-        wide_products.fused_kernels = lambda device: self.row_kernels()
+        for module in (wide_products, packed_stack):
+            module.fused_kernels = lambda device: self.row_kernels()
         self._set_many()
         try:
             with use_backend(None if self._in_fast else "torch"):
                 yield
         finally:
-            wide_products._MANY_TOKENS, wide_products.fused_kernels = self._many, kept
+            wide_products._MANY_TOKENS = self._many
+            for module in (wide_products, packed_stack):
+                module.fused_kernels = kept
             for owner, name, function in saved:
                 setattr(owner, name, function)
 

@@ -6,6 +6,7 @@ the values before rounding: the codes are those of the rounded values.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from deepinfer.kernels import (
     rms_norm_rope_quant,
     silu_and_mul_quant,
 )
+from deepinfer.kernels.fused import fused_kernels, has_triton
 from deepinfer.models.deepseek_v41 import packed_products
 from deepinfer.models.deepseek_v41.attention import Attention
 from deepinfer.models.deepseek_v41.layer import Layer
@@ -31,6 +33,9 @@ __all__ = ["enter", "leave", "run_packed_layer", "takes_packed"]
 
 # From here on the two launches over all channels of `mhc_pre` win over one program for each piece of a token.
 _MANY_TOKENS = 256
+# Up to here products share out the channels among programs; weights are read by more of them at once.
+_FEW_TOKENS = 64
+_STEP = 128
 _FP8 = torch.float8_e4m3fn
 
 Pair = tuple[Tensor, Tensor]
@@ -119,7 +124,20 @@ def run_packed_layer(layer: Layer, streams: Tensor, pre: Tensor, run: Any) -> tu
 def product(weight: PackedWeight, codes: Pair, like: Tensor) -> Tensor:
     """A weight's codes times the codes of an input, shape [tokens, out_channels], in the dtype of `like`."""
     out = like.new_empty(len(codes[0]), weight.shape[0])
+    if len(out) <= _FEW_TOKENS and weight.shape[1] % _STEP == 0 and _multiplies_codes(out.device):
+        few: Tensor = fused_kernels(out.device).code_linear(
+            codes, (weight.codes, weight.scale), out
+        )
+        return few
     return fp8_gemm_nt(codes, (weight.codes.view(_FP8), weight.scale), out)
+
+
+@functools.cache
+def _multiplies_codes(device: torch.device) -> bool:
+    """Whether a device has products of e4m3, and Triton."""
+    if device.type != "cuda" or not has_triton():
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _side_by_side(joined: PackedWeight | None, modules: tuple[nn.Module, ...], y: Tensor) -> Tensor:
