@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemm import DEEPGEMM_MS, contiguous
+from gemm import DEEPGEMM_MS, contiguous, masked
 from harness import Case
 
 OPERATION = "m_grouped_fp8_fp4_gemm_nt_contiguous"
@@ -31,4 +31,14 @@ def cases() -> list[Case]:
                     peer=DEEPGEMM_MS.get(text),
                 )
             )
+    for rows, sizes in ((64, (64, 1, 4, 2, 2)), (32, (32, 1, 3, 2, 3)), (16, (16, 1, 5, 2, 3))):
+        shape = (48, rows, 4608, 5120)
+        found.append(
+            Case(
+                "m_grouped_fp8_fp4_gemm_nt_masked",
+                "x".join(map(str, shape)),
+                f"fp4 {'x'.join(map(str, sizes))} by groups",
+                lambda small, shape=shape, sizes=sizes: masked("fp4", *shape, sizes, small),
+            )
+        )
     return found

@@ -38,7 +38,7 @@ def rows_of_group(counts, group, num_groups, max_m, MODE: gl.constexpr):
 def _store(acc, factor, to, m0, n0, group, g, rows, N, MODE: gl.constexpr, BLOCK_M: gl.constexpr):
     """Writes the sums of 64 rows of weights and some tokens."""
     out, rows_of, stride_og, stride_om = to
-    out_layout: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
+    out_layout: gl.constexpr = gl.BlockedLayout([8, 1], [2, 16], [4, 1], [0, 1])
     acc *= factor[:, None]
     y = gl.convert_layout(acc.to(out.dtype.element_ty), out_layout)
     mo = m0 + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, out_layout))
