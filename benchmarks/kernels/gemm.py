@@ -336,7 +336,13 @@ def cases() -> list[Case]:
     add("fp8_gemm_nt", dense, "fp8", (4096, 4096, 7168), [FINE, COARSE])
     add("fp8_gemm_nt", dense, "fp8", (2048, 4096, 7168), [FINE])
     shape = (48, 256, 4608, 5120)
-    add(contiguous_fp8, contiguous, "fp8", shape, [(2, 256, 4, 2, 1, 1), (2, 256, 4, 2)])
+    add(
+        contiguous_fp8,
+        contiguous,
+        "fp8",
+        shape,
+        [(2, 256, 4, 2, 1, 1), (2, 192, 5, 2, 1, 1), (2, 256, 4, 2)],
+    )
     shape = (8, 2048, 4096, 7168)
     add(contiguous_fp8, contiguous, "fp8", shape, [(2, 256, 4, 16, 1, 1), (2, 256, 4, 16)])
     dense32: list[Sizes] = [(2, 128, 6, 8, 1, 0, 1), (2, 128, 6, 8)]

@@ -107,8 +107,8 @@ def _lists() -> list[CompileCase]:
     return [
         CompileCase(name, "list of tiles", used_tiles_kernel, grouped, {"ROWS": 16, "BLOCK": 4096}, ("layout", "tiles"),
                     {"num_warps": 16}, (90,)),
-        CompileCase(name, "list of ragged tiles", ragged_tiles_kernel, lists, {"BLOCK": 1024}, ("layout", "tiles"),
-                    {"num_warps": 8}, (90,)),
+        CompileCase(name, "list of ragged tiles", ragged_tiles_kernel, lists, {"BLOCK": 512}, ("layout", "tiles"),
+                    {"num_warps": 16}, (90,)),
     ]  # fmt: skip
 
 
@@ -178,7 +178,7 @@ def _ragged(sizes: tuple[int, ...]) -> CompileCase:
         signature,
         {"DEPTH": sizes[1]},
         {},
-        _SMALL_STACK,
+        _TILE_STACK,
     )
 
 
@@ -193,7 +193,7 @@ def _many(sizes: tuple[int, ...], scaled: bool, grouped: bool, group: int = 128,
     if t.spread:
         scales = [_list("fp32", 256), _list("fp32", 32)]
     signature = {
-        "x_desc": _tile(dtype, 64, columns, 128, bits), "w_desc": _tile(dtype, t.block_n, columns, 128, bits),
+        "x_desc": _tile(dtype, 64, columns, 128, bits), "w_desc": _tile(dtype, 64 if t.block_n == 192 else t.block_n, columns, 128, bits),
         "out": "*bf16", "x_scale": scales[0], "w_scale": scales[1], "layout": "*i32", "sums": "*fp32",
         **_integers("M", "N", "steps", "num_groups", "part_steps", "stride_om", "stride_xm", "stride_xk", "stride_wg", "stride_wn"),
     }  # fmt: skip

@@ -61,11 +61,11 @@ class TallTuning:
 
     Attributes:
         parts: Warpgroups, each with 64 rows of tokens: 2 or 3.
-        block_n: Columns a tile: 128 or 256.
+        block_n: Columns a tile: 128, 256, or 192 with `fine` 1.
         depth: Steps in the ring of shared memory.
         band: Row tiles that are passed by all columns together.
         split: 2 to add up the even and the odd steps apart, as `SwappedTuning.split` does; for 128 columns of FP8.
-        fine: For 256 columns of FP8 with scales for 128 channels: 1 to multiply 64 columns at a time, tokens out of
+        fine: For 192 or 256 columns of FP8 with scales for 128 channels: 1 to multiply 64 columns at a time, tokens out of
             registers; 2 for 128 columns at a time, tokens out of registers; the bits are the same.
         spread: 1 to write powers of two as fp32 values before, for FP8 with scales for 32 channels; the bits are the same.
     """
@@ -266,7 +266,8 @@ def gemm_tall(
     block_m = 64 * tuning.parts
     steps = -(-k // block_k)
     x_desc = matrix(x, 64, block_k)
-    w_desc = matrix(weight.view(groups * n, k), tuning.block_n, block_k)
+    box = 64 if tuning.block_n == 192 else tuning.block_n
+    w_desc = matrix(weight.view(groups * n, k), box, block_k)
     tiles = -(-m // block_m) * -(-n // tuning.block_n)
     scale = x_scale if x_scale is not None else out
     factor = w_scale if w_scale is not None else out[None]

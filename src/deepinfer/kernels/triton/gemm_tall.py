@@ -34,6 +34,7 @@ def _copies(
     BAND: gl.constexpr,
     GROUP: gl.constexpr,
     DEPTH: gl.constexpr,
+    FINE: gl.constexpr,
     SPREAD: gl.constexpr,
 ):
     """Fills the ring, tile after tile."""
@@ -46,7 +47,9 @@ def _copies(
     POWERS: gl.constexpr = 1024 * PARTS + 128 if SPREAD else 0
     lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     row = gl.arange(0, 64, layout=lanes)
-    block = gl.arange(0, 4, layout=lanes) % ((BLOCK_N + GROUP - 1) // GROUP)
+    # Columns that each of four scales of weights is for
+    EACH: gl.constexpr = 64 if FINE == 1 else GROUP
+    block = EACH * (gl.arange(0, 4, layout=lanes) % ((BLOCK_N + EACH - 1) // EACH))
     slot = 0
     phase = 1
     tiles = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N)
@@ -62,7 +65,7 @@ def _copies(
         if group >= 0:
             if SCALED and not SPREAD:
                 xp = x_scale + m.to(gl.int64) * stride_xm
-                fp = w_scale + gl.minimum(n // GROUP + block, (N - 1) // GROUP) * stride_wn
+                fp = w_scale + gl.minimum(n + block, N - 1) // GROUP * stride_wn
                 if GROUPED:
                     fp += group.to(gl.int64) * stride_wg  # type: ignore[attr-defined]
             for step in range(steps):
@@ -72,7 +75,12 @@ def _copies(
                 k = step * BLOCK_K
                 for part in gl.static_range(PARTS):
                     load_tile(x_desc, [m + 64 * part, k], bar, x_ring.index(slot * PARTS + part))
-                load_tile(w_desc, [group * N + n, k], bar, w_ring.index(slot))
+                if BLOCK_N == 192:
+                    for part in gl.static_range(3):
+                        at = group * N + n + 64 * part
+                        load_tile(w_desc, [at, k], bar, w_ring.index(slot * 3 + part))
+                else:
+                    load_tile(w_desc, [group * N + n, k], bar, w_ring.index(slot))
                 if SPREAD:
                     for part in gl.static_range(PARTS):
                         at = (step * M + m + 64 * part) * 4
@@ -143,12 +151,14 @@ def _products(
                 store_tile(acc, out, groups, m, n, M, N, stride_om, GROUPED, WIDTH)
             elif FINE == 1:
                 s0, s1, s2, s3, slot, phase = register_tile(
-                    x_ring, w_ring, s_ring, f_ring, full, empty, steps, slot, phase, N < 0, PART, PARTS, DEPTH, acc_layout
+                    x_ring, w_ring, s_ring, f_ring, full, empty, steps, slot, phase, N < 0, PART, PARTS, BLOCK_N, DEPTH,
+                    acc_layout,
                 )  # fmt: skip
                 store_tile(s0, out, groups, m, n, M, N, stride_om, GROUPED, 64)
                 store_tile(s1, out, groups, m, n + 64, M, N, stride_om, GROUPED, 64)
                 store_tile(s2, out, groups, m, n + 128, M, N, stride_om, GROUPED, 64)
-                store_tile(s3, out, groups, m, n + 192, M, N, stride_om, GROUPED, 64)
+                if BLOCK_N == 256:
+                    store_tile(s3, out, groups, m, n + 192, M, N, stride_om, GROUPED, 64)
             elif SCALED:
                 acc, last, slot, phase = scaled_tile(
                     x_ring, w_ring, s_ring, f_ring, full, empty, steps, slot, phase, N < 0,
@@ -214,7 +224,11 @@ def gemm_tall_kernel(
     BLOCK_K: gl.constexpr = 128 if SCALED else 64
     BYTES: gl.constexpr = 1 if SCALED else 2
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [DEPTH * PARTS, 64, BLOCK_K], x_desc.layout)
-    w_ring = gl.allocate_shared_memory(w_desc.dtype, [DEPTH, BLOCK_N, BLOCK_K], w_desc.layout)
+    # A tile in shared memory has a power of two of rows.
+    BOXES: gl.constexpr = 3 if BLOCK_N == 192 else 1
+    w_ring = gl.allocate_shared_memory(
+        w_desc.dtype, [DEPTH * BOXES, BLOCK_N // BOXES, BLOCK_K], w_desc.layout
+    )
     s_ring = x_ring
     f_ring = x_ring
     if SPREAD:
@@ -243,7 +257,7 @@ def gemm_tall_kernel(
             [
                 (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 0, FINE, SPREAD)),
                 (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 1, FINE, SPREAD)),
-                (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BLOCK_K, BYTES, BAND, GROUP, DEPTH, SPREAD)),
+                (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BLOCK_K, BYTES, BAND, GROUP, DEPTH, FINE, SPREAD)),
             ],
             [4, 1], [240, 24],
         )
@@ -253,7 +267,7 @@ def gemm_tall_kernel(
                 (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 0, FINE, SPREAD)),
                 (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 1, FINE, SPREAD)),
                 (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 2, FINE, SPREAD)),
-                (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BLOCK_K, BYTES, BAND, GROUP, DEPTH, SPREAD)),
+                (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BLOCK_K, BYTES, BAND, GROUP, DEPTH, FINE, SPREAD)),
             ],
             [4, 4, 1], [160, 160, 24],
         )

@@ -14,10 +14,19 @@ __all__ = ["register_tile"]
 
 
 @gluon.jit
-def _start(a, w, part, never, AT: gl.constexpr):
+def _start(a, w_ring, slot, part, never, AT: gl.constexpr, COLUMNS: gl.constexpr):
     """Begins the product of 128 channels with 64 columns; `never` as in `gemm_tiles`."""
-    b = w.slice(64 * AT, 64).permute((1, 0))
-    return warpgroup_mma(a, b, part, use_acc=never, is_async=True)
+    w = w_ring.index(slot).slice(64 * AT, 64) if COLUMNS == 256 else w_ring.index(slot * 3 + AT)
+    return warpgroup_mma(a, w.permute((1, 0)), part, use_acc=never, is_async=True)
+
+
+@gluon.jit
+def _add(acc, part, rows, f, AT: gl.constexpr, PENDING: gl.constexpr):
+    """Adds a product, times the scales of its rows and of its columns."""
+    scale = rows * f.slice(AT, 1).load(rows.type.layout).broadcast_to([64])
+    acc += part * scale[:, None]
+    # No sum may be left for later, while another product takes the registers of this one.
+    return warpgroup_mma_wait(PENDING, [acc])
 
 
 @gluon.jit
@@ -34,15 +43,16 @@ def register_tile(
     never,
     PART: gl.constexpr,
     PARTS: gl.constexpr,
+    COLUMNS: gl.constexpr,
     DEPTH: gl.constexpr,
     acc_layout: gl.constexpr,
 ):
-    """One tile of 64 tokens and 256 columns; the sums are those of `scaled_tile`, bit for bit.
+    """One tile of 64 tokens and 192 or 256 columns; the sums are those of `scaled_tile`, bit for bit.
 
     Tokens are read from shared memory once for all columns, and while one product is scaled another one runs.
 
     Returns:
-        The sums of four times 64 columns, slot and phase.
+        The sums of three or four times 64 columns (zeros for the fourth of three), slot and phase.
     """
     a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 4)
     rows: gl.constexpr = gl.SliceLayout(1, acc_layout)
@@ -54,28 +64,28 @@ def register_tile(
     s3 = even
     for _step in range(steps):
         mbarrier.wait(full.index(slot), phase)
-        w = w_ring.index(slot)
         a = x_ring.index(slot * PARTS + PART).load(a_layout)
-        even = _start(a, w, even, never, 0)
-        odd = _start(a, w, odd, never, 1)
+        even = _start(a, w_ring, slot, even, never, 0, COLUMNS)
+        odd = _start(a, w_ring, slot, odd, never, 1, COLUMNS)
         scale = s_ring.index(slot * PARTS + PART).load(rows)
         f = f_ring.index(slot)
-        low = scale * f.slice(0, 1).load(rows).broadcast_to([64])
-        high = scale * f.slice(1, 1).load(rows).broadcast_to([64])
+        last = scale * f.slice(COLUMNS // 64 - 1, 1).load(rows).broadcast_to([64])
         even = warpgroup_mma_wait(1, [even])
-        s0 += even * low[:, None]
-        # No sum may be left for later, while another product takes the registers of this one.
-        s0 = warpgroup_mma_wait(1, [s0])
-        even = _start(a, w, even, never, 2)
+        s0 = _add(s0, even, scale, f, 0, 1)
+        even = _start(a, w_ring, slot, even, never, 2, COLUMNS)
         odd = warpgroup_mma_wait(1, [odd])
-        s1 += odd * low[:, None]
-        s1 = warpgroup_mma_wait(1, [s1])
-        odd = _start(a, w, odd, never, 3)
-        even = warpgroup_mma_wait(1, [even])
-        s2 += even * high[:, None]
-        odd = warpgroup_mma_wait(0, [odd])
-        mbarrier.arrive(empty.index(slot), count=1)
-        s3 += odd * high[:, None]
+        s1 = _add(s1, odd, scale, f, 1, 1)
+        if COLUMNS == 256:
+            odd = _start(a, w_ring, slot, odd, never, 3, COLUMNS)
+            even = warpgroup_mma_wait(1, [even])
+            s2 = _add(s2, even, scale, f, 2, 1)
+            odd = warpgroup_mma_wait(0, [odd])
+            mbarrier.arrive(empty.index(slot), count=1)
+            s3 += odd * last[:, None]
+        else:
+            even = warpgroup_mma_wait(0, [even])
+            mbarrier.arrive(empty.index(slot), count=1)
+            s2 += even * last[:, None]
         slot += 1
         if slot == DEPTH:
             slot = 0
