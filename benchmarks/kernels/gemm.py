@@ -354,7 +354,10 @@ def cases() -> list[Case]:
     add("fp8_gemm_nt", dense, "fp8_32", (64, 5120, 8192), [(32, 1, 8, 1, 2), (16, 1, 7, 1, 3), (64, 1, 9, 1, 1)])  # fmt: skip
     add("fp8_gemm_nt", dense, "fp8_32", (64, 1280, 5120), [(16, 1, 12)])
     add(masked_fp8, masked, "fp8", (48, 16, 4608, 5120), [(16, 2, 6, 1, 2, 1, 1)])
-    add("fp8_gemm_nt", dense, "fp8_32", (256, 5120, 8192), [(2, 128, 6, 8), (64, 2, 8, 1, 1)])
+    shape = (256, 5120, 8192)
+    add("fp8_gemm_nt", dense, "fp8_32", shape, [(2, 128, 6, 8), (64, 1, 6, 1, 2)])
+    few = [(2, 128, 6, 8), (64, 1, 6, 1, 2, 1, 1), (64, 1, 6, 1, 2)]
+    add("fp8_gemm_nt", dense, "fp8", shape, few)
     # What was measured and did not change
     add("batch_invariant.linear", invariant, "bf16", (4096, 4096, 7168), [()])
     for m, n, k in ((4096, 4096, 7168), (8192, 8192, 8192)):
