@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import pickle
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -291,3 +293,10 @@ def test_rows_that_do_not_fit_are_left_to_others(model) -> None:
         )
         engine.generate(PROMPTS[:2], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
         assert VerifyLanes(runner._lanes, lambda params: True).enter(plans[0][0].rows, {}) is None
+
+
+def test_lanes_know_no_model() -> None:
+    """Columns of a step are for any model whose recordings take them."""
+    for name in ("verify_lane", "verify_steps"):
+        text = Path(importlib.import_module(f"deepinfer.engine.{name}").__file__ or "").read_text()
+        assert "deepinfer.models" not in text, name

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.engine.graph_buckets import GraphBucket
@@ -13,7 +15,9 @@ from deepinfer.engine.graph_inputs import StepInputs
 from deepinfer.models.deepseek_v41.batch import Segment
 from deepinfer.models.deepseek_v41.decode_step import DecodeOutput
 
-__all__ = ["GraphRow", "GraphRun", "RecordedStep"]
+__all__ = ["GraphRow", "GraphRun", "RecordedStep", "StepColumns"]
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,28 @@ class GraphRow:
     segment: Segment
     ids: Sequence[int]
     from_future: bool = False
+
+
+class StepColumns(NamedTuple):
+    """Requests of a step, each with some known tokens from a position on, one entry a row.
+
+    Attributes:
+        slots: Their slots, each once.
+        host_slots: The same, shape [rows], int64.
+        starts: Their first positions, shape [rows], int64.
+        window_starts: As in `PlanRows`, shape [rows], int64.
+        pool_starts: As in `PlanRows`, shape [rows], int64.
+        full_starts: As in `PlanRows`, shape [rows], int64.
+        counts: Their tokens, at least 1 each, shape [rows], int64.
+    """
+
+    slots: list[int]
+    host_slots: Ints
+    starts: Ints
+    window_starts: Ints
+    pool_starts: Ints
+    full_starts: Ints
+    counts: Ints
 
 
 @dataclass(frozen=True, slots=True)

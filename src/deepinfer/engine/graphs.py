@@ -27,15 +27,15 @@ from deepinfer.engine.graph_buckets import row_buckets as row_buckets
 from deepinfer.engine.graph_inputs import StepInputs, fill_verify, make_inputs
 from deepinfer.engine.graph_steps import GraphRow as GraphRow
 from deepinfer.engine.graph_steps import GraphRun as GraphRun
-from deepinfer.engine.graph_steps import RecordedStep
+from deepinfer.engine.graph_steps import RecordedStep, StepColumns
 from deepinfer.engine.layout import Layout
 from deepinfer.engine.recording import record_call, reserved_bytes
 from deepinfer.models.deepseek_v41.cache import SlotCache
-from deepinfer.models.deepseek_v41.decode_books import DecodeRows, begin_decode, commit_decode
+from deepinfer.models.deepseek_v41.decode_books import DecodeRows, begin_rows, commit_rows
 from deepinfer.models.deepseek_v41.decode_inputs import cannot_decode, row_values
 from deepinfer.models.deepseek_v41.decode_step import DecodeOutput, DecodeStep, why_no_fixed_shape
 from deepinfer.models.deepseek_v41.model import DeepseekV41
-from deepinfer.models.deepseek_v41.verify_books import VerifyRows, begin_verify, commit_verify
+from deepinfer.models.deepseek_v41.verify_books import VerifyRows
 
 __all__ = [
     "DecodeGraphs",
@@ -220,17 +220,17 @@ class DecodeGraphs:
             self.stats.misses[found] += 1
             return None
         bucket, recording = found
-        floors = begin_decode(self._cache, rows)
+        floors = begin_rows(self._cache, rows)
         columns = (rows.starts, rows.host_slots, rows.window_starts, floors)
         self._send(recording, lambda host: host.inputs.fill_decode(ids, is_future, columns))
         output = recording.replay()
-        commit_decode(self._cache, rows)
+        commit_rows(self._cache, rows)
         offsets = range(0, len(rows) * bucket.tokens, bucket.tokens)
         return self._ran(bucket, output, offsets, len(rows), copy_features=False)
 
     def try_run_tokens(
         self,
-        rows: VerifyRows,
+        columns: StepColumns,
         layout: Layout,
         input_ids: Callable[[], Ints],
         drafts: Tensor | None = None,
@@ -238,7 +238,7 @@ class DecodeGraphs:
         """`try_run` for rows of several known tokens, at little cost a row; features are fed.
 
         Args:
-            rows: The rows.
+            columns: The rows.
             layout: Where their tokens lie.
             input_ids: Gives the ids, shape [tokens], int64.
             drafts: Ids of all tokens but the first of each row, of rows of one length, where only the device knows them,
@@ -252,6 +252,7 @@ class DecodeGraphs:
             InvariantBroken: A row does not continue its slot.
             RequestTooLong: A row does not fit its slot.
         """
+        rows = VerifyRows(*columns)
         if rows.why_not(self._cache):
             return None
         longest, end = int(rows.counts.max()), int((rows.starts + rows.counts).max())
@@ -262,13 +263,13 @@ class DecodeGraphs:
         if isinstance(found, str):
             return None
         bucket, recording = found
-        floors = begin_verify(self._cache, rows)
-        ids, columns = input_ids(), (rows.starts, rows.host_slots, rows.window_starts, floors)
-        self._send(recording, lambda host: fill_verify(host, ids, layout, columns))
+        floors = begin_rows(self._cache, rows)
+        ids, values = input_ids(), (rows.starts, rows.host_slots, rows.window_starts, floors)
+        self._send(recording, lambda host: fill_verify(host, ids, layout, values))
         if drafts is not None:
             recording.behind_first(len(rows), longest).copy_(drafts)
         output = recording.replay()
-        commit_verify(self._cache, rows)
+        commit_rows(self._cache, rows)
         return self._ran(bucket, output, range(layout.total), layout.total, copy_features=False)
 
     def _ran(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from deepinfer.engine.verify_steps import (
     start_ahead,
     teach_of_lane,
 )
+from deepinfer.models.deepseek_v41.verify_books import take_back
 
 __all__ = ["RunsVerifyLanes"]
 
@@ -79,7 +81,8 @@ class RunsVerifyLanes:
         self._ahead = None
         if self._next is not None and lane.company.version == self._states.version:
             self._ahead = start_ahead(lane, self._next.rows, self._drafter)
-        rows, last = keep_tokens(lane, self._states, self.cache), lane.last
+        rows = keep_tokens(lane, self._states, partial(take_back, self.cache))
+        last = lane.last
         teach_of_lane(lane, self.length_policy)
         slots, starts, ends = lane.company.host_slots, lane.starts, lane.starts + lane.used
         if rows is not None:

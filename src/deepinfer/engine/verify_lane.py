@@ -16,10 +16,10 @@ from deepinfer.core.protocols import SampleRows
 from deepinfer.core.types import Request
 from deepinfer.engine.decode_lane import Company, DecodeLanes
 from deepinfer.engine.draft_graphs import PendingBlocks
+from deepinfer.engine.graph_steps import StepColumns
 from deepinfer.engine.layout import Layout
 from deepinfer.engine.sample_batch import RowsOfLogits
 from deepinfer.engine.step_state import RunningRow
-from deepinfer.models.deepseek_v41.verify_books import VerifyRows
 
 __all__ = ["BlockConfidences", "BlocksAhead", "Shared", "VerifyLane", "VerifyLanes"]
 
@@ -126,10 +126,10 @@ class VerifyLane:
             return ids.reshape(-1)
         return ids[layout.owner, layout.step]
 
-    def segments(self) -> VerifyRows:
-        """The rows as the cache takes them."""
+    def columns(self) -> StepColumns:
+        """The rows as recordings take them."""
         rows, company = self.rows, self.company
-        return VerifyRows(
+        return StepColumns(
             company.slots, company.host_slots, self.starts, rows.window_starts, rows.pool_starts,
             rows.full_starts, self.lengths + 1,
         )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from deepinfer.engine.graphs import DecodeGraphs, GraphRun
 from deepinfer.engine.step_batch import row_errors, wrong_count
 from deepinfer.engine.step_state import RunningStep, SlotStates
 from deepinfer.engine.verify_lane import BlockConfidences, BlocksAhead, VerifyLane
-from deepinfer.models.deepseek_v41.verify_books import take_back
 
 __all__ = [
     "collect_lane",
@@ -30,6 +29,7 @@ __all__ = [
 
 
 Ints = NDArray[np.int64]
+TakeBack = Callable[[Sequence[int], Sequence[int]], None]
 
 
 def propose_for_lane(
@@ -184,7 +184,7 @@ def run_verify_lane(lane: VerifyLane, graphs: DecodeGraphs, lengths: Any = None)
         What was run, one row of logits a token from the first on; None when nothing has changed.
     """
     drafts = None if lane.pending is None else lane.pending.tokens
-    run = graphs.try_run_tokens(lane.segments(), lane.lay_out(), lane.input_ids, drafts)
+    run = graphs.try_run_tokens(lane.columns(), lane.lay_out(), lane.input_ids, drafts)
     if lane.known_s and hasattr(lengths, "took"):
         lengths.took(time.perf_counter() - lane.known_s)
     return run
@@ -215,13 +215,13 @@ def judge_lane(step: RunningStep, lane: VerifyLane) -> None:
     lane.last = np.maximum(table[np.arange(count), accepted], 0)  # a failed row's is negative
 
 
-def keep_tokens(lane: VerifyLane, states: SlotStates, cache: Any) -> Ints | None:
+def keep_tokens(lane: VerifyLane, states: SlotStates, take_back: TakeBack) -> Ints | None:
     """Notes the tokens that stay, and takes the cache rows of others back.
 
     Args:
         lane: The rows; they were judged.
         states: States of the slots.
-        cache: The model's cache.
+        take_back: Shortens slots to so many tokens: called with the slots and the numbers.
 
     Returns:
         Rows whose slot goes on behind their tokens, shape [rows], int64, or None for all.
@@ -238,7 +238,7 @@ def keep_tokens(lane: VerifyLane, states: SlotStates, cache: Any) -> Ints | None
             ids += flat[at:stop]
             at = stop
         rows = None
-        take_back(cache, company.slots, (lane.starts + used).tolist())
+        take_back(company.slots, (lane.starts + used).tolist())
     else:
         staying = []
         for row, (ids, first, stop) in enumerate(
@@ -253,7 +253,7 @@ def keep_tokens(lane: VerifyLane, states: SlotStates, cache: Any) -> Ints | None
             at = stop
         rows = np.array(staying, np.int64)
         slots = [company.slots[row] for row in staying]
-        take_back(cache, slots, (lane.starts + used)[rows].tolist())
+        take_back(slots, (lane.starts + used)[rows].tolist())
     return rows
 
 

@@ -1,4 +1,4 @@
-"""The cache's books of rows of one token are those of segments."""
+"""The cache's books of rows as columns are those of segments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ import pytest
 
 from deepinfer.core.errors import InvariantBroken, RequestTooLong
 from deepinfer.models.deepseek_v41 import DeepseekV41Config, Segment, SlotCache
-from deepinfer.models.deepseek_v41.decode_books import DecodeRows, begin_decode, commit_decode
+from deepinfer.models.deepseek_v41.decode_books import (
+    DecodeRows,
+    SlotRows,
+    begin_rows,
+    commit_rows,
+)
+from deepinfer.models.deepseek_v41.verify_books import VerifyRows
 
 BOOKS = ("lengths", "window_starts", "full_spans", "adopted", "_high_water")
 
@@ -37,8 +43,11 @@ class TestDecodeBooks:
             cache.table.counts[slot] = int(draw.choice([8, -(-length // 16)]))
         return cache
 
+    @pytest.mark.parametrize("verifies", [False, True])
     @pytest.mark.parametrize("seed", range(60))
-    def test_they_are_those_of_segments(self, small_config: Callable[..., Any], seed: int) -> None:
+    def test_they_are_those_of_segments(
+        self, small_config: Callable[..., Any], seed: int, verifies: bool
+    ) -> None:
         one, other = (self.scrambled(small_config(), seed) for _ in range(2))
         draw = np.random.default_rng(1000 + seed)
         slots = draw.permutation(6)[: int(draw.integers(1, 7))].astype(np.int64)
@@ -51,19 +60,23 @@ class TestDecodeBooks:
         zeros = np.zeros(len(slots), np.int64)
         fulls = np.minimum(starts, draw.integers(0, 100)) if seed % 4 == 0 else zeros
         columns = (starts, windows, zeros, fulls)
-        rows = DecodeRows(slots.tolist(), slots, *columns)
+        rows: SlotRows = DecodeRows(slots.tolist(), slots, *columns)
+        counts = np.ones(len(slots), np.int64)
+        if verifies:
+            counts = draw.integers(1, 34 if seed % 7 == 0 else 7, len(slots))
+            counts[0] *= seed % 11 != 0
+            rows = VerifyRows(slots.tolist(), slots, *columns, counts)
+        parts = [c.tolist() for c in (slots, starts, counts, windows, fulls)]
         segments = tuple(
-            Segment(*values[:2], 1, values[2], 0, values[3])
-            for values in zip(*[c.tolist() for c in (slots, starts, windows, fulls)], strict=True)
+            Segment(slot, at, count, window, 0, full)
+            for slot, at, count, window, full in zip(*parts, strict=True)
         )
         assert rows.segments() == segments
         refused = message_of(lambda: other.begin(segments))
-        assert (
-            message_of(lambda: begin_decode(self.scrambled(small_config(), seed), rows)) == refused
-        )
+        assert message_of(lambda: begin_rows(self.scrambled(small_config(), seed), rows)) == refused
         if not refused:
-            assert begin_decode(one, rows).tolist() == other.full_floors(segments)
-            commit_decode(one, rows)
+            assert begin_rows(one, rows).tolist() == other.full_floors(segments)
+            commit_rows(one, rows)
             other.commit(segments)
         for name in BOOKS:
             assert getattr(one, name) == getattr(other, name), name
