@@ -207,10 +207,10 @@ def compress(tokens: int, pair: bool, tuning: tuple[int, ...]):
             launch.insert_rows(
                 values, data, slots, form, PAGE, conf, kind=torch.bfloat16, gates=gates if pair else None,
                 state=state if pair else None, requests=requests, last=last, weight=weight, eps=1e-20,
-                phases=phases, positions=positions, latents=latents,
+                phases=phases, positions=positions, latents=latents, early=True,
             )  # fmt: skip
             if pair:
-                launch.keep_state(values, gates, requests, positions, state)
+                launch.keep_state(values, gates, requests, positions, state, early=True)
 
         def check():
             at = torch.arange(count, device="cuda") if last is None else last
@@ -288,19 +288,26 @@ def cases() -> list[Case]:
         add(op, shape, lambda t: gather(form, rows, t), *tunings)
 
     # "One by one": values rounded and coded one at a time, not two.
-    latents(32768, True, (1, 1), (1, 2), (1, 1, False))
-    inserts(F.V41_NVFP4, 32768, False, True, (1, 1), (1, 1, False), (2, 1))
-    inserts(F.V41_MXFP8, 32768, True, True, (1, 1), (1, 1, False), (2, 1))
-    latents(8192, True, (1, 1), (1, 2))
-    inserts(F.V41_MXFP8, 64, True, True, (1, 1))
-    latents(64, True, (1, 1), (1, 4))
-    latents(32768, False, (1, 1), (1, 2))
-    inserts(F.INDEXER_MXFP4, 32768, True, True, (4, 1))
-    gathers(F.V41_MXFP8, 65536, (8, 4), (1, 1))
-    gathers(F.V41_NVFP4, 65536, (8, 4), (1, 1))
+    latents(32768, True, (4, 4), (1, 1))
+    inserts(F.V41_NVFP4, 32768, False, True, (4, 4), (8, 4))
+    inserts(F.V41_MXFP8, 32768, True, True, (4, 4), (8, 4))
+    latents(32768, False, (4, 4))
+    inserts(F.V41_NVFP4, 32768, False, False, (4, 4))
     inserts(F.V41_MXFP8, 32768, False, False, (4, 4))
-    inserts(F.V41_NVFP4, 32768, False, False, (4, 4), (1, 1))
+    inserts(F.INDEXER_MXFP4, 32768, True, True, (16, 4))
+    latents(64, True, (1, 1))
+    inserts(F.V41_MXFP8, 64, True, True, (1, 1))
+    latents(8192, True, (4, 4))
+    gathers(F.V41_MXFP8, 65536, (8, 4))
+    gathers(F.V41_NVFP4, 65536, (8, 4))
     inserts(F.V4_FP8, 32768, False, True, (1, 1))
+    for form, norm in ((F.V41_NVFP4, False), (F.V41_MXFP8, True)):
+        build = insert(form, 777, norm, True, (1, 1, False))
+        found.append(Case("rope_quant_insert", f"{form.name} 777 rows", "one by one", build, True))
+    for pair in (True, False):
+        build = compress(1500, pair, (1, 2, False))
+        name = f"1500 tokens, {'pairs' if pair else 'single'}"
+        found.append(Case("compress_norm", name, "one by one", build, True))
     for form in (F.V32_FP8, F.INDEXER_FP8):
         build = insert(form, 777, False, True, (4, 4))
         found.append(Case("rope_quant_insert", f"{form.name} 777 rows", "check", build, True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,22 +18,35 @@ from deepinfer.kernels.triton import e2m1_codes
 Words = np.ndarray
 
 
-def halves(clamp: str, x: Words, y: Words) -> Words:
-    """The larger or smaller magnitudes of fp16 pairs with the signs of the first; a NaN gives way."""
-    result = np.zeros_like(x)
+def in_pairs(function: Callable[..., torch.Tensor], *given: Words) -> Words:
+    """A function of the values of pairs of bf16, computed in fp64 and rounded once."""
+    result = np.zeros_like(given[0])
     for shift in (np.uint32(0), np.uint32(16)):
-        p, q = (x >> shift) & 0xFFFF, (y >> shift) & 0xFFFF
-        sizes = p & 0x7FFF, q & 0x7FFF
-        size = np.maximum(*sizes) if clamp == "max" else np.minimum(*sizes)
-        size = np.where(sizes[0] > 0x7C00, sizes[1], size)
-        result |= (size | ((p ^ q) & 0x8000)) << shift
+        bits = [
+            torch.from_numpy(((x >> shift) & 0xFFFF).astype(np.uint16).view(np.int16))
+            for x in given
+        ]
+        found = to_nearest(function(*(b.view(torch.bfloat16).double() for b in bits)))
+        half = found.view(torch.int16).numpy().view(np.uint16).astype(np.uint32)
+        half = np.where(found.isnan().numpy(), np.uint32(0x7FFF), half)
+        result |= half << shift
     return result
 
 
-def to_half(x: Words) -> Words:
-    values = torch.from_numpy(x.view(np.float32).copy())
-    bits = values.half().view(torch.int16).numpy().view(np.uint16).astype(np.uint32)
-    return np.where(values.isnan().numpy(), np.uint32(0x7FFF), bits)
+def to_nearest(x: torch.Tensor) -> torch.Tensor:
+    """Values in fp64 as bf16: over fp32 with an odd last bit where digits are lost, so that they are rounded once."""
+    near = x.float()
+    wide = near.double()
+    away = (wide != x) & x.isfinite() & near.isfinite()
+    bits = near.view(torch.int32)
+    # Towards zero, then odd.
+    bits = torch.where(away & (wide.abs() > x.abs()), bits - 1, bits)
+    return torch.where(away, bits | 1, bits).view(torch.float32).bfloat16()
+
+
+def smaller_halves(x: Words, y: Words) -> Words:
+    low = np.minimum(x & 0xFFFF, y & 0xFFFF)
+    return low | (np.minimum(x >> np.uint32(16), y >> np.uint32(16)) << np.uint32(16))
 
 
 def permuted(x: Words, y: Words, selector: int) -> Words:
@@ -41,17 +55,21 @@ def permuted(x: Words, y: Words, selector: int) -> Words:
     return np.ascontiguousarray(given[..., order]).view(np.uint32)[..., 0]
 
 
+def chosen_bits(x: Words, y: Words, mask: Words, table: Words) -> Words:
+    assert int(table[0]) == 0xE4
+    return (x & mask) | (y & ~mask)
+
+
 STEPS = {
     "mov.b32": lambda x: x,
     "shl.b32": lambda x, n: x << n,
     "shr.u32": lambda x, n: x >> n,
     "and.b32": lambda x, y: x & y,
-    "or.b32": lambda x, y: x | y,
-    "add.u32": lambda x, y: x + y,
-    "mul.rn.f32": lambda x, y: (x.view(np.float32) * y.view(np.float32)).view(np.uint32),
-    "cvt.rn.f16x2.f32": lambda x, y: (to_half(x) << np.uint32(16)) | to_half(y),
-    "max.xorsign.abs.f16x2": lambda x, y: halves("max", x, y),
-    "min.xorsign.abs.f16x2": lambda x, y: halves("min", x, y),
+    "mul.rn.bf16x2": lambda x, y: in_pairs(torch.mul, x, y),
+    "add.rn.bf16x2": lambda x, y: in_pairs(torch.add, x, y),
+    "fma.rn.bf16x2": lambda x, y, z: in_pairs(lambda a, b, c: a * b + c, x, y, z),
+    "min.u16x2": smaller_halves,
+    "lop3.b32": chosen_bits,
     "prmt.b32": lambda x, y, n: permuted(x, y, int(n[0])),
 }
 
@@ -80,13 +98,47 @@ def test_codes_of_every_bf16_number(group) -> None:
     wanted, scale = per_token_cast_to_fp4(x, group)
     words = x.view(torch.int32).numpy()
     if group == 32:
-        text, byte = e2m1_codes._POWER.value, scale.view(torch.uint8).int()
+        byte = scale.view(torch.uint8).int()
         factor = torch.where(byte == 255, 0, (254 - byte) << 23).view(torch.float32)
+        text, more = e2m1_codes._POWER.value, (twice(factor), np.where(factor == 0, 0, 0x7FFF7FFF))
     else:
-        text, divisor = e2m1_codes._QUOTIENT.value, scale.float()
-        factor = (1 / divisor).nan_to_num(0.0)
-        words = np.where(divisor.isnan().numpy(), 0, words)
-    factor = (factor * 2.0**-14).expand(words.shape).reshape(-1, 4).numpy()
-    words = words.reshape(-1, 4)
-    found = run(text, [a[:, i].copy() for a in (words, factor) for i in range(4)])
+        text, more = e2m1_codes._QUOTIENT.value, parts_of(scale.float())
+    given = (words, *(np.broadcast_to(a, words.shape) for a in more))
+    given = [a.astype(np.uint32).reshape(-1, 4)[:, i] for a in given for i in range(4)]
+    found = run(text, [a.copy() for a in given])
     assert np.array_equal(found.view(np.uint8).reshape(wanted.shape), wanted.numpy())
+
+
+def twice(x: torch.Tensor) -> Words:
+    """Values of bf16, each in both halves of a word."""
+    bits = x.bfloat16().view(torch.int16).numpy().view(np.uint16).astype(np.uint32)
+    return bits | (bits << np.uint32(16))
+
+
+def parts_of(divisor: torch.Tensor, off: float = 1.0) -> tuple[Words, Words, Words]:
+    """Inverses as two numbers of bf16, and which groups are kept. `off`: an error of the inverse."""
+    broken = divisor.isnan()
+    inverse = torch.where(broken, 0.0, off / divisor)
+    high = inverse.bfloat16().float()
+    return twice(high), twice(inverse - high), np.where(broken, np.uint32(0), np.uint32(0xFFFFFFFF))
+
+
+@pytest.mark.parametrize("off", [1.0, 1 + 2.0**-22, 1 - 2.0**-22])
+def test_quotients_of_every_mantissa(off) -> None:
+    """Also when the inverse is wrong in its last bits: no quotient that is no tie becomes one, and ties stay ties."""
+    mantissas = torch.arange(128, 256).repeat(8)
+    eighths = torch.arange(8, 16).repeat_interleave(128).double()
+    for exponent in range(-12, 6):
+        value = mantissas.double() * 2.0**exponent
+        steps = (value / eighths).float()  # exact enough: ties have few bits
+        exact = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], dtype=torch.float64)
+        above = (value[:, None] > exact * eighths[:, None]).sum(1)
+        tie = (value[:, None] == exact * eighths[:, None]).any(1)
+        wanted = above + (tie & (above % 2 == 1)).long()
+        assert (wanted[steps < 0.2] == 0).all()
+        words = twice(value.float())
+        high, low, kept = parts_of(eighths.float(), off)
+        found = run(
+            e2m1_codes._QUOTIENT.value, [a for a in (words, high, low, kept) for _ in range(4)]
+        )
+        assert np.array_equal(found & 0xF, wanted.numpy().astype(np.uint32))

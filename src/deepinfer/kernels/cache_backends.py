@@ -130,9 +130,8 @@ def _insert_triton(k, cache, slots, format, page_size):
     from deepinfer.kernels.triton import cache_launch as launch
 
     form = KVCacheFormat[format]
-    tuning = launch.CacheTuning(*configs.lookup_insert(len(slots), form.channels, True))
     with _device(k):
-        launch.insert_rows(k, cache, slots.contiguous(), form, page_size, tuning, kind=k.dtype)
+        launch.insert_rows(k, cache, slots.contiguous(), form, page_size, None, kind=k.dtype)
 
 
 @GATHER.register("triton", supports=_gather_refusal, priority=10)
@@ -152,10 +151,9 @@ def _rope_triton(
     from deepinfer.kernels.triton import cache_launch as launch
 
     form = KVCacheFormat[format]
-    tuning = launch.CacheTuning(*configs.lookup_insert(len(slots), form.channels, False))
     with _device(k):
         launch.insert_rows(
-            k, cache, slots.contiguous(), form, page_size, tuning, kind=k.dtype, weight=_flat(weight), eps=eps,
+            k, cache, slots.contiguous(), form, page_size, None, kind=k.dtype, weight=_flat(weight), eps=eps,
             phases=phases, phase_index=_flat(phase_index), positions=_flat(positions), floors=_flat(floors),
         )  # fmt: skip
 
@@ -168,17 +166,16 @@ def _compress_triton(
     from deepinfer.kernels.triton import cache_launch as launch
 
     form = KVCacheFormat[format]
-    tuning = launch.CacheTuning(*configs.lookup_compress(len(slots)))
     requests, positions = _flat(requests), _flat(positions)
     with _device(values):
         if len(slots):
             launch.insert_rows(
-                values, cache, slots.contiguous(), form, page_size, tuning, kind=latents.dtype, gates=gates,
+                values, cache, slots.contiguous(), form, page_size, None, kind=latents.dtype, gates=gates,
                 state=state, requests=requests, last=_flat(last), weight=_flat(weight), eps=eps, phases=phases,
-                phase_index=_flat(phase_index), positions=positions, floors=_flat(floors), latents=latents,
+                phase_index=_flat(phase_index), positions=positions, floors=_flat(floors), latents=latents, early=True,
             )  # fmt: skip
         if gates is not None:
-            launch.keep_state(values, gates, requests, positions, state)
+            launch.keep_state(values, gates, requests, positions, state, early=len(slots) > 0)
 
 
 def _flat(x: Tensor | None) -> Tensor | None:

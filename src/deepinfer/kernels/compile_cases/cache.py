@@ -23,12 +23,15 @@ _STRIDES = (
 def cases() -> list[CompileCase]:
     """One insert of each format on Hopper, the published ones on every chip."""
     older, newer = (80, 89), (90, 100, 120)
-    found = [_insert(_F.V41_MXFP8, 8192, chips) for chips in (older, newer)]
-    found += [_insert(_F.V41_NVFP4, 8192, chips) for chips in (older, newer)]
+    found = [_insert(_F.V41_MXFP8, 8192, chips) for chips in (older, (90,))]
+    found += [_insert(_F.V41_NVFP4, 8192, chips) for chips in (older, (90,))]
     found += [_insert(_F.INDEXER_MXFP4, 8192, (chip,)) for chip in (80, 90)]
+    found += [_pairs(_F.V41_MXFP8, True, newer), _pairs(_F.V41_NVFP4, False, newer)]
+    found += [_pairs(_F.INDEXER_MXFP4, True, (90,))]
+    found += [_pairs_of_fp32(True, newer), _pairs_of_fp32(False, (90,))]
     found += [_insert(f, 8192, (90,)) for f in (_F.V4_FP8, _F.V32_FP8, _F.INDEXER_FP8)]
-    found += [_compress(8192, True, chips) for chips in (older, newer)]
-    found += [_compress(64, True, (90,)), _compress(8192, False, (90,))]
+    found += [_compress(8192, True, chips) for chips in (older, (90,))]
+    found.append(_compress(8192, False, (90,)))
     found += [
         _gather(f, chips)
         for f, chips in (
@@ -100,6 +103,48 @@ def _rows(
     )  # fmt: skip
 
 
+def _pairs(form: KVCacheFormat, norm: bool, chips: tuple[int, ...]) -> CompileCase:
+    sizes = configs.lookup_pairs(8192, form.channels)
+    return _two_at_a_time("rope_quant_insert", form, sizes, chips, {
+        "WIDE": False, "PAIR": False, "HAS_LAST": False, "HAS_NORM": norm, "HAS_FLOOR": norm, "HAS_LATENTS": False,
+    })  # fmt: skip
+
+
+def _pairs_of_fp32(pools: bool, chips: tuple[int, ...]) -> CompileCase:
+    sizes = configs.lookup_pairs(8192, 512)
+    return _two_at_a_time("compress_norm", KVCacheFormat.V41_NVFP4, sizes, chips, {
+        "WIDE": True, "PAIR": pools, "HAS_LAST": pools, "HAS_NORM": True, "HAS_FLOOR": False, "HAS_LATENTS": True,
+    })  # fmt: skip
+
+
+def _two_at_a_time(
+    operation: str, form: KVCacheFormat, sizes: tuple[int, int], chips: tuple[int, ...],
+    constants: dict[str, object],
+) -> CompileCase:  # fmt: skip
+    from deepinfer.kernels.triton.cache_pairs import cache_pairs_kernel
+    from deepinfer.kernels.triton.cache_pairs_launch import constants as of_form
+
+    rows, warps = sizes
+    words = "*i64" if constants["WIDE"] else "*i32"
+    types = {
+        "x": words, "gates": words, "state": words, "requests": "*i32", "last": "*i64", "gains": "*i32",
+        "phases": "*i64", "phase_index": "*i64", "positions": "*i64", "floors": "*i64", "slots": "*i64",
+        "latents": "*i32", "codes": "*i16" if form.code_bits == 8 else "*u8", "scales": "*u8", "eps": "fp32",
+    }  # fmt: skip
+    constants = dict(constants) | of_form(form, 64)
+    constants |= {
+        "HAS_PHASE_INDEX": False, "ROPE": 64, "ROWS": rows, "ALIGNED": True, "EARLY": True,
+    }  # fmt: skip
+    names = [n for n in cache_pairs_kernel.arg_names if n not in constants]
+    signature = {n: types.get(n, "i32") for n in names}
+    aligned = tuple(n for n in names if signature[n].startswith("*") or n.startswith("stride_"))
+    entry = f"{form.name}, two values at a time{', pools' if constants['PAIR'] else ''}"
+    return CompileCase(
+        operation, entry, cache_pairs_kernel, signature, constants, aligned,
+        {"num_warps": warps, "enable_fp_fusion": False}, chips,
+    )  # fmt: skip
+
+
 def _gather(form: KVCacheFormat, chips: tuple[int, ...]) -> CompileCase:
     from deepinfer.kernels.triton.cache_gather import cache_gather_kernel
 
@@ -128,5 +173,5 @@ def _state() -> CompileCase:
         "compress_norm", "state", cache_state_kernel,
         {"x": "*fp32", "gates": "*fp32", "requests": "*i32", "positions": "*i64", "state": "*fp32",
          **dict.fromkeys(integers, "i32")},
-        {"CHANNELS": 512, "BLOCK": 128, "TOKENS": 16}, ("x", "gates", "state", *integers[2:6]), {"num_warps": 4}, (90,),
+        {"CHANNELS": 512, "BLOCK": 128, "TOKENS": 16, "EARLY": True}, ("x", "gates", "state", *integers[2:6]), {"num_warps": 4}, (90,),
     )  # fmt: skip

@@ -24,7 +24,7 @@ def cases() -> list[CompileCase]:
 def _norm(channels: int, add: bool, chips: tuple[int, ...] = CHIPS) -> CompileCase:
     from deepinfer.kernels.triton.norms import rms_norm_kernel
 
-    rows, warps = configs.norm(channels)
+    rows, warps = configs.norm(channels, add)
     main, rest = configs.pieces(channels)
     types = {**dict.fromkeys(("x", "residual", "weight", "out"), "*bf16"), "eps": "fp32"}
     constants: dict[str, Any] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["lookup_compress", "lookup_gather", "lookup_insert"]
+__all__ = ["lookup_compress", "lookup_gather", "lookup_insert", "lookup_pairs"]
 
 
 def lookup_insert(rows: int, channels: int, plain: bool) -> tuple[int, int]:
@@ -19,6 +19,21 @@ def lookup_insert(rows: int, channels: int, plain: bool) -> tuple[int, int]:
     if channels <= 128:
         return (4, 1) if rows <= 512 or not plain else (16, 4)
     return (1, 1) if rows <= 512 or not plain else (4, 4)
+
+
+def lookup_pairs(rows: int, channels: int) -> tuple[int, int]:
+    """For inserts and the compressor two values at a time; a row is summed in one order whatever these are.
+
+    Args:
+        rows: Rows of the call.
+        channels: Channels of a row.
+
+    Returns:
+        In the order of the tuning's fields.
+    """
+    if channels <= 128:
+        return (4, 1) if rows <= 512 else (16, 4)
+    return (1, 1) if rows <= 512 else (4, 4)
 
 
 def lookup_gather(rows: int, channels: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deepinfer.kernels.triton.e2m1_codes import power_pairs, quotient_pairs
+from deepinfer.kernels.triton.e2m1_codes import power_pairs, quotient_pairs, twice
 from deepinfer.kernels.triton.small_floats import e4m3_scale, e4m3_values, power_scale
 
 __all__ = ["even", "highest_of", "odd", "pair_codes", "pair_of"]
@@ -47,11 +47,11 @@ def highest_of(w):
 
 @triton.jit
 def _e4m3_pairs(w, inverse):
-    """Two codes of e4m3 as int16, of pairs times a power of two."""
+    """Two codes of e4m3 as int16, of pairs times a power of two; the product is exact, or too small for any digit."""
     return tl.inline_asm_elementwise(
-        "{ .reg .f32 a, b; .reg .b32 c; shl.b32 c, $1, 16; mov.b32 a, c; and.b32 c, $1, 0xFFFF0000; "
-        "mov.b32 b, c; mul.rn.f32 a, a, $2; mul.rn.f32 b, b, $2; cvt.rn.satfinite.e4m3x2.f32 $0, b, a; }",
-        "=h,r,f", [w, tl.broadcast_to(inverse, w.shape)], dtype=tl.int16, is_pure=True, pack=1,
+        "{ .reg .f32 a, b; .reg .b32 c, d; mul.rn.bf16x2 c, $1, $2; shl.b32 d, c, 16; mov.b32 a, d; "
+        "and.b32 d, c, 0xFFFF0000; mov.b32 b, d; cvt.rn.satfinite.e4m3x2.f32 $0, b, a; }",
+        "=h,r,r", [w, tl.broadcast_to(twice(inverse), w.shape)], dtype=tl.int16, is_pure=True, pack=1,
     )  # fmt: skip
 
 

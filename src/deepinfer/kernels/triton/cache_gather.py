@@ -59,15 +59,22 @@ def cache_gather_kernel(
 @triton.jit(do_not_specialize=["num_tokens", "num_requests"])
 def cache_state_kernel(
     x, gates, requests, positions, state, num_tokens, num_requests, stride_x, stride_gates, stride_slot, stride_tail, tail_size,
-    CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
+    CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Keeps the last `tail_size` tokens of each request in its ring; most programs find nothing to keep."""
+    """Keeps the last `tail_size` tokens of each request in its ring; most programs find nothing to keep.
+
+    EARLY: the launch before, which reads the state, may not have ended when the program begins.
+    """
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     inside = token < num_tokens
     request = tl.load(requests + token, mask=inside, other=-1).to(tl.int64)
     later = token + tail_size
     after = tl.load(requests + later, mask=later < num_tokens, other=-1).to(tl.int64)
     kept = (request >= 0) & (request < num_requests) & (after != request)
+    if EARLY:
+        tl.inline_asm_elementwise(
+            "griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+        )
     if tl.max(kept.to(tl.int32), 0) > 0:
         position = tl.load(positions + token, mask=kept, other=0).to(tl.int64)
         kept = kept & (position >= 0)

@@ -9,9 +9,11 @@ import torch
 import triton
 from torch import Tensor
 
+from deepinfer.kernels.configs import cache as configs
 from deepinfer.kernels.formats import KVCacheFormat
 from deepinfer.kernels.triton.cache_gather import cache_gather_kernel, cache_state_kernel
 from deepinfer.kernels.triton.cache_insert import cache_insert_kernel
+from deepinfer.kernels.triton.cache_pairs_launch import aligned, insert_pairs, serves_pairs
 from deepinfer.kernels.triton.quant_launch import hardware_level
 
 __all__ = ["CacheTuning", "constants", "gather_rows", "insert_rows", "keep_state"]
@@ -58,7 +60,7 @@ def insert_rows(
     slots: Tensor,
     form: KVCacheFormat,
     page_size: int,
-    tuning: CacheTuning,
+    tuning: CacheTuning | None,
     *,
     kind: torch.dtype,
     gates: Tensor | None = None,
@@ -72,6 +74,7 @@ def insert_rows(
     positions: Tensor | None = None,
     floors: Tensor | None = None,
     latents: Tensor | None = None,
+    early: bool = False,
 ) -> None:
     """Writes rows into a cache; the arguments are those of `deepinfer.kernels.cache.compress_norm`.
 
@@ -81,7 +84,7 @@ def insert_rows(
         slots: Shape [rows], integers; rows of slots that the cache does not have are written nowhere.
         form: Format of the cache.
         page_size: Rows of a page.
-        tuning: Sizes.
+        tuning: Sizes; None for those of the tables.
         kind: Dtype that values pass through between the steps.
         gates: Shape [tokens, channels], for pools of two tokens.
         state: Shape [requests, ring, 2, channels], tokens of earlier steps.
@@ -94,8 +97,25 @@ def insert_rows(
         positions: Position of each token, shape [tokens].
         floors: First position that may be written, of each token, shape [tokens].
         latents: Rows before the rotation, shape [rows, channels], written.
+        early: Whether `keep_state`, called next, may begin while this launch ends.
     """
     rows = slots.shape[0]
+    if (tuning is None or tuning.pairs) and serves_pairs(
+        x, cache, form, kind, gates=gates, state=state, weight=weight, phases=phases, latents=latents,
+    ):  # fmt: skip
+        sizes = configs.lookup_pairs(rows, form.channels)
+        if tuning is not None:
+            sizes = tuning.rows, tuning.num_warps
+        insert_pairs(
+            x, cache, slots, form, page_size, sizes, gates=gates, state=state,
+            requests=requests, last=last, weight=weight, eps=eps, phases=phases, phase_index=phase_index,
+            positions=positions, floors=floors, latents=latents, early=early,
+        )  # fmt: skip
+        return
+    if tuning is None:
+        plain = weight is None and phases is None
+        sizes = configs.lookup_insert(rows, form.channels, plain)
+        tuning = CacheTuning(*(sizes if latents is None else configs.lookup_compress(rows)))
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     options = {} if interpreted else {"enable_fp_fusion": False}
     cache_insert_kernel[(triton.cdiv(rows, tuning.rows),)](
@@ -137,17 +157,11 @@ def insert_rows(
         **{k: v for k, v in constants(form, page_size, _native(x)).items() if k != "WIDTH"},
         FUSED=not interpreted,
         ROWS=tuning.rows,
-        ALIGNED=gates is not None and state is not None and _aligned(x, gates, state),
+        ALIGNED=gates is not None and state is not None and aligned(x, gates, state),
         PAIRS=tuning.pairs and kind == torch.bfloat16 and hardware_level(x) == 2,
         num_warps=tuning.num_warps,
         **options,
     )
-
-
-def _aligned(*tensors: Tensor) -> bool:
-    """Whether all rows of fp32 begin at multiples of 16 bytes."""
-    starts = (x.data_ptr() | 4 * stride for x in tensors for stride in x.stride()[:-1])
-    return all(start % 16 == 0 for start in starts)
 
 
 _TYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
@@ -187,27 +201,29 @@ def gather_rows(
 
 
 def keep_state(
-    x: Tensor, gates: Tensor, requests: Tensor, positions: Tensor, state: Tensor
+    x: Tensor,
+    gates: Tensor,
+    requests: Tensor,
+    positions: Tensor,
+    state: Tensor,
+    early: bool = False,
 ) -> None:
-    """Keeps the last tokens of each request; see `deepinfer.kernels.cache.compress_norm`."""
+    """Keeps the last tokens of each request; see `deepinfer.kernels.cache.compress_norm`.
+
+    Args:
+        x: Rows, shape [tokens, channels].
+        gates: Shape [tokens, channels].
+        requests: Request of each token.
+        positions: Position of each token.
+        state: Shape [requests, ring, 2, channels].
+        early: Whether to begin while `insert_rows`, called just before with the same, ends.
+    """
+    early = early and hardware_level(x) == 2
     cache_state_kernel[(triton.cdiv(x.shape[0], _STATE_TOKENS),)](
-        x,
-        gates,
-        requests,
-        positions,
-        state,
-        x.shape[0],
-        state.shape[0],
-        x.stride(0),
-        gates.stride(0),
-        state.stride(0),
-        state.stride(1),
-        state.shape[1],
-        CHANNELS=x.shape[1],
-        BLOCK=128,
-        TOKENS=_STATE_TOKENS,
-        num_warps=4,
-    )
+        x, gates, requests, positions, state, x.shape[0], state.shape[0], x.stride(0),
+        gates.stride(0), state.stride(0), state.stride(1), state.shape[1], CHANNELS=x.shape[1],
+        BLOCK=128, TOKENS=_STATE_TOKENS, EARLY=early, num_warps=4, **({"launch_pdl": True} if early else {}),
+    )  # fmt: skip
 
 
 def _native(x: Tensor) -> bool:

@@ -34,7 +34,7 @@ def rms_norm(
         evict: What the caches are told of the values that are read.
     """
     rows, channels = x.shape
-    at_once, warps = tuning or configs.norm(channels)
+    at_once, warps = tuning or configs.norm(channels, residual is not None)
     main, rest = configs.pieces(channels)
     other = x if residual is None else residual
     with torch.cuda.device_of(x):
@@ -145,5 +145,5 @@ def rope(
             x.stride(0), x.stride(1), out.stride(0), out.stride(1), CHANNELS=channels, ROPE=width,
             BLOCK=triton.next_power_of_2(width), REST=triton.next_power_of_2(max(2, channels - width)),
             INVERSE=inverse, HAS_POSITIONS=positions is not None, COPY=not in_place, ROWS=rows,
-            num_warps=warps, enable_fp_fusion=False,
+            ALIKE=heads % rows == 0, num_warps=warps, enable_fp_fusion=False,
         )  # fmt: skip

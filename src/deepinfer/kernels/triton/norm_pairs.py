@@ -11,11 +11,11 @@ from triton.experimental.gluon import language as gl
 
 from deepinfer.kernels.triton.bf16_pairs import even, odd, pair_codes, pair_of
 
-__all__ = ["norm_rope_pairs_kernel"]
+__all__ = ["lanes", "norm_rope_pairs_kernel"]
 
 
 @gluon.constexpr_function
-def _lanes(each, span, pairs, warps):
+def lanes(each, span, pairs, warps):
     """A tile of rows, groups and pairs: as many threads of a warp as it takes for a row, the others on further rows."""
     lanes = pairs // each
     wide = min(span, 32 // lanes)
@@ -36,7 +36,8 @@ def _starts(x, row, heads, x_token, x_head, FLAT: gl.constexpr):
 def _put(w, q, scale, at, c, there, FORMAT: gl.constexpr, PAIRS: gl.constexpr):
     """Quantises and stores groups, shape [rows, groups]."""
     codes, byte = pair_codes(w, FORMAT)
-    gl.store(scale + at[:, :, None], byte, mask=there[:, :, None])
+    # Without its last axis, along which a thread would have a copy for each of its pairs, and store every one.
+    gl.store(scale + at, gl.max(byte, axis=2), mask=there)
     gl.store(q + (at * PAIRS)[:, :, None] + c, codes, mask=there[:, :, None] & (c < PAIRS))
 
 
@@ -77,7 +78,7 @@ def norm_rope_pairs_kernel(
     REAL: gl.constexpr = CHANNELS // GROUP
     LAST: gl.constexpr = REAL - TURNED
     WARPS: gl.constexpr = gl.num_warps()
-    layout: gl.constexpr = _lanes(8, SPAN, PAIRS, WARPS)
+    layout: gl.constexpr = lanes(8, SPAN, PAIRS, WARPS)
     row_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, layout))
     first = gl.program_id(0) * ROWS
     row = first + gl.arange(0, ROWS, layout=row_layout)
@@ -101,7 +102,7 @@ def norm_rope_pairs_kernel(
     _put(w, q, scale, row.to(gl.int64)[:, None] * REAL + group[None, :], c, there, FORMAT, PAIRS)
     if TURNED > 0:
         START: gl.constexpr = (CHANNELS - ROPE) // 2
-        turned_layout: gl.constexpr = _lanes(4, TURNED, PAIRS, WARPS)
+        turned_layout: gl.constexpr = lanes(4, TURNED, PAIRS, WARPS)
         row_layout2: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, turned_layout))
         row2 = first + gl.arange(0, ROWS, layout=row_layout2)
         last = gl.minimum(row2, rows - 1)

@@ -9,8 +9,8 @@ import torch
 import triton
 from torch import Tensor
 
+from deepinfer.kernels import contract
 from deepinfer.kernels.configs import rows as configs
-from deepinfer.kernels.triton.fp4_pairs import cast_pairs_kernel
 from deepinfer.kernels.triton.quant_casts import (
     cast_back_kernel,
     cast_blocks_kernel,
@@ -18,7 +18,6 @@ from deepinfer.kernels.triton.quant_casts import (
 )
 from deepinfer.kernels.triton.small_floats import E2M1_E8M0, E4M3_E8M0
 from deepinfer.kernels.triton.swiglu_cast import swiglu_cast_kernel
-from deepinfer.kernels.triton.swiglu_pairs import swiglu_pairs_kernel
 
 __all__ = [
     "cast_back",
@@ -46,7 +45,8 @@ def has_hardware_fp8(x: Tensor) -> bool:
 def _in_pairs(x: Tensor) -> bool:
     """Whether bf16 can be read two at a time, on a chip that computes with pairs."""
     aligned = x.data_ptr() % 4 == 0 and x.stride(0) % 2 == 0
-    return x.dtype == torch.bfloat16 and aligned and hardware_level(x) == 2
+    paired = x.dtype == torch.bfloat16 and hardware_level(x) == 2 and contract.has_gluon()
+    return paired and aligned
 
 
 def cast_groups(
@@ -68,6 +68,8 @@ def cast_groups(
         tuning: Groups a program, and warps; None for those of the table.
     """
     if format != E4M3_E8M0 and _in_pairs(x):
+        from deepinfer.kernels.triton.fp4_pairs import cast_pairs_kernel
+
         groups, warps = tuning or configs.pairs(group)
         with torch.cuda.device_of(x):
             cast_pairs_kernel[(triton.cdiv(scale.numel(), groups),)](
@@ -166,6 +168,8 @@ def swiglu_cast(
     total = x.shape[0] * (channels // group)
     even = format and scale.dtype == torch.uint8 and q.data_ptr() % 2 == 0
     if pairs and even and _in_pairs(x):
+        from deepinfer.kernels.triton.swiglu_pairs import swiglu_pairs_kernel
+
         with torch.cuda.device_of(x):
             swiglu_pairs_kernel[(triton.cdiv(total, groups),)](
                 x.view(torch.int32), x if weights is None else weights,

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
 from deepinfer.kernels.triton.bf16_pairs import even, odd, pair_codes, pair_of
+from deepinfer.kernels.triton.fp4_pairs import group_lanes
 from deepinfer.kernels.triton.swiglu_cast import swiglu_value
 
 __all__ = ["swiglu_pairs_kernel"]
 
 
-@triton.jit(do_not_specialize=["groups"])
+@gluon.jit(do_not_specialize=["groups"])
 def swiglu_pairs_kernel(
-    x, weights, q, scale, groups, x_row, limit, CHANNELS: tl.constexpr, HAS_LIMIT: tl.constexpr,
-    HAS_WEIGHTS: tl.constexpr, MODE: tl.constexpr, FORMAT: tl.constexpr, GROUPS: tl.constexpr,
-    GROUP: tl.constexpr,
+    x, weights, q, scale, groups, x_row, limit, CHANNELS: gl.constexpr, HAS_LIMIT: gl.constexpr,
+    HAS_WEIGHTS: gl.constexpr, MODE: gl.constexpr, FORMAT: gl.constexpr, GROUPS: gl.constexpr,
+    GROUP: gl.constexpr,
 ):  # fmt: skip
     """As `swiglu_cast_kernel`, with scales as bytes.
 
@@ -35,22 +36,23 @@ def swiglu_pairs_kernel(
         GROUPS: Groups of a program.
         GROUP: Channels of a group.
     """
-    A_ROW: tl.constexpr = CHANNELS // GROUP
-    PAIRS: tl.constexpr = GROUP // 2
-    f = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
+    A_ROW: gl.constexpr = CHANNELS // GROUP
+    PAIRS: gl.constexpr = GROUP // 2
+    layout: gl.constexpr = group_lanes(GROUPS, PAIRS, 8, gl.num_warps())
+    f = gl.program_id(0) * GROUPS + gl.arange(0, GROUPS, layout=gl.SliceLayout(1, layout))
     there = f < groups
-    row = (f // A_ROW).to(tl.int64)
-    c = tl.arange(0, PAIRS)[None, :]
+    row = (f // A_ROW).to(gl.int64)
+    c = gl.arange(0, PAIRS, layout=gl.SliceLayout(0, layout))[None, :]
     inside = there[:, None] & (c < PAIRS)
     start = (x + row * x_row + f % A_ROW * PAIRS)[:, None] + c
-    gate = tl.load(start, mask=inside, other=0)
-    up = tl.load(start + CHANNELS // 2, mask=inside, other=0)
+    gate = gl.load(start, mask=inside, other=0)
+    up = gl.load(start + CHANNELS // 2, mask=inside, other=0)
     a = swiglu_value(even(gate), even(up), limit, HAS_LIMIT, MODE)
     b = swiglu_value(odd(gate), odd(up), limit, HAS_LIMIT, MODE)
     if HAS_WEIGHTS:
-        w = tl.load(weights + row, mask=there, other=0.0)[:, None]
+        w = gl.load(weights + row, mask=there, other=0.0)[:, None]
         a, b = a * w, b * w
     codes, byte = pair_codes(pair_of(a, b), FORMAT)
-    tl.store(scale + f[:, None], byte, mask=there[:, None])
+    gl.store(scale + f, gl.max(byte, axis=1), mask=there)
     to = (q + row * (A_ROW * PAIRS) + f % A_ROW * PAIRS)[:, None] + c
-    tl.store(to, codes, mask=inside)
+    gl.store(to, codes, mask=inside)
