@@ -15,7 +15,7 @@ from deepinfer.kernels import explain, use_backend
 
 # They are plain torch, and have no operation.
 PLAIN = {
-    "ceil_to_ue8m0", "decode_ue8m0", "encode_ue8m0", "get_mla_metadata", "get_paged_mqa_logits_metadata", "owned_indices",
+    "ceil_to_ue8m0", "decode_ue8m0", "encode_ue8m0", "get_mla_metadata", "owned_indices",
     "pack_ue8m0", "prepare_mhc_projection", "prepare_mxfp4_weights", "round_fp8", "round_mxfp4", "round_nvfp4", "window_bands",
 }  # fmt: skip
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -14,6 +14,7 @@ from deepinfer.kernels.cache import gather_and_dequantize_k_cache, quantize_and_
 from deepinfer.kernels.configs import indexer as configs
 from deepinfer.kernels.formats import KVCacheFormat
 from deepinfer.kernels.indexer import fp8_fp4_mqa_logits, fp8_mqa_logits
+from deepinfer.kernels.reference import indexer as reference
 from deepinfer.kernels.reference.cast import cast_back, per_token_cast_to_fp4
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -199,6 +200,19 @@ def test_work_is_shared_equally_and_without_gaps(lengths) -> None:
     assert [p for part in seen for p in part] == splits
     sizes = [len(part) for part in seen]
     assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@pytest.mark.parametrize("requests", [1, 2, 300, 513])
+def test_shares_are_those_of_the_reference(requests) -> None:
+    g = torch.Generator().manual_seed(requests)
+    lens = torch.randint(-300, 3000, (requests, 3), generator=g, dtype=torch.int32)
+    lens[-1] = 0
+    lens[0, 1] = 2**31 - 1 if requests == 2 else 600
+    for lengths in (lens, lens[:, 1], lens[:, ::2]):
+        found = indexer_paged.get_paged_mqa_logits_metadata(lengths, 64, 17)
+        wanted = reference.share_splits(lengths.long(), configs.PROGRAMS * 17, configs.SPLIT)
+        assert torch.equal(found, wanted)
 
 
 def test_wrong_paged_arguments_are_refused() -> None:

@@ -19,7 +19,8 @@ __all__ = ["fp8_fp4_paged_mqa_logits", "fp8_paged_mqa_logits", "get_paged_mqa_lo
 _ARGUMENTS = "Tensor q, Tensor cache, Tensor weights, Tensor lengths, Tensor table, Tensor meta, Tensor(x!) out, int page_size"
 FP8 = Operation("fp8_paged_mqa_logits", _ARGUMENTS)
 FP4 = Operation("fp8_fp4_paged_mqa_logits", _ARGUMENTS)
-OPERATIONS = (FP8, FP4)
+SHARES = Operation("get_paged_mqa_logits_metadata", "Tensor context_lens, Tensor(x!) meta")
+OPERATIONS = (FP8, FP4, SHARES)
 
 
 def get_paged_mqa_logits_metadata(context_lens: Tensor, block_kv: int, num_sms: int) -> Tensor:
@@ -46,7 +47,13 @@ def get_paged_mqa_logits_metadata(context_lens: Tensor, block_kv: int, num_sms: 
             "be [requests] or [requests, next_n], and the numbers at least 1.",
             argument="context_lens", expected="[requests] or [requests, next_n]", found=tuple(context_lens.shape),
         )  # fmt: skip
-    return reference.share_splits(context_lens, configs.PROGRAMS * num_sms, configs.SPLIT)
+    return _shares(context_lens, num_sms, None)
+
+
+def _shares(lengths: Tensor, num_sms: int, backend: str | None) -> Tensor:
+    meta = lengths.new_empty((configs.PROGRAMS * num_sms + 1, 2))
+    SHARES(backend, lengths, meta)
+    return meta
 
 
 def fp8_paged_mqa_logits(
@@ -181,7 +188,7 @@ def _call(
         out.fill_(-torch.inf)
     if out.numel() and table.shape[1]:
         if meta is None:
-            meta = get_paged_mqa_logits_metadata(lengths, page_size, configs.num_sms(q.device))
+            meta = _shares(lengths, configs.num_sms(q.device), backend)
         contract.check_dtype("schedule_meta", meta, torch.int32)
         contract.check_shape("schedule_meta", meta, (None, 2), "programs + 1, 2")
         op(backend, q, cache, weights, lengths, table, meta, out, page_size)
@@ -204,6 +211,19 @@ def _fp4_torch(q, cache, weights, lengths, table, meta, out, page_size):  # type
     reference.paged_mqa_logits(
         q, cache, weights, lengths, table, out, KVCacheFormat.INDEXER_MXFP4, page_size
     )
+
+
+@SHARES.register("torch", supports=_always)
+def _shares_torch(context_lens, meta):  # type: ignore[no-untyped-def]
+    meta.copy_(reference.share_splits(context_lens, meta.shape[0] - 1, configs.SPLIT))
+
+
+@SHARES.register("triton", supports=contract.triton_refusal, priority=10)
+def _shares_triton(context_lens, meta):  # type: ignore[no-untyped-def]
+    from deepinfer.kernels.triton.indexer_paged_launch import share_splits
+
+    with torch.cuda.device(context_lens.device if context_lens.is_cuda else -1):
+        share_splits(context_lens, meta)
 
 
 def _refusal(q, cache, weights, lengths, table, meta, out, page_size):  # type: ignore[no-untyped-def]

@@ -21,7 +21,7 @@ def cases() -> list[CompileCase]:
         for packed in (False, True)
         for next_n, heads in ((1, 32), (2, 32), (6, 32), (1, 64))
     ]
-    return [*found, _recast()]
+    return [*found, _recast(), _shares()]
 
 
 def _signature(wide: int) -> dict[str, str]:
@@ -87,6 +87,17 @@ def _pages(next_n: int, heads: int, packed: bool) -> CompileCase:
          "SPLIT": configs.SPLIT, "DEPTH": depth, "PARTS": parts, "TOGETHER": together},
         ("q", "weights", "lengths", "meta", "out", "stride_w", "stride_out"), {"num_warps": 4}, (90,), {90: ("QGMMA",)},
         16 if next_n * heads > 128 else 0,
+    )  # fmt: skip
+
+
+def _shares() -> CompileCase:
+    from deepinfer.kernels.triton.indexer_shares import share_splits_kernel
+
+    names = ("requests", "next_n", "programs", "stride_r", "stride_j")
+    return CompileCase(
+        "get_paged_mqa_logits_metadata", "any", share_splits_kernel,
+        {"lengths": "*i32", "meta": "*i32", **dict.fromkeys(names, "i32")},
+        {"SPLIT": configs.SPLIT, "BLOCK": 256, "PLACES": 32}, ("lengths", "meta"),
     )  # fmt: skip
 
 

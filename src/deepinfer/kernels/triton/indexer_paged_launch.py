@@ -11,8 +11,9 @@ from torch import Tensor
 
 from deepinfer.kernels.configs.indexer import SPLIT
 from deepinfer.kernels.triton.indexer_paged import paged_scores_kernel
+from deepinfer.kernels.triton.indexer_shares import share_splits_kernel
 
-__all__ = ["PagedTuning", "paged_scores"]
+__all__ = ["PagedTuning", "paged_scores", "share_splits"]
 
 
 @dataclass(frozen=True)
@@ -85,3 +86,18 @@ def paged_scores(
         STAGES=tuning.stages,
         num_warps=tuning.num_warps,
     )
+
+
+def share_splits(lengths: Tensor, meta: Tensor) -> None:
+    """Equal shares of the splits of all requests.
+
+    Args:
+        lengths: Keys of each request, shape [requests], or of each of its queries, shape [requests, next_n], int32.
+        meta: Shape [shares + 1, 2], int32, contiguous.
+    """
+    many = lengths if lengths.dim() == 2 else lengths[:, None]
+    requests, next_n = many.shape
+    shares = meta.shape[0] - 1
+    share_splits_kernel[(triton.cdiv(shares + 1, 32),)](
+        many, meta, requests, next_n, shares, many.stride(0), many.stride(1), SPLIT=SPLIT, BLOCK=256, PLACES=32
+    )  # fmt: skip
