@@ -441,7 +441,7 @@ class Bench:
         pair = [pool.wkv.weight, pool.wgate.weight]
         attention, shared = layer.attn, layer.ffn.shared_experts
         weights = (attention.joined, attention.wq_b.weight, attention.wo_b.weight, shared.joined, shared.w2.weight, attention.indexer.wq_b.weight)  # fmt: skip
-        self.tables += [self.code_sizes(rows, w) for rows in (16, 64, 128) for w in weights]
+        self.tables += [self.code_sizes(rows, w) for rows in (16, 64, 128, 256) for w in weights]
         for rows in (16, 64, 128, 256, 512, 1024):
             streams = torch.randn(rows, 4, hidden, device=self.device, dtype=torch.bfloat16)
             pre = torch.rand(rows, 4, device=self.device)
@@ -511,18 +511,11 @@ class Bench:
 
         exact = y.double() @ weight.double().T
         usual = tuning_for(len(y), *weight.shape)
-        sizes = {
-            usual,
-            dataclasses.replace(usual, pieces=2 * usual.pieces),
-            dataclasses.replace(usual, tokens=16),
-        }
-        sizes |= {dataclasses.replace(usual, tokens=min(n, usual.tokens)) for n in (32, 64)}
+        sizes = [usual, dataclasses.replace(usual, pieces=2 * usual.pieces)]
+        sizes += [dataclasses.replace(usual, tokens=n) for n in (16, 32, 128) if n <= len(y)]
+        sizes.append(WideTuning(32, usual.pieces, usual.tokens, 6))
         found = []
-        for one in [
-            usual,
-            *(sizes - {usual}),
-            WideTuning(32, usual.pieces, min(usual.tokens, 64), 5),
-        ]:
+        for one in dict.fromkeys(sizes):
             error = (wide_linear(y, weight, one) - exact).norm() / exact.norm()
             ms = self.time(lambda: wide_linear(y, weight, one), record=True)  # noqa: B023
             found.append(f"   {ms:.4f} ms, error {float(error):.1e}: {one}")

@@ -16,36 +16,35 @@ _FP8 = {89: ("QMMA",), 90: ("QGMMA",), 120: ("QMMA",)}
 
 def cases() -> list[CompileCase]:
     """The cases; needs Triton."""
-    found = [_wide(outputs, tokens) for outputs, tokens in ((384, 16), (384, 64), (1024, 64))]
-    found += [_codes(1792, 5120, 16, (89, 90, 120)), _codes(5120, 8192, 64, (89, 90, 120))]
-    return [*found, _codes(5120, 8192, 64, (100,)), _project(CHIPS)]
+    found = [_wide(tokens) for tokens in (16, 32, 64)]
+    found += [_codes(tokens, (89, 90, 120)) for tokens in (16, 32, 64)]
+    return [*found, _codes(64, (100,)), _project(CHIPS)]
 
 
-def _wide(outputs: int, tokens: int) -> CompileCase:
+def _wide(tokens: int) -> CompileCase:
     from deepinfer.kernels.triton.wide_products import wide_products_kernel
 
     types = {"x": "*bf16", "weight": "*fp32", "sums": "*fp32"}
     constants = {
-        "OUT": outputs, "CHANNELS": 5120, "ROWS": 64, "TOKENS": tokens, "BLOCK": 64, "STAGES": 4,
+        "ROWS": 64, "TOKENS": tokens, "BLOCK": 64, "STAGES": 4,
     }  # fmt: skip
     case = row_case(
-        "wide_linear", f"{outputs} x 5120, {tokens} rows", wide_products_kernel, types, constants, 4,
-        CHIPS if outputs == 384 else (90,), 16,
+        "wide_linear", f"{tokens} rows", wide_products_kernel, types, constants, 4,
+        CHIPS, 16,
     )  # fmt: skip
     return _with(case, {chip: _BF16[chip] for chip in case.chips})
 
 
-def _codes(outputs: int, channels: int, tokens: int, chips: tuple[int, ...]) -> CompileCase:
+def _codes(tokens: int, chips: tuple[int, ...]) -> CompileCase:
     from deepinfer.kernels.triton.code_products import code_products_kernel
 
     types = {
         "x": "*fp8e4nv", "weight": "*fp8e4nv", "x_scale": "*i32", "w_scale": "*i32", "sums": "*fp32",
     }  # fmt: skip
-    constants = {"OUT": outputs, "CHANNELS": channels, "ROWS": 64, "TOKENS": tokens, "STAGES": 4}
-    name = f"{outputs} x {channels}, {tokens} rows"
+    constants = {"ROWS": 64, "TOKENS": tokens, "STAGES": 4}
     case = row_case(
         "code_linear",
-        name,
+        f"{tokens} rows",
         code_products_kernel,
         types,
         constants,
@@ -65,5 +64,12 @@ def _project(chips: tuple[int, ...]) -> CompileCase:
 
 
 def _with(case: CompileCase, instructions: Mapping[int, tuple[str, ...]]) -> CompileCase:
-    aligned = (*case.aligned, *(n for n in case.signature if n.endswith("stride") or n == "span"))
+    aligned = (
+        *case.aligned,
+        *(
+            n
+            for n in case.signature
+            if n.endswith("stride") or n in ("span", "outputs", "channels")
+        ),
+    )
     return dataclasses.replace(case, tensor_core=instructions, aligned=aligned)

@@ -45,20 +45,19 @@ def _power(codes, at: tl.constexpr):
 
 @triton.jit(do_not_specialize=["count"])
 def code_products_kernel(
-    x, x_scale, weight, w_scale, sums, count, x_stride, xs_stride, ws_stride, span,
-    OUT: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
-    STAGES: tl.constexpr,
+    x, x_scale, weight, w_scale, sums, count, x_stride, xs_stride, ws_stride, span, outputs,
+    channels, ROWS: tl.constexpr, TOKENS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Sums over a piece of the channels: 64 outputs of some rows."""
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     piece = tl.program_id(1)
     t = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
-    there, is_out = t < count, n < OUT
+    there, is_out = t < count, n < outputs
     c = tl.arange(0, 32)
-    at = weight + n[:, None] * CHANNELS + c[None, :]
+    at = weight + n[:, None] * channels + c[None, :]
     rows = x + t[None, :].to(tl.int64) * x_stride + c[:, None]
     first = piece * span
-    last = min(first + span, CHANNELS)
+    last = min(first + span, channels)
     w_at = w_scale + (n // 32) * ws_stride
     x_at = x_scale + t * xs_stride
     w_next = tl.load(w_at + first // 128, mask=is_out, other=0)
@@ -74,7 +73,7 @@ def code_products_kernel(
             b = tl.load(rows + (k + 32 * j), mask=there[None, :], other=0.0)
             scale = _power(w_codes, j)[:, None] * _power(x_codes, j)[None, :]
             acc += tl.dot(a, b) * scale
-    to = sums + (piece.to(tl.int64) * count + t[None, :]) * OUT + n[:, None]
+    to = sums + (piece.to(tl.int64) * count + t[None, :]) * outputs + n[:, None]
     tl.store(to, acc.to(sums.dtype.element_ty), mask=is_out[:, None] & there[None, :])
 
 
@@ -130,7 +129,7 @@ def code_linear(
     grid = triton.cdiv(outputs, _ROWS), pieces, triton.cdiv(count, tuning.tokens)
     code_products_kernel[grid](
         codes, words[0], w_codes, words[1], sums, count, codes.stride(0),
-        words[0].stride(0), words[1].stride(0), span, OUT=outputs, CHANNELS=channels, ROWS=_ROWS,
+        words[0].stride(0), words[1].stride(0), span, outputs, channels, ROWS=_ROWS,
         TOKENS=tuning.tokens, STAGES=tuning.stages, num_warps=4,
     )  # fmt: skip
     if pieces > 1:

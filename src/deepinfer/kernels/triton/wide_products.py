@@ -27,7 +27,7 @@ class WideTuning:
     Attributes:
         channels: Input channels at once.
         pieces: Programs that share the input channels.
-        tokens: Rows at once, at most: 16, 32, 64 or 128.
+        tokens: Rows at once, at most: 16, 32 or 64; 128 spills before Hopper.
         stages: Reads in flight.
         num_warps: Warps of a program.
     """
@@ -41,22 +41,21 @@ class WideTuning:
 
 @triton.jit(do_not_specialize=["count"])
 def wide_products_kernel(
-    x, weight, sums, count, x_stride, span, OUT: tl.constexpr, CHANNELS: tl.constexpr,
-    ROWS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    x, weight, sums, count, x_stride, span, outputs, channels, ROWS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Sums over a piece of the channels: 64 outputs of some rows."""
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     piece = tl.program_id(1)
     t = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
-    there, is_out = t < count, n < OUT
-    at = weight + n[:, None] * CHANNELS
+    there, is_out = t < count, n < outputs
+    at = weight + n[:, None] * channels
     rows = x + t[None, :].to(tl.int64) * x_stride
     kind = x.dtype.element_ty
     acc = tl.zeros([ROWS, TOKENS], tl.float32)
     first = piece * span
-    for k in tl.range(first, min(first + span, CHANNELS), BLOCK, num_stages=STAGES):
+    for k in tl.range(first, min(first + span, channels), BLOCK, num_stages=STAGES):
         c = k + tl.arange(0, BLOCK)
-        inside = c < CHANNELS
+        inside = c < channels
         w = tl.load(at + c[None, :], mask=is_out[:, None] & inside[None, :], other=0.0)
         values = tl.load(rows + c[:, None], mask=inside[:, None] & there[None, :], other=0.0)
         large = w.to(kind)
@@ -66,7 +65,7 @@ def wide_products_kernel(
         acc = tl.dot(small, values, acc, input_precision="ieee")
         acc = tl.dot(middle, values, acc, input_precision="ieee")
         acc = tl.dot(large, values, acc, input_precision="ieee")
-    to = sums + (piece.to(tl.int64) * count + t[None, :]) * OUT + n[:, None]
+    to = sums + (piece.to(tl.int64) * count + t[None, :]) * outputs + n[:, None]
     tl.store(to, acc, mask=is_out[:, None] & there[None, :])
 
 
@@ -84,7 +83,7 @@ def tuning_for(count: int, out_channels: int, channels: int) -> WideTuning:
     """Sizes for a product; `pieces` follow from the weight alone."""
     tiles, steps = triton.cdiv(out_channels, 64), triton.cdiv(channels, 64)
     pieces = max(1, min(triton.cdiv(128, tiles), steps))
-    tokens = min(128, max(16, triton.next_power_of_2(count)))
+    tokens = min(64, max(16, triton.next_power_of_2(count)))
     return WideTuning(64, pieces, tokens)
 
 
@@ -117,7 +116,7 @@ def wide_linear(x: Tensor, weight: Tensor, tuning: WideTuning | None = None) -> 
         else torch.empty((pieces, *out.shape), dtype=out.dtype, device=out.device)
     )
     wide_products_kernel[(triton.cdiv(outputs, 64), pieces, triton.cdiv(count, tuning.tokens))](
-        x, weight, sums, count, x.stride(0), span, OUT=outputs, CHANNELS=channels, ROWS=64,
+        x, weight, sums, count, x.stride(0), span, outputs, channels, ROWS=64,
         TOKENS=tuning.tokens, BLOCK=tuning.channels, STAGES=tuning.stages, num_warps=tuning.num_warps,
     )  # fmt: skip
     if pieces > 1:
