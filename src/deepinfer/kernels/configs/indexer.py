@@ -65,7 +65,7 @@ def lookup_pages(next_n: int, heads: int, packed: bool) -> tuple[int, int, int, 
         queries *= 2
     if packed:
         return queries, 14, 2, heads < 64
-    return queries, 8, 2, True
+    return queries, 8, 2, queries * heads <= 64
 
 
 def num_sms(device: torch.device) -> int:
