@@ -299,7 +299,7 @@ def cases() -> list[Case]:
     inserts(F.V41_MXFP8, 64, True, True, (1, 1))
     latents(8192, True, (4, 4))
     gathers(F.V41_MXFP8, 65536, (8, 4))
-    gathers(F.V41_NVFP4, 65536, (8, 4))
+    gathers(F.V41_NVFP4, 65536, (8, 4), (16, 4))
     inserts(F.V4_FP8, 32768, False, True, (1, 1))
     for form, norm in ((F.V41_NVFP4, False), (F.V41_MXFP8, True)):
         build = insert(form, 777, norm, True, (1, 1, False))
@@ -316,4 +316,8 @@ def cases() -> list[Case]:
         found.append(
             Case("gather_and_dequantize_k_cache", f"{form.name} 777 rows", "check", build, True)
         )
+    for form in (F.V41_MXFP8, F.V41_NVFP4):
+        build = gather(form, 777, (4, 4, False))
+        name = f"{form.name} 777 rows"
+        found.append(Case("gather_and_dequantize_k_cache", name, "one by one", build, True))
     return found

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from deepinfer.kernels.reference.cast import per_token_cast_to_fp4
+from deepinfer.kernels.reference.cast import cast_back, per_token_cast_to_fp4
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
-from deepinfer.kernels.triton import e2m1_codes
+from deepinfer.kernels.triton import cache_gather_pairs, e2m1_codes
 
 Words = np.ndarray
 
@@ -49,10 +49,13 @@ def smaller_halves(x: Words, y: Words) -> Words:
     return low | (np.minimum(x >> np.uint32(16), y >> np.uint32(16)) << np.uint32(16))
 
 
-def permuted(x: Words, y: Words, selector: int) -> Words:
+def permuted(x: Words, y: Words, selector: Words) -> Words:
     given = np.stack((x, y), -1).view(np.uint8)  # little endian: bytes 0 to 3 of x, then those of y
-    order = [(selector >> (4 * i)) & 7 for i in range(4)]
-    return np.ascontiguousarray(given[..., order]).view(np.uint32)[..., 0]
+    order = (selector[:, None] >> np.arange(0, 16, 4, dtype=np.uint32)) & 15
+    assert (order < 8).all()  # 8 and more would repeat signs
+    return np.ascontiguousarray(np.take_along_axis(given, order.astype(np.int64), 1)).view(
+        np.uint32
+    )[:, 0]
 
 
 def chosen_bits(x: Words, y: Words, mask: Words, table: Words) -> Words:
@@ -70,12 +73,13 @@ STEPS = {
     "fma.rn.bf16x2": lambda x, y, z: in_pairs(lambda a, b, c: a * b + c, x, y, z),
     "min.u16x2": smaller_halves,
     "lop3.b32": chosen_bits,
-    "prmt.b32": lambda x, y, n: permuted(x, y, int(n[0])),
+    "or.b32": lambda x, y: x | y,
+    "prmt.b32": permuted,
 }
 
 
-def run(text: str, given: list[Words]) -> Words:
-    registers = {f"${i + 1}": x.view(np.uint32) for i, x in enumerate(given)}
+def run(text: str, given: list[Words], outputs: int = 1) -> list[Words]:
+    registers = {f"${i + outputs}": x.view(np.uint32) for i, x in enumerate(given)}
     for line in (part.strip() for part in text.strip("{} ").split(";")):
         if line and not line.startswith(".reg"):
             name, rest = line.split(" ", 1)
@@ -85,7 +89,7 @@ def run(text: str, given: list[Words]) -> Words:
                 for n in names
             ]
             registers[to] = STEPS[name](*values)
-    return registers["$0"]
+    return [registers[f"${i}"] for i in range(outputs)]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -105,7 +109,7 @@ def test_codes_of_every_bf16_number(group) -> None:
         text, more = e2m1_codes._QUOTIENT.value, parts_of(scale.float())
     given = (words, *(np.broadcast_to(a, words.shape) for a in more))
     given = [a.astype(np.uint32).reshape(-1, 4)[:, i] for a in given for i in range(4)]
-    found = run(text, [a.copy() for a in given])
+    (found,) = run(text, [a.copy() for a in given])
     assert np.array_equal(found.view(np.uint8).reshape(wanted.shape), wanted.numpy())
 
 
@@ -138,7 +142,20 @@ def test_quotients_of_every_mantissa(off) -> None:
         assert (wanted[steps < 0.2] == 0).all()
         words = twice(value.float())
         high, low, kept = parts_of(eighths.float(), off)
-        found = run(
+        (found,) = run(
             e2m1_codes._QUOTIENT.value, [a for a in (words, high, low, kept) for _ in range(4)]
         )
         assert np.array_equal(found & 0xF, wanted.numpy().astype(np.uint32))
+
+
+@pytest.mark.parametrize("scale_type", [torch.float8_e4m3fn, torch.float8_e8m0fnu])
+def test_values_of_every_code(scale_type) -> None:
+    """Pairs of every byte times scales, as the gather makes them: those of the cast back."""
+    codes = torch.arange(256, dtype=torch.uint8).repeat(32)
+    group = 16 if scale_type == torch.float8_e4m3fn else 32
+    scale = torch.arange(8192 * 2 // group).remainder(127).to(torch.uint8).view(scale_type)
+    wanted = cast_back(codes[None], scale[None], block=(1, group), dtype=torch.bfloat16)
+    factor = twice(scale.float().repeat_interleave(group // 2)).reshape(-1, 4)
+    given = [codes.view(torch.int32).numpy(), *factor.T.copy()]
+    words = np.stack(run(cache_gather_pairs._E2M1.value, given, 4), -1)
+    assert np.array_equal(words.reshape(-1), wanted.view(torch.int32).numpy().view(np.uint32)[0])

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from deepinfer.kernels import contract
-from deepinfer.kernels.configs import cache as configs
 from deepinfer.kernels.formats import KVCacheFormat
 from deepinfer.kernels.reference import cache as reference
 from deepinfer.kernels.registry import Operation
@@ -139,9 +138,8 @@ def _gather_triton(cache, slots, out, format, page_size):
     from deepinfer.kernels.triton import cache_launch as launch
 
     form = KVCacheFormat[format]
-    tuning = launch.CacheTuning(*configs.lookup_gather(len(slots), form.channels))
     with _device(out):
-        launch.gather_rows(cache, slots.contiguous(), out, form, page_size, tuning)
+        launch.gather_rows(cache, slots.contiguous(), out, form, page_size, None)
 
 
 @ROPE.register("triton", supports=_rope_refusal, priority=10)

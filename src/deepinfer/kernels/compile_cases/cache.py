@@ -36,11 +36,12 @@ def cases() -> list[CompileCase]:
         _gather(f, chips)
         for f, chips in (
             (_F.V41_MXFP8, (80,)),
-            (_F.V41_MXFP8, (89, 90, 100, 120)),
+            (_F.V41_MXFP8, (89,)),
             (_F.V41_NVFP4, (90,)),
-            (_F.V4_FP8, (90,)),
+            (_F.V4_FP8, (90, 100, 120)),
         )
     ]
+    found += [_gather_pairs(f, newer) for f in (_F.V41_MXFP8, _F.V41_NVFP4)]
     return [*found, _state()]
 
 
@@ -154,6 +155,25 @@ def _gather(form: KVCacheFormat, chips: tuple[int, ...]) -> CompileCase:
         "gather_and_dequantize_k_cache", form.name, cache_gather_kernel,
         {"cache": "*u8", "slots": "*i64", "out": "*bf16", "num_rows": "i32", "num_pages": "i32", "stride_page": "i32", "stride_out": "i32"},
         constants, ("cache", "slots", "out", "stride_page", "stride_out"), {"num_warps": warps}, chips,
+    )  # fmt: skip
+
+
+def _gather_pairs(form: KVCacheFormat, chips: tuple[int, ...]) -> CompileCase:
+    from deepinfer.kernels.triton.cache_gather_pairs import cache_gather_pairs_kernel
+    from deepinfer.kernels.triton.cache_pairs_launch import constants as of_form
+
+    rows, warps = configs.lookup_gather(8192, form.channels)
+    strides = ("stride_codes", "stride_scales", "stride_out")
+    types = {
+        "codes": "*i16" if form.code_bits == 8 else "*u8",
+        "scales": "*u8",
+        "slots": "*i64",
+        "out": "*i32",
+    }
+    return CompileCase(
+        "gather_and_dequantize_k_cache", f"{form.name}, two values at a time", cache_gather_pairs_kernel,
+        types | dict.fromkeys(("num_rows", "num_pages", *strides), "i32"),
+        {**of_form(form, 64), "ROWS": rows}, (*types, *strides), {"num_warps": warps}, chips,
     )  # fmt: skip
 
 

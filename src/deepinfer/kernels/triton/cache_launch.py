@@ -13,7 +13,13 @@ from deepinfer.kernels.configs import cache as configs
 from deepinfer.kernels.formats import KVCacheFormat
 from deepinfer.kernels.triton.cache_gather import cache_gather_kernel, cache_state_kernel
 from deepinfer.kernels.triton.cache_insert import cache_insert_kernel
-from deepinfer.kernels.triton.cache_pairs_launch import aligned, insert_pairs, serves_pairs
+from deepinfer.kernels.triton.cache_pairs_launch import (
+    aligned,
+    gather_pairs,
+    insert_pairs,
+    serves_gather,
+    serves_pairs,
+)
 from deepinfer.kernels.triton.quant_launch import hardware_level
 
 __all__ = ["CacheTuning", "constants", "gather_rows", "insert_rows", "keep_state"]
@@ -173,7 +179,7 @@ def gather_rows(
     out: Tensor,
     form: KVCacheFormat,
     page_size: int,
-    tuning: CacheTuning,
+    tuning: CacheTuning | None,
 ) -> None:
     """Reads rows of a cache.
 
@@ -183,9 +189,16 @@ def gather_rows(
         out: Shape [rows, channels], last stride 1.
         form: Format of the cache.
         page_size: Rows of a page.
-        tuning: Sizes.
+        tuning: Sizes; None for those of the tables.
     """
     rows = slots.shape[0]
+    sizes = configs.lookup_gather(rows, form.channels)
+    if (tuning is None or tuning.pairs) and serves_gather(out, cache, form):
+        if tuning is not None:
+            sizes = tuning.rows, tuning.num_warps
+        gather_pairs(cache, slots, out, form, page_size, sizes)
+        return
+    tuning = tuning or CacheTuning(*sizes)
     cache_gather_kernel[(triton.cdiv(rows, tuning.rows),)](
         cache,
         slots,
