@@ -41,7 +41,7 @@ def options(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     return seeds, torch.randint(0, 2**20, (rows,), device="cuda")
 
 
-def argmax(rows: int, sizes: dict, dtype: torch.dtype = torch.float32):
+def argmax(rows: int, sizes: tuple[int, int] | None, dtype: torch.dtype = torch.float32):
     """Builds the highest logit of rows."""
 
     def build(small: bool) -> Built:
@@ -57,7 +57,7 @@ def argmax(rows: int, sizes: dict, dtype: torch.dtype = torch.float32):
         if small:
             spoil(x)
         out = torch.full((count,), 777, device="cuda", dtype=torch.int64)
-        run = lambda: launch.best_tokens(x, out, **sizes)  # noqa: E731
+        run = lambda: launch.highest_tokens(x, out, sizes)  # noqa: E731
 
         def check() -> Mapping[str, float]:
             want = torch.empty_like(out)
@@ -89,7 +89,7 @@ def gumbel(rows: int, sizes: tuple[int, int] | None):
         seeds, positions = options(count)
         out = torch.full((count,), 777, device="cuda", dtype=torch.int64)
         run = lambda: launch.best_tokens(  # noqa: E731
-            x, out, temperature=warm, seeds=seeds, positions=positions, sizes=sizes
+            x, out, seeds, positions, temperature=warm, sizes=sizes
         )
 
         def check() -> Mapping[str, float]:
@@ -255,30 +255,32 @@ def logprobs(rows: int, top: int):
 def cases() -> list[Case]:
     """The cases."""
     found = []
-    ways: dict[str, dict] = {
-        "table": {},
-        "8192 w8": {"sizes": (8192, 8)},
-        "8192 w4": {"sizes": (8192, 4)},
-        "row 8192 w16 3": {"row_sizes": (8192, 16, 3)},
-        "row 8192 w8 4": {"row_sizes": (8192, 8, 4)},
-        "row 16384 w16 3": {"row_sizes": (16384, 16, 3)},
-        "row 4096 w8 6": {"row_sizes": (4096, 8, 6)},
-    }
-    for rows, dtype in ((256, torch.bfloat16), (256, torch.float32), (64, torch.bfloat16)):
-        form = f"{rows} x {VOCAB} {'fp32' if dtype == torch.float32 else 'bf16'}"
-        for name, sizes in ways.items():
-            found.append(Case("argmax_sample", form, name, argmax(rows, sizes, dtype)))
+
+    def named(sizes: tuple[int, int] | None) -> str:
+        return "table" if sizes is None else f"{sizes[0]} w{sizes[1]}"
+
+    highest = (
+        (256, torch.bfloat16, (None, (4096, 4), (8192, 8), (16384, 8), (4096, 2))),
+        (256, torch.float32, (None, (4096, 4))),
+        (64, torch.bfloat16, (None,)),
+        (1, torch.float32, (None,)),
+    )
+    for rows, dtype, forms in highest:
+        shape = f"{rows} x {VOCAB} {'fp32' if dtype == torch.float32 else 'bf16'}"
+        for sizes in forms:
+            found.append(Case("argmax_sample", shape, named(sizes), argmax(rows, sizes, dtype)))
+    for rows, forms in (
+        (256, (None, (1024, 4), (2048, 8), (1024, 2))),
+        (64, (None,)),
+        (1, (None,)),
+    ):
+        shape = f"{rows} x {VOCAB} fp32"
+        for sizes in forms:
+            found.append(Case("gumbel_sample", shape, named(sizes), gumbel(rows, sizes)))
+    found.append(Case("apply_token_bitmask", f"256 x {VOCAB} fp32", "table", bitmask(256)))
     found.append(Case("apply_penalties", "64 x (2048 + 512)", "table", penalties(64, 2048, 512)))
     for top in (0, 20):
         found.append(Case("log_probs", f"64 x {VOCAB} top {top}", "table", logprobs(64, top)))
-    for rows in (1, 64, 256):
-        shape = f"{rows} x {VOCAB} fp32"
-        for sizes in (None, (4096, 8)):
-            name = "table" if sizes is None else f"{sizes[0]} w{sizes[1]}"
-            found.append(Case("gumbel_sample", shape, name, gumbel(rows, sizes)))
-    for rows in (1, 64):
-        found.append(Case("argmax_sample", f"{rows} x {VOCAB} fp32", "table", argmax(rows, {})))
     for op in ("argmax_sample", "gumbel_sample", "top_k_top_p_sample", "log_probs"):
         found.append(Case(op, "rows alone", "table", alone(op), check_only=True))
-    found.append(Case("apply_token_bitmask", f"256 x {VOCAB} fp32", "table", bitmask(256)))
     return found

@@ -41,27 +41,12 @@ def law_of(rows: int, law: str) -> torch.Tensor:
     return x
 
 
-def dropped_first(x: torch.Tensor, k: int, p: float) -> torch.Tensor:
-    """Seeds with which the token drawn from the whole row is not kept, so that more rounds are needed."""
-    from deepinfer.kernels.sampling import gumbel_sample, top_k_top_p_sample
-
-    found = []
-    for row in x.split(1):
-        many = row.expand(512, -1)
-        seeds, zero = options(512)[0], torch.zeros(512, device="cuda", dtype=torch.int64)
-        kept = top_k_top_p_sample(many, seeds, zero, k, p, backend="torch")
-        other = (gumbel_sample(many, seeds, zero, backend="torch") != kept).nonzero()
-        found.append(seeds[int(other[0]) if len(other) else 0])
-    return torch.stack(found)
-
-
 def filtered(
     rows: int,
     k: int,
     p: float,
     sizes: dict,
     law: str = "normal",
-    dropped: bool = False,
     judged: bool = True,
 ):
     """Builds draws among the top."""
@@ -82,19 +67,10 @@ def filtered(
             warm = torch.rand(count, device="cuda", dtype=torch.float64) + 0.5
             warm[11], warm[13] = 0.0, float("nan")
         seeds, positions = options(count)
-        if dropped and not small:
-            seeds, positions = dropped_first(x, k, p), torch.zeros_like(positions)
         out = torch.full((count,), 777, device="cuda", dtype=torch.int64)
         filters = launch.Filters(warm, top_k, top_p, None, k)
 
         run = lambda: launch.draw_filtered(x, filters, seeds, positions, 0, out, **sizes)  # noqa: E731
-        given = (seeds, positions, 0, out)
-        ways = {
-            "rounds": lambda: launch.draw_by_rounds(x, filters, *given),
-            "groups": lambda: launch.cut_rows(x, filters, *given),
-            "gathered": lambda: launch.draw_gathered(x, filters[:4], *given),
-        }
-        run = ways.get(sizes.get("way"), run)
 
         def check() -> Mapping[str, float]:
             if not judged:  # another case with the same filters is
@@ -145,7 +121,7 @@ def masked(rows: int, vocab: int, kind: str):
 
         count = 48 if small else rows
         x = logits_of(count, vocab)
-        keys: dict = {"top_k": 50, "top_p": 0.95}
+        keys: dict = {"top_k": 50, "top_p": 0.95} if kind == "k" else {"top_p": 0.95}
         if small:
             spoil(x)
             r = lambda: torch.rand(count, device="cuda", dtype=torch.float64)  # noqa: E731
@@ -222,96 +198,58 @@ def mixed(vocab: int, kind: str):
     return build
 
 
-def brackets(warps: int):
-    """Builds the check of what is between logits and the cut of top-p alone."""
-
-    def build(small: bool) -> Built:
-        from deepinfer.kernels.triton import sampling_bracket as bracket
-
-        rows, chunks, block = 64, 16, 8192
-        x = torch.randn(rows, VOCAB, device="cuda") * 3
-        tops = torch.nn.functional.pad(x, (0, chunks * block - VOCAB), value=float("-inf"))
-        tops = tops.view(rows, chunks, block).amax(-1).contiguous()
-        top_p = torch.full((rows,), 0.95, device="cuda", dtype=torch.float64)
-        sums = [torch.zeros((rows, chunks, 16), device="cuda") for _ in "ab"]
-        exact = torch.zeros((rows, chunks, 2), device="cuda", dtype=torch.int64)
-        found = torch.full((rows, chunks, 256), -1, device="cuda", dtype=torch.int32)
-        counts = torch.zeros((rows, chunks), device="cuda", dtype=torch.int32)
-        given = (x, tops, tops, top_p, tops, tops)
-        flags = {"WARM": False, "TOP_K": False, "MIN_P": False, "CHUNKS": chunks, "BLOCK": block, "num_warps": warps}  # fmt: skip
-
-        def run() -> None:
-            for fine, to in ((False, sums[0]), (True, sums[1])):
-                bracket.bracket_mass_kernel[(rows * chunks,)](
-                    *given, sums[0], to, VOCAB, x.stride(0), chunks, FINE=fine, **flags
-                )
-            bracket.bracket_tokens_kernel[(rows * chunks,)](
-                *given, *sums, exact, found, counts, VOCAB, x.stride(0), chunks, EACH=256, **flags
-            )
-
-        def check() -> Mapping[str, float]:
-            run()
-            high = x.amax(-1, keepdim=True)
-            mass = (x.double() - high.double()).exp()
-            worst = 0.0
-            for j in range(15):
-                want = torch.where(x >= high - (j + 1) * 2.0, mass, 0.0).sum(-1)
-                got = sums[0][:, :, j].double().sum(-1)
-                worst = max(worst, float(((got - want).abs() / want.clamp_min(1e-3)).max()))
-            assert worst < 1e-4, f"coarse masses differ by {worst}"
-            units = (mass * 2.0**42).round().long()
-            assert int((exact[:, :, 0].sum(-1) - units.sum(-1)).abs().max()) < 1000, (
-                "integer masses"
-            )
-            assert int(counts.max()) <= 256, f"{int(counts.max())} tokens in a chunk"
-            target = (units.sum(-1).double() * 0.95).ceil()
-            above = exact[:, :, 1].sum(-1)
-            assert bool((above < target).all()), "what is above reaches the target"
-            used = torch.arange(256, device="cuda") < counts.unsqueeze(-1)
-            ids = torch.where(used, found, 0).view(rows, -1).long()
-            inside = torch.where(used.view(rows, -1), units.gather(1, ids), 0).sum(-1)
-            missing = (above + inside < target).nonzero().flatten().tolist()
-            assert not missing, f"the bracket is too low in rows {missing[:8]}"
-            return {"worst": worst, "most": float(counts.max())}
-
-        return Built(lambda: None, check)
-
-    return build
-
-
-LAWS = (
+FIRST = (
     (0, 0.95, ("normal", "flat", "peaked", "equal", "masked", "one")),
+    (1000, 1.0, ("normal", "flat", "peaked", "equal", "masked")),
     (0, 0.5, ("normal", "flat")),
     (0, 0.9, ("flat",)),
-    (0, 0.999, ("normal",)),
-    (1000, 1.0, ("normal", "flat", "peaked", "equal", "masked")),
+    (50, 0.95, ("normal", "peaked")),
     (1000, 0.95, ("peaked",)),
     (500, 1.0, ("normal",)),
     (4096, 1.0, ("normal", "flat")),
     (4096, 0.95, ("normal",)),
     (50_000, 1.0, ("flat",)),
     (50_000, 0.9, ("flat",)),
-    (50, 0.95, ("peaked", "equal", "masked")),
-    (20, 1.0, ("peaked",)),
     (1, 1.0, ("peaked",)),
 )
-"""Top-k, top-p, and the laws that they are timed with."""
+"""Top-k, top-p, and the laws that they are timed with at many rows."""
 
-GATHERED = {
-    "4096 w8": {"sizes": (4096, 8)},
-    "finish w16": {"finish_warps": 16},
-    "finish w4": {"finish_warps": 4},
-    "by rounds": {"way": "rounds"},
-    "by groups": {"way": "groups"},
-}
-"""Forms and ways of a top-k of 1,000."""
+FEWER = (
+    (0, 0.95, ("normal", "flat", "peaked", "equal")),
+    (0, 0.5, ("normal", "flat")),
+    (1000, 1.0, ("normal", "peaked", "equal", "masked")),
+    (4096, 0.95, ("normal",)),
+    (50_000, 0.9, ("flat",)),
+    (50, 0.95, ("normal",)),
+)
+"""The same at 64 rows."""
 
-ROUNDS = {
-    "groups of 32": {"group": 32},
-    "rounds 2": {"rounds": 2},
-    "80 registers": {"registers": 80},
-    "next 2048 w4": {"next_sizes": (2048, 4), "programs": 2112},
-}
+ONE = (
+    (0, 0.95, ("normal", "flat")),
+    (1000, 1.0, ("normal", "peaked")),
+    (4096, 1.0, ("flat",)),
+    (50_000, 1.0, ("flat",)),
+    (50, 0.95, ("normal",)),
+)
+"""The same at one row."""
+
+FORMS: tuple[tuple[int, float, str, dict[str, dict]], ...] = (
+    (0, 0.95, "normal", {
+        "sample 4096": {"sample": 4096},
+        "next 4096 w8": {"next_sizes": (4096, 8), "programs": 1056},
+        "first 1024 w2": {"sizes": (1024, 2)},
+    }),
+    (0, 0.95, "flat", {"sample 4096": {"sample": 4096}, "judge w8": {"judge_warps": 8}}),
+    (1000, 1.0, "normal", {
+        "4096 w8": {"sizes": (4096, 8)},
+        "1024 w4": {"sizes": (1024, 4)},
+        "finish w16": {"finish_warps": 16},
+        "finish w4": {"finish_warps": 4},
+        "sample 4096": {"sample": 4096, "capacity": 4096},
+    }),
+    (50, 0.95, "normal", {"sample 4096": {"sample": 4096}}),
+)  # fmt: skip
+"""Forms at many rows."""
 
 
 def named(k: int, p: float, law: str) -> str:
@@ -322,50 +260,22 @@ def named(k: int, p: float, law: str) -> str:
 def cases() -> list[Case]:
     """The cases."""
     op, found = "top_k_top_p_sample", []
-    for rows in (256, 64, 1):
-        shape = f"{rows} x {VOCAB} fp32"
-        for k, p in ((0, 0.95), (1000, 1.0)):
-            form = f"{shape} {named(k, p, 'normal')}"
-            found.append(Case(op, form, "table", filtered(rows, k, p, {})))
-            for name, sizes in (GATHERED if k else ROUNDS).items():
-                found.append(Case(op, form, name, filtered(rows, k, p, sizes)))
-        for name, sizes in (("table", {}), ("gathered", {"way": "gathered"})):
-            build = filtered(rows, 50, 0.95, sizes)
-            found.append(Case(op, f"{shape} k 50 p 0.95 normal", name, build))
-    for rows in (256, 64, 1):
-        shape = f"{rows} x {VOCAB} fp32"
-        for k, p, laws in LAWS:
-            for law in laws:
-                if law != "normal" or (k, p) not in ((0, 0.95), (1000, 1.0)):
-                    build = filtered(rows, k, p, {}, law, judged=rows == 256 and law == laws[0])
-                    found.append(Case(op, f"{shape} {named(k, p, law)}", "table", build))
-        build = filtered(rows, 1000, 1.0, {"way": "rounds"}, "peaked", judged=False)
-        found.append(Case(op, f"{shape} k 1000 peaked", "by rounds", build))
-    for k, p, law in ((0, 0.95, "normal"), (0, 0.5, "flat"), (4096, 1.0, "flat")):
-        build = filtered(1, k, p, {}, law, True, False)
-        form = f"1 x {VOCAB} fp32 {named(k, p, law)}, first token dropped"
-        found.append(Case(op, form, "table", build))
+    for rows, laws in ((256, FIRST), (64, FEWER), (1, ONE)):
+        for k, p, kinds in laws:
+            for law in kinds:
+                build = filtered(rows, k, p, {}, law, judged=rows == 256 and law == kinds[0])
+                form = f"{rows} x {VOCAB} fp32 {named(k, p, law)}"
+                found.append(Case(op, form, "table", build))
+        for k, p, law, forms in FORMS if rows == 256 else ():
+            for name, sizes in forms.items():
+                form = f"{rows} x {VOCAB} fp32 {named(k, p, law)}"
+                found.append(Case(op, form, name, filtered(rows, k, p, sizes, law)))
     for kind in ("k", "p", "all", "min"):
         for vocab in (VOCAB, 1000, 9000):
-            found.append(
-                Case(
-                    "top_k_top_p_mask",
-                    f"{vocab} {kind}",
-                    "table",
-                    masked(256, vocab, kind),
-                    kind != "k" or vocab != VOCAB,
-                )
-            )
+            build = masked(256, vocab, kind)
+            timed = vocab == VOCAB and kind in ("k", "p")
+            found.append(Case("top_k_top_p_mask", f"{vocab} {kind}", "table", build, not timed))
     for kind in ("k", "p", "all", "min"):
         for vocab in (1000, VOCAB):
-            found.append(
-                Case(
-                    "top_k_top_p_sample",
-                    f"{vocab} rows by {kind}",
-                    "table",
-                    mixed(vocab, kind),
-                    True,
-                )
-            )
-    found.append(Case("top_k_top_p_sample", "brackets", "w16", brackets(16), True))
+            found.append(Case(op, f"{vocab} rows by {kind}", "table", mixed(vocab, kind), True))
     return found

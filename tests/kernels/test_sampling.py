@@ -388,9 +388,9 @@ def test_rows_in_several_chunks_give_the_same() -> None:
     x, small = randn(2, 600, seed=3) * 3, (256, 1)
     seeds, positions = SEEDS[:2], POSITIONS[:2]
     out, wanted = torch.empty((2, 2), dtype=torch.int64).unbind(0)
-    launch.best_tokens(x, out, sizes=small)
+    launch.highest_tokens(x, out, small)
     assert torch.equal(out, x.argmax(-1))
-    launch.best_tokens(x, out, seeds=seeds, positions=positions, sizes=small)
+    launch.best_tokens(x, out, seeds, positions, sizes=small)
     reference.gumbel_sample(x, None, seeds, positions, 0, wanted)
     assert torch.equal(out, wanted)
     half = torch.full((2,), 0.5)
@@ -405,7 +405,7 @@ def test_rows_in_several_chunks_give_the_same() -> None:
 
 def rows_of_every_kind(vocab: int) -> torch.Tensor:
     """Random, NaN, equal, masked, one token, few values."""
-    x = randn(7, vocab, seed=5) * 2
+    x = randn(8, vocab, seed=5) * 2
     x[1, 3] = math.nan
     x[2] = 0.5
     x[3, 5:] = -math.inf
@@ -415,67 +415,103 @@ def rows_of_every_kind(vocab: int) -> torch.Tensor:
     return x
 
 
+OPTIONS = {
+    "warm": torch.tensor([1.0, 1.0, 0.7, 1.0, 2.0, 0.5, 0.0, math.nan], dtype=torch.float64),
+    "top_k": torch.tensor([9, 3, 0, 50, 299, 100, 5, 4]),
+    "top_p": torch.tensor([0.3, 0.5, 0.6, 0.9, 0.0, 0.5, 0.4, 0.5]),
+    "min_p": torch.full((8,), 0.01),
+}
+KINDS = {
+    "p": ("top_p",),
+    "warm p": ("warm", "top_p"),
+    "k": ("warm", "top_k"),
+    "both": ("top_k", "top_p"),
+    "min": ("min_p",),
+    "all": ("warm", "top_k", "top_p", "min_p"),
+}
+
+
+def filters_of(kind: str, widest: int = 0):
+    from deepinfer.kernels.triton import sampling_launch as launch
+
+    names = ("warm", "top_k", "top_p", "min_p")
+    return launch.Filters(*(OPTIONS[n] if n in KINDS[kind] else None for n in names), widest)
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="a form of the kernels")
-@pytest.mark.parametrize(
-    ("kind", "rounds"), [("k", 1), ("p", 0), ("p", 1), ("both", 0), ("all", 1)]
-)
-def test_draws_by_rounds_are_those_of_the_reference(kind, rounds) -> None:
+@pytest.mark.parametrize("sample", [256, 512])
+@pytest.mark.parametrize("kind", KINDS)
+def test_draws_from_bounds_of_a_sample_are_those_of_the_reference(kind, sample) -> None:
     from deepinfer.kernels.reference import sampling as reference
     from deepinfer.kernels.triton import sampling_launch as launch
 
-    x, sizes = rows_of_every_kind(300), (256, 1)
-    seeds, positions = torch.arange(7) * 99, torch.arange(7)
-    warm = torch.tensor([1.0, 1.0, 0.7, 1.0, 2.0, 0.5, 0.0], dtype=torch.float64)
-    top_k = torch.tensor([9, 3, 40, 0, 299, 100, 5]) if kind != "p" else None
-    top_p = torch.tensor([0.3, 0.5, 0.6, 0.9, 0.0, 0.5, 0.4]) if kind != "k" else None
-    min_p = torch.full((7,), 0.01) if kind == "all" else None
-    filters = launch.Filters(warm, top_k, top_p, min_p, 0)
-    out, wanted = torch.empty((2, 7), dtype=torch.int64).unbind(0)
-    launch.draw_by_rounds(
-        x, filters, seeds, positions, 0, out,
-        sizes=sizes, next_sizes=sizes, settle_sizes=sizes, rounds=rounds,
-    )  # fmt: skip
+    # Samples of 256 are of a part of the row: their bounds may be wrong, and what comes out may not.
+    x, sizes = rows_of_every_kind(500), (256, 1)
+    seeds, positions = torch.arange(8) * 99 + sample, torch.arange(8)
+    out, wanted = torch.empty((2, 8), dtype=torch.int64).unbind(0)
+    filters = filters_of(kind)
+    cuts = None
+    if kind not in ("p", "warm p"):
+        cuts = launch.cut_rows(x, filters, sizes, sample, 256)
     reference.top_k_top_p_sample(x, *filters[:4], seeds, positions, 0, 0, wanted)
-    assert torch.equal(out, wanted)
+    if filters.top_p is None:
+        launch.best_tokens(x, out, seeds, positions, temperature=filters.temperature, cuts=cuts)
+        assert torch.equal(out, wanted)
+        return
+    for rounds in (0, 2):
+        launch.draw_by_rounds(
+            x, filters, seeds, positions, 0, out, cuts,
+            sizes=sizes, next_sizes=sizes, settle_sizes=sizes, rounds=rounds, sample=sample,
+        )  # fmt: skip
+        assert torch.equal(out, wanted)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="a form of the kernels")
-@pytest.mark.parametrize("capacity", [256, 512])
-def test_draws_from_lists_of_the_highest_are_those_of_the_reference(capacity) -> None:
-    from deepinfer.kernels.reference import sampling as reference
-    from deepinfer.kernels.triton.sampling_gather_launch import draw_gathered
-
-    x = rows_of_every_kind(400)
-    seeds, positions = torch.arange(7) * 99, torch.arange(7)
-    warm = torch.tensor([1.0, 1.0, 0.7, 1.0, math.nan, 0.5, 0.0], dtype=torch.float64)
-    top_k = torch.tensor([9, 3, 40, 50, 299, 100, 5])
-    top_p = torch.tensor([0.3, 0.5, 0.6, 0.9, 0.0, 0.5, 0.4])
-    out, wanted = torch.empty((2, 7), dtype=torch.int64).unbind(0)
-    options = (warm, top_k, top_p, torch.full((7,), 0.01))
-    draw_gathered(x, options, seeds, positions, 0, out, sizes=(256, 1), capacity=capacity)
-    reference.top_k_top_p_sample(x, *options, seeds, positions, 0, 0, wanted)
-    assert torch.equal(out, wanted)
-
-
-@pytest.mark.skipif(not INTERPRETED, reason="a form of the kernels")
-def test_a_row_of_more_equal_logits_than_candidates_is_searched_as_a_whole() -> None:
+@pytest.mark.parametrize(("sample", "capacity"), [(256, 256), (256, 128), (512, 512)])
+def test_draws_from_lists_are_those_of_the_reference(sample, capacity) -> None:
     from deepinfer.kernels.reference import sampling as reference
     from deepinfer.kernels.triton import sampling_launch as launch
 
-    x = rows_of_every_kind(400)[[2, 5]]
-    seeds, positions = torch.arange(2), torch.arange(2)
-    out, wanted = torch.empty((2, 2), dtype=torch.int64).unbind(0)
-    filters = launch.Filters(None, torch.tensor([20, 150]), torch.tensor([1.0, 0.5]), None, 150)
-    launch.draw_filtered(x, filters, seeds, positions, 0, out, sizes=(256, 1), capacity=256)
-    reference.top_k_top_p_sample(x, *filters[:4], seeds, positions, 0, 0, wanted)
-    assert torch.equal(out, wanted)
+    # A list of 128 is too short for some of the rows: they are searched as a whole.
+    x = rows_of_every_kind(500)
+    seeds, positions = torch.arange(8) * 99, torch.arange(8)
+    out, wanted = torch.empty((2, 8), dtype=torch.int64).unbind(0)
+    for kind in ("k", "both", "all"):
+        filters = filters_of(kind)._replace(top_k=OPTIONS["top_k"].clamp_min(1), widest=299)
+        launch.draw_listed(
+            x, filters, seeds, positions, 0, out, sizes=(256, 1), sample=sample, capacity=capacity
+        )
+        reference.top_k_top_p_sample(x, *filters[:4], seeds, positions, 0, 0, wanted)
+        assert torch.equal(out, wanted)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="a form of the kernels")
-def test_the_highest_logit_by_a_program_a_row() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_masks_from_bounds_of_a_sample_are_those_of_the_reference(kind) -> None:
+    from deepinfer.kernels.reference import sampling as reference
     from deepinfer.kernels.triton import sampling_launch as launch
 
-    x = hard_rows(300)
-    out = torch.empty(6, dtype=torch.int64)
-    launch.best_tokens(x, out, row_sizes=(256, 1, 1))
-    assert torch.equal(out, sampling.argmax_sample(x))
+    x, sizes = rows_of_every_kind(500), (256, 1)
+    filters = filters_of(kind)
+    wanted = torch.empty_like(x)
+    reference.top_k_top_p_mask(x, *filters[:4], 0, wanted)
+    for sample, capacity in ((256, 128), (512, 512)):
+        cuts = None
+        if kind != "p":
+            cuts = launch.cut_rows(x, filters, sizes, sample, capacity)
+        if filters.top_p is not None:
+            cuts = launch.cut_mass(x, filters, cuts, sizes, sample=sample, capacity=capacity)
+        out = torch.full_like(x, 777.0)
+        launch.apply_cuts(x, cuts, out)
+        assert torch.equal(out.nan_to_num(7.0), wanted.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_equal_logits_are_kept_as_far_as_top_k_goes_when_top_p_takes_all_of_them(backend) -> None:
+    # The cut of top-p is among tokens equal to that of top-k: it may not let more of them in.
+    x = torch.full((3, 300), 1.5)
+    x[1, 7] = 9.0
+    top_k, top_p = torch.tensor([1, 3, 9]), torch.tensor([0.2, 0.9999999, 0.95])
+    out = sampling.top_k_top_p_mask(x, top_k, top_p, backend=backend)
+    kept = [(row > -math.inf).nonzero().flatten().tolist() for row in out]
+    assert kept == [[0], [0, 1, 7], [0, 1, 2, 3, 4, 5, 6, 7, 8]]

@@ -70,7 +70,7 @@ def _argmax(logits: Tensor, out: Tensor) -> None:
     from deepinfer.kernels.triton import sampling_launch as launch
 
     with launch.on_device(logits):
-        launch.best_tokens(logits, out)
+        launch.highest_tokens(logits, out)
 
 
 @GUMBEL.register("triton", supports=_refusal, priority=10)
@@ -86,7 +86,7 @@ def _gumbel(
 
     with launch.on_device(logits):
         launch.best_tokens(
-            logits, out, temperature=temperature, seeds=seeds, positions=positions, stream=stream
+            logits, out, seeds, positions, temperature=temperature, stream=stream
         )
 
 
@@ -104,7 +104,7 @@ def _mask(
 
     filters = launch.Filters(temperature, top_k, top_p, min_p, widest)
     with launch.on_device(logits):
-        launch.apply_cuts(logits, launch.cut_rows(logits, filters), out)
+        launch.mask_filtered(logits, filters, out)
 
 
 @SAMPLE.register("triton", supports=_refusal, priority=10)

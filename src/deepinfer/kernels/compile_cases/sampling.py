@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from deepinfer.kernels.codegen import CHIPS, CompileCase
@@ -28,305 +27,193 @@ def _case(
     return CompileCase(operation, entry, kernel, signature, constants, aligned, **rest)
 
 
-def _rounds(row: dict[str, str], rounds: Any, settle: Any) -> list[CompileCase]:
-    """The kernels that draw and judge by rounds."""
-    first, warps = configs.lookup("first_round", _VOCAB)
-    following, more_warps = configs.lookup("next_round", _VOCAB)
-    last, last_warps = configs.lookup("settle", _VOCAB)
-    row = row | {
-        "waiting": "*i32",
-        "facts": "*fp32",
-        "masses": "*fp32",
-        "counts": "*i32",
-        "num_open": "*i32",
-        "open_rows": "*i32",
-        "arrived": "*i32",
-        "still_open": "*i32",
-        "still_open_rows": "*i32",
-    }
-    every = {"WARM": True, "TOP_K": True, "TOP_P": True, "MIN_P": True}
-    chunks = 2 ** (-(-_VOCAB // first) - 1).bit_length()
-    some = {"GROUPS": first // 16, "CHUNKS": chunks}
-    forms: tuple[tuple[str, Any, dict[str, Any], int], ...] = (
-        ("first round", rounds.first_round_kernel,
-         {"WARM": True, "MASS": True, "FAST": True, "BLOCK": first, "GROUPS": first // 16,
-          "PARTS": 4}, warps),
-        ("first judge", rounds.first_judge_kernel,
-         every | some | {"ALL_GROUPS": chunks * first // 16, "SIZE": 16}, 16),
-        ("next round", rounds.next_round_kernel,
-         every | {"FAST": True, "CHUNKS": 32, "BLOCK": following}, more_warps),
-        ("settle", settle.settle_kernel, every | {"FAST": True, "BLOCK": last}, last_warps),
-    )  # fmt: skip
-    return _draws(row, forms, widely="first round")
+_ROW = {
+    "logits": "*fp32",
+    "temperatures": "*fp64",
+    "top_ks": "*i64",
+    "top_ps": "*fp64",
+    "min_ps": "*fp64",
+    "seeds": "*i64",
+    "positions": "*i64",
+    "cuts": "*fp32",
+    "cut_ids": "*i32",
+    "bounds": "*fp32",
+    "bound_ids": "*i32",
+    "counts": "*i32",
+    "found": "*i32",
+    "tokens": "*i32",
+    "tops": "*fp32",
+    "groups": "*fp32",
+    "masses": "*fp32",
+    "sums": "*fp32",
+    "exact": "*i64",
+    "highests": "*fp32",
+    "ends": "*fp32",
+    "end_ids": "*i32",
+    "waiting": "*i32",
+    "facts": "*fp32",
+    "num_open": "*i32",
+    "open_rows": "*i32",
+    "still_open": "*i32",
+    "still_open_rows": "*i32",
+    "arrived": "*i32",
+    "out": "*i64",
+}
+"""Types of arguments that mean the same in all kernels over rows."""
+
+_Form = tuple[str, str, Any, dict[str, Any], int, tuple[int, ...]]
 
 
-def _draws(
-    row: dict[str, str], forms: Sequence[tuple[str, Any, dict[str, Any], int]], widely: str
-) -> list[CompileCase]:
-    """Kernels of draws among the highest for Hopper, and one of them for other chips too."""
-    return [
-        _case(
-            "top_k_top_p_sample",
-            name,
-            kernel,
-            row,
-            constants,
-            options={"num_warps": count},
-            stack_bytes=160,  # around the calls of fp64 divisions
-            chips=(80, 90, 120) if name == widely else (90,),
-        )
-        for name, kernel, constants, count in forms
-    ]
-
-
-def _gathered(row: dict[str, str], gather: Any) -> list[CompileCase]:
-    """The kernels that draw from a list of the highest."""
-    block, warps = configs.lookup("maxima", _VOCAB)
-    row = row | {"bounds": "*i32", "counts": "*i32", "found": "*i32"}
-    options = {"WARM": True, "CHUNKS": 16}
-    forms: tuple[tuple[str, Any, dict[str, Any], int], ...] = (
-        ("bound", gather.bound_kernel,
-         options | {"GROUPS": block // 32, "ALL_GROUPS": block // 2}, 8),
-        ("gather", gather.gather_kernel, {"BLOCK": block, "CAPACITY": 2048}, warps),
-        ("finish", gather.finish_kernel,
-         options | {"TOP_P": True, "MIN_P": True, "FAST": True, "CAPACITY": 2048}, 8),
-    )  # fmt: skip
-    return _draws(row, forms, widely="gather")
-
-
-def cases() -> list[CompileCase]:
-    """The cases; needs Triton 3.6 or newer."""
-    from deepinfer.kernels.triton import sampling_bracket as bracket
-    from deepinfer.kernels.triton import sampling_cut as cut
+def _chosen() -> list[_Form]:
+    """Operation, entry, kernel, constants, warps and chips of the highest token and of draws from whole laws."""
     from deepinfer.kernels.triton import sampling_draw as draw
-    from deepinfer.kernels.triton import sampling_edit as edit
-    from deepinfer.kernels.triton import sampling_gather as gather
-    from deepinfer.kernels.triton import sampling_logprobs as logprobs
+
+    highest, warps = configs.lookup("argmax", _VOCAB)
+    drawn, more = configs.lookup("gumbel", _VOCAB)
+    noise = {"WARM": True, "FAST": True, "BLOCK": drawn}
+    return [
+        ("argmax_sample", f"chunk of {highest}", draw.chunk_top_kernel, {"BLOCK": highest}, warps, CHIPS),
+        ("argmax_sample", "row", draw.first_of_row_kernel,
+         {"CHUNKS": _chunks(highest), "BLOCK": highest}, warps, (90,)),
+        ("gumbel_sample", f"chunk of {drawn}", draw.best_token_kernel, noise | {"CUT": False}, more, CHIPS),
+        ("gumbel_sample", f"chunk of {drawn} cut", draw.best_token_kernel, noise | {"CUT": True}, more, (90,)),
+        ("gumbel_sample", "row", draw.best_of_chunks_kernel,
+         {"WARM": True, "CUT": False, "CHUNKS": _chunks(drawn)}, 4, (90,)),
+    ]  # fmt: skip
+
+
+def _listed() -> list[_Form]:
+    """The same of bounds, and of lists of the tokens between them."""
+    from deepinfer.kernels.triton import sampling_bounds as bounds
+    from deepinfer.kernels.triton import sampling_list as lists
+
+    block, warps = configs.lookup("gather", _VOCAB)
+    sample, most = configs.SAMPLE, configs.MOST_LISTED
+    op, other = "top_k_top_p_sample", (80, 90, 120)
+    every = {"WARM": True, "TOP_K": True, "MIN_P": True, "FAST": True, "CHUNKS": _chunks(block)}
+    drawn = every | {"TOP_P": True, "DRAWN": True}
+    few = {"WARM": True, "SIZE": sample}
+    return [
+        (op, "bounds of top-k", bounds.bounds_kernel,
+         few | {"TOP_K": True, "TOP_P": False, "CUT": False, "UPPER": True}, sample // 512, (90,)),
+        (op, "bounds of top-p", bounds.bounds_kernel,
+         few | {"TOP_K": False, "TOP_P": True, "CUT": True, "UPPER": True}, sample // 512, other),
+        (op, "list above a bound", lists.gather_kernel,
+         {"UPPER": False, "BLOCK": block, "CAPACITY": 2048}, warps, other),
+        (op, "list between bounds", lists.gather_kernel,
+         {"UPPER": True, "BLOCK": block, "CAPACITY": most}, warps, (90,)),
+        (op, "draw from 2048", lists.finish_kernel, drawn | {"CAPACITY": 2048}, 8, (90,)),
+        (op, f"draw from {most}", lists.finish_kernel, drawn | {"CAPACITY": most}, 16, (80, 90, 120)),
+        ("top_k_top_p_mask", "cut by top-k", lists.finish_kernel,
+         every | {"TOP_P": False, "DRAWN": False, "CAPACITY": most}, 16, (90,)),
+    ]  # fmt: skip
+
+
+def _by_mass() -> list[_Form]:
+    """The same of rounds, and of the exact cut by top-p."""
+    from deepinfer.kernels.triton import sampling_mass as mass
     from deepinfer.kernels.triton import sampling_rounds as rounds
     from deepinfer.kernels.triton import sampling_settle as settle
 
-    sizes = {name: configs.lookup(name, _VOCAB) for name in ("argmax", "gumbel", "maxima", "edit")}
-    filters = {"temperatures": "*fp64", "top_ks": "*i64", "top_ps": "*fp64", "min_ps": "*fp64"}
-    row = {
-        "logits": "*fp32",
-        "seeds": "*i64",
-        "positions": "*i64",
-        "cuts": "*fp32",
-        "cut_ids": "*i32",
-        "tokens": "*i32",
-        "noises": "*fp64",
-        "tops": "*fp32",
-        "out": "*i64",
-    } | filters
-    found = []
-    for drawn, is_cut in ((False, False), (True, False), (True, True)):
-        block, warps = sizes["gumbel" if drawn else "argmax"]
-        flags: dict[str, Any] = {"DRAWN": drawn, "WARM": drawn, "CUT": is_cut}
-        name = "gumbel_sample" if drawn else "argmax_sample"
-        form = " cut" if is_cut else ""
-        found.append(
-            _case(
-                name,
-                f"chunk of {block}{form}",
-                draw.best_token_kernel,
-                row,
-                flags | {"FAST": True, "BLOCK": block},
-                options={"num_warps": warps},
-                chips=(90,) if is_cut else CHIPS,
-            )
-        )
-        if not is_cut:
-            found.append(
-                _case(
-                    name,
-                    "row",
-                    draw.best_of_chunks_kernel,
-                    row,
-                    flags | {"CHUNKS": 64 if drawn else 32},
-                    options={"num_warps": 4 if drawn else 1},
-                    chips=(90,),
-                )
-            )
-    found.append(
+    first, warps = configs.lookup("first_round", _VOCAB)
+    following, more = configs.lookup("next_round", _VOCAB)
+    last, most_warps = configs.lookup("settle", _VOCAB)
+    block, some = configs.lookup("gather", _VOCAB)
+    op, cut = "top_k_top_p_sample", "top_k_top_p_mask"
+    flags = {"WARM": True, "CUT": True}
+
+    def groups(size: int) -> dict[str, Any]:
+        chunks = _chunks(size)
+        return {"CHUNKS": chunks, "GROUPS": size // 16, "ALL_GROUPS": chunks * size // 16}
+
+    lists = {"CHUNKS": _chunks(block), "CAPACITY": configs.MOST_LISTED}
+    return [
+        (op, "first round", rounds.first_round_kernel,
+         flags | {"DRAWN": True, "FAST": True, "BLOCK": first, "GROUPS": first // 16, "PARTS": 4},
+         warps, (80, 90, 120)),
+        (op, "first judge", rounds.first_judge_kernel, flags | groups(first), 16, (90,)),
+        (op, "next round", rounds.next_round_kernel,
+         {"WARM": True, "FAST": True, "CHUNKS": _chunks(following), "BLOCK": following}, more, (90,)),
+        (op, "settle", settle.settle_kernel, flags | {"FAST": True, "BLOCK": last}, most_warps, (90,)),
+        (cut, "bounds by groups", mass.mass_bounds_kernel, flags | groups(block), 16, (90,)),
+        (cut, "list by mass", mass.mass_gather_kernel,
+         flags | {"BLOCK": block, "CAPACITY": configs.MOST_LISTED}, some, (90,)),
+        (cut, "cut by mass", mass.mass_finish_kernel, flags | lists, 16, (90,)),
+    ]  # fmt: skip
+
+
+def _edits() -> list[CompileCase]:
+    """Cases of changes of logits."""
+    from deepinfer.kernels.triton import sampling_edit as edit
+
+    block, warps = configs.lookup("edit", _VOCAB)
+    bits, few = configs.lookup("bitmask", _VOCAB)
+    return [
         _case(
-            "argmax_sample",
-            "whole row",
-            draw.best_of_row_kernel,
-            row | {"logits": "*bf16"},
-            {"BLOCK": 8192, "STAGES": 3},
-            options={"num_warps": 16},
-            chips=(90,),
-        )
-    )
-    block, warps = sizes["maxima"]
-    groups, options = block // 32, {"num_warps": warps}
-    row |= {
-        "groups": "*fp32",
-        "exact": "*i64",
-        "found_ids": "*i32",
-        "found_counts": "*i32",
-        "scratch": "*i32",
-        "coarse": "*fp32",
-        "fine": "*fp32",
-        "sums": "*fp32",
-    }
-    found.append(
-        _case(
-            "top_k_top_p_sample",
-            "maxima",
-            cut.chunk_maxima_kernel,
-            row,
-            {"BLOCK": block, "GROUPS": groups},
-            options=options,
-        )
-    )
-    flags = {"WARM": True, "TOP_K": True, "MIN_P": True, "CHUNKS": 16, "BLOCK": block}
-    last = {
-        "GROUPS": groups,
-        "ALL_GROUPS": 16 * groups,
-        "MOST_K": 2 * configs.MOST_TOP_K,
-        "CAPACITY": 2048,
-        "EACH": 256,
-        "TOP_P": True,
-        "SPAN": 2048,
-        "STEPS": 14,
-        "FAST": True,
-    }
-    for is_sample, bins in ((True, False), (True, True)):
-        found.append(
-            _case(
-                "top_k_top_p_sample",
-                f"row{' any' if bins else ''}",
-                cut.row_cut_kernel,
-                row,
-                flags | last | {"BINS": bins, "SAMPLE": is_sample, "FEW": not bins},
-                options={"num_warps": 8},
-                stack_bytes=160,  # around the calls of fp64 divisions
-                chips=(80, 90, 120) if bins else (90,),
-            )
-        )
-    found.append(
-        _case(
-            "top_k_top_p_sample",
-            "row wide",
-            cut.row_cut_kernel,
-            row,
-            flags | last | {"BINS": False, "SAMPLE": True, "FEW": True, "SPAN": 8192, "STEPS": 32},
-            options={"num_warps": 16},
-            stack_bytes=160,
-            chips=(90,),
-        )
-    )
-    found += _rounds(row, rounds, settle) + _gathered(row, gather)
-    few = ("WARM", "MIN_P", "CHUNKS", "TOP_P", "MOST_K", "CAPACITY")
-    found.append(
-        _case(
-            "top_k_top_p_sample",
-            "row of few",
-            cut.few_cut_kernel,
-            row,
-            {n: (flags | last)[n] for n in few} | {"SAMPLE": True},
-            options={"num_warps": 1},
-            stack_bytes=160,
-            chips=(90,),
-        )
-    )
-    found.append(
-        _case(
-            "top_k_top_p_mask",
-            "bracket masses",
-            bracket.bracket_mass_kernel,
-            row,
-            flags | {"FINE": True},
-            options={"num_warps": configs.lookup("bracket", _VOCAB)[1]},
-            chips=(90,),
-        )
-    )
-    found.append(
-        _case(
-            "top_k_top_p_mask",
-            "bracket tokens",
-            bracket.bracket_tokens_kernel,
-            row,
-            flags | {"EACH": 256},
-            stack_bytes=64,
-            options={"num_warps": configs.lookup("bracket", _VOCAB)[1]},
-            chips=(90,),
-        )
-    )
-    block, warps = sizes["edit"]
-    found.append(
-        _case(
-            "top_k_top_p_mask",
-            "cut",
-            edit.apply_cut_kernel,
-            row | {"out": "*fp32"},
-            {"BLOCK": block},
+            "top_k_top_p_mask", "cut", edit.apply_cut_kernel, _ROW | {"out": "*fp32"}, {"BLOCK": block},
             options={"num_warps": warps},
-        )
-    )
-    found.append(
+        ),
         _case(
-            "apply_token_bitmask",
-            "rows",
-            edit.token_bitmask_kernel,
+            "apply_token_bitmask", "rows", edit.token_bitmask_kernel,
             {"logits": "*fp32", "bitmask": "*i32", "rows": "*i32"},
-            {
-                "ROWS": True,
-                "BLOCK": configs.lookup("bitmask", _VOCAB)[0],
-                "stride_column": 1,
-                "stride_mask_word": 1,
-            },
-            options={"num_warps": configs.lookup("bitmask", _VOCAB)[1]},
-        )
-    )
-    found.append(
+            {"ROWS": True, "BLOCK": bits, "stride_mask_word": 1},
+            options={"num_warps": few},
+        ),
         _case(
-            "apply_penalties",
-            "last launch",
-            edit.penalty_kernel,
+            "apply_penalties", "last launch", edit.penalty_kernel,
             {
-                "logits": "*fp32",
-                "prompt": "*i64",
-                "output": "*i64",
-                "seen": "*i32",
-                "presence": "*fp32",
-                "frequency": "*fp32",
-                "repetition": "*fp32",
+                "logits": "*fp32", "prompt": "*i64", "output": "*i64", "seen": "*i32", "presence": "*fp32",
+                "frequency": "*fp32", "repetition": "*fp32",
             },
             {"BLOCK": configs.PENALTY_BLOCK, "PHASE": 2},
             options={"num_warps": 4, "enable_fp_fusion": False},
-        )
-    )
+        ),
+    ]  # fmt: skip
+
+
+def _logprobs() -> list[CompileCase]:
+    """Cases of log probabilities."""
+    from deepinfer.kernels.triton import sampling_logprobs as logprobs
+
     block, warps = configs.lookup("logprobs", _VOCAB)
-    row |= {
+    row = _ROW | {
         "tokens": "*i64",
-        "counts": "*i32",
         "best_ids": "*i32",
         "found_ids": "*i32",
         "logprobs": "*fp32",
         "ranks": "*i64",
         "best_logprobs": "*fp32",
     }
-    found.append(
+    return [
         _case(
-            "log_probs",
-            f"chunk of {block}",
-            logprobs.logprob_chunk_kernel,
-            row,
-            {"BLOCK": block},
+            "log_probs", f"chunk of {block}", logprobs.logprob_chunk_kernel, row, {"BLOCK": block},
             options={"num_warps": warps},
-        )
-    )
-    found.append(
+        ),
         _case(
-            "log_probs",
-            "row",
-            logprobs.logprob_row_kernel,
-            row,
-            {"CHUNKS": 16, "TOP": 32, "SORT": True},
-            options={"num_warps": 1},
-            chips=(90,),
+            "log_probs", "row", logprobs.logprob_row_kernel, row,
+            {"CHUNKS": _chunks(block), "TOP": 32, "SORT": True}, options={"num_warps": 1}, chips=(90,),
+        ),
+    ]  # fmt: skip
+
+
+def _chunks(block: int) -> int:
+    """Chunks of a row, as a power of two."""
+    return 1 << (-(-_VOCAB // block) - 1).bit_length()
+
+
+def cases() -> list[CompileCase]:
+    """The cases; needs Triton 3.6 or newer."""
+    found = [
+        _case(
+            operation,
+            entry,
+            kernel,
+            _ROW,
+            constants,
+            options={"num_warps": warps},
+            stack_bytes=160,  # around the calls of fp64 divisions
+            chips=chips,
         )
-    )
-    return found
+        for operation, entry, kernel, constants, warps, chips in _chosen() + _listed() + _by_mass()
+    ]
+    return found + _edits() + _logprobs()

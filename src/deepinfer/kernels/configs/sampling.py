@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
-__all__ = ["FEW_TOP_K", "MOST_SORTED", "MOST_TOP_K", "PENALTY_BLOCK", "chunk_of", "lookup"]
+import math
 
-MOST_TOP_K = 1024
-"""Rows with a top-k up to this are cut among the groups of the highest maxima."""
+__all__ = [
+    "MOST_LISTED",
+    "MOST_SORTED",
+    "MOST_TOP_K",
+    "PENALTY_BLOCK",
+    "PROGRAMS",
+    "SAMPLE",
+    "chunk_of",
+    "listed_of",
+    "lookup",
+    "rounds_of",
+]
+
+MOST_TOP_K = 4096
+"""Tokens are drawn from a list when every row has a top-k up to this."""
+
+MOST_LISTED = 8192
+"""Tokens of the longest list of a row."""
+
+SAMPLE = 8192
+"""Tokens of a row that the bounds of its cut are taken from."""
+
+PROGRAMS = 2112
+"""Programs of a round that open rows share."""
 
 MOST_SORTED = 64
 """Up to so many likeliest tokens are put in order by the kernel of log probabilities."""
-
-FEW_TOP_K = 256
-"""Tokens are drawn among the groups of the highest maxima when every row has a top-k up to this, and by rounds else."""
 
 PENALTY_BLOCK = 256
 """Places of a row's tokens that a program looks at."""
 
 # (tokens of a chunk, warps)
 _SIZES = {
-    "argmax": (4096, 4),
+    "argmax": (8192, 4),
     "gumbel": (2048, 4),
-    "maxima": (8192, 8),
-    "bracket": (8192, 16),
+    "gather": (2048, 4),
     "first_round": (2048, 4),
-    "next_round": (4096, 8),
+    "next_round": (2048, 4),
     "settle": (8192, 16),
     "logprobs": (4096, 8),
     "bitmask": (4096, 4),
@@ -46,6 +64,33 @@ def chunk_of(vocab: int, most: int) -> int:
     while size < min(vocab, most):
         size *= 2
     return size
+
+
+def listed_of(vocab: int, k: int) -> tuple[int, int]:
+    """Sizes of draws from lists.
+
+    Args:
+        vocab: Tokens of a row.
+        k: The largest top-k of a row.
+
+    Returns:
+        Tokens of the sample, and of the list of a row.
+    """
+    sample = min(vocab, SAMPLE)
+    rank = k * sample / vocab
+    rank += 3.5 * rank**0.5 + 2 if sample < vocab else 0
+    expected = rank * vocab / sample
+    most = expected * (1 + 4.5 / max(rank, 1) ** 0.5) if sample < vocab else k
+    return SAMPLE, min(MOST_LISTED, max(256, 1 << (math.ceil(most) - 1).bit_length()))
+
+
+def rounds_of(rows: int) -> int:
+    """Rounds behind the first that many programs share, before one program finishes what is left of a row.
+
+    Args:
+        rows: Rows of the call.
+    """
+    return 2 if rows <= 64 else 3
 
 
 def lookup(kernel: str, vocab: int) -> tuple[int, int]:

@@ -15,9 +15,11 @@ from deepinfer.kernels.triton.sampling_keys import larger
 
 __all__ = [
     "best_of_chunks_kernel",
-    "best_of_row_kernel",
     "best_token_kernel",
+    "chunk_top_kernel",
     "exact_scores",
+    "first_of_row_kernel",
+    "holds",
     "kept_values",
     "noisy_block",
     "scale_of",
@@ -32,6 +34,12 @@ def kept_values(values, at, cut, cut_id, CUT: tl.constexpr):
         out = (values < cut) | ((values == cut) & (at > cut_id))
         values = tl.where(out, float("-inf"), values)
     return values
+
+
+@triton.jit
+def holds(values, at, bound, bound_id):
+    """Whether tokens are above a bound, or equal to it with an id up to that of the bound."""
+    return (values > bound) | ((values == bound) & (at <= bound_id))
 
 
 @triton.jit
@@ -57,7 +65,8 @@ def noisy_block(
 ):  # fmt: skip
     """The block of four tokens in which the highest `value / temperature + noise` of a chunk is; -1 if there is none.
 
-    `values` are those of the chunk's tokens, from token `first` on, -inf where a token does not count.
+    `values` are those of the chunk's tokens, from token `first` on, -inf where a token does not count; none is above
+    `highest`.
     """
     anchor = tl.where(highest == float("-inf"), 0.0, highest)
     quarter = tl.arange(0, BLOCK // 4) + first // 4
@@ -67,9 +76,10 @@ def noisy_block(
     # Times log2(e), like the noise.
     scores = (values - anchor) * factor - fast_log2_exponential(words, FAST)
     best = tl.max(scores.reshape(BLOCK // 4, 4), 1)
-    is_open = best >= tl.max(best, 0) - 1e-3
+    peak = tl.max(best, 0)
+    is_open = best >= peak - 1e-3
     found = tl.min(tl.where(is_open, quarter, 2147483647), 0)
-    is_good = (highest > float("-inf")) & (highest < float("inf"))
+    is_good = (highest > float("-inf")) & (highest < float("inf")) & (peak > float("-inf"))
     if is_good & (tl.sum(is_open.to(tl.int32), 0) > 1):
         top = tl.full((), float("-inf"), tl.float64)
         block = found
@@ -99,46 +109,39 @@ def best_token_kernel(
     stride,
     num_chunks,
     stream,
-    DRAWN: tl.constexpr,
     WARM: tl.constexpr,
     CUT: tl.constexpr,
     FAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One chunk of one row: its highest logit, and the token of that, or the block of the highest noisy token."""
+    """One chunk of one row: its highest logit, and the block of the highest noisy token, or the token of a row without noise."""
     to = tl.program_id(0).to(tl.int64)
     row = to // num_chunks
     first = (to % num_chunks).to(tl.int32) * BLOCK
-    needed = True
+    x = logits + row * stride
+    at = first + tl.arange(0, BLOCK)
+    values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+    cut = float("-inf")
+    cut_id = 0
     if CUT:
-        needed = tl.load(cut_ids + row) >= -1
-    if needed:
-        x = logits + row * stride
-        at = first + tl.arange(0, BLOCK)
-        values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-        cut = float("-inf")
-        cut_id = 0
-        if CUT:
-            cut = tl.load(cuts + row)
-            cut_id = tl.load(cut_ids + row)
-        values = kept_values(values, at, cut, cut_id, CUT)
-        highest = tl.reduce(values, 0, larger)
-        temperature = tl.full((), 0.0, tl.float64)
-        if DRAWN:
-            temperature += 1.0
-            if WARM:
-                temperature = tl.load(temperatures + row).to(tl.float64)
-        if temperature > 0:
-            seed = tl.load(seeds + row).to(tl.int64)
-            position = tl.load(positions + row).to(tl.int64)
-            token = noisy_block(
-                x, values, first, vocab, highest, temperature, seed, position, stream, cut, cut_id,
-                CUT, FAST, BLOCK,
-            )  # fmt: skip
-        else:
-            token = tl.min(tl.where(values == highest, at, 2147483647), 0)
-        tl.store(tokens + to, token)
-        tl.store(tops + to, highest)
+        cut = tl.load(cuts + row)
+        cut_id = tl.load(cut_ids + row)
+    values = kept_values(values, at, cut, cut_id, CUT)
+    highest = tl.reduce(values, 0, larger)
+    temperature = tl.full((), 1.0, tl.float64)
+    if WARM:
+        temperature = tl.load(temperatures + row).to(tl.float64)
+    if temperature > 0:
+        seed = tl.load(seeds + row).to(tl.int64)
+        position = tl.load(positions + row).to(tl.int64)
+        token = noisy_block(
+            x, values, first, vocab, highest, temperature, seed, position, stream, cut, cut_id,
+            CUT, FAST, BLOCK,
+        )  # fmt: skip
+    else:
+        token = tl.min(tl.where(values == highest, at, 2147483647), 0)
+    tl.store(tokens + to, token)
+    tl.store(tops + to, highest)
 
 
 @triton.jit
@@ -170,61 +173,62 @@ def best_of_chunks_kernel(
     stride,
     num_chunks,
     stream,
-    DRAWN: tl.constexpr,
     WARM: tl.constexpr,
     CUT: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
     """The best token of a row of chunks, ties to the lowest; -1 where the highest logit is not finite."""
     row = tl.program_id(0).to(tl.int64)
-    needed = True
-    if CUT:
-        needed = tl.load(cut_ids + row) >= -1
-    if needed:
-        c = tl.arange(0, CHUNKS)
-        inside = c < num_chunks
-        tops_row = tl.load(tops + row * num_chunks + c, mask=inside, other=float("-inf"))
-        token = tl.load(tokens + row * num_chunks + c, mask=inside, other=-1)
-        highest = tl.reduce(tops_row, 0, larger)
-        good = (highest > float("-inf")) & (highest < float("inf"))
-        temperature = tl.full((), 0.0, tl.float64)
-        if DRAWN:
-            temperature += 1.0
-            if WARM:
-                temperature = tl.load(temperatures + row).to(tl.float64)
-        usable = inside & (token >= 0) & (tops_row > float("-inf"))
-        best_token = tl.min(tl.where(usable & (tops_row == highest), token, 2147483647), 0)
-        if temperature > 0:
-            cut = float("-inf")
-            cut_id = 0
-            if CUT:
-                cut = tl.load(cuts + row)
-                cut_id = tl.load(cut_ids + row)
-            seed = tl.load(seeds + row).to(tl.int64)
-            position = tl.load(positions + row).to(tl.int64)
-            best_token = winner_of_chunks(
-                logits + row * stride, token, usable, vocab, highest, temperature, seed, position,
-                stream, cut, cut_id, CUT,
-            )  # fmt: skip
-        good &= best_token < vocab
-        tl.store(out + row, tl.where(good, best_token, -1).to(out.dtype.element_ty))
+    c = tl.arange(0, CHUNKS)
+    inside = c < num_chunks
+    tops_row = tl.load(tops + row * num_chunks + c, mask=inside, other=float("-inf"))
+    token = tl.load(tokens + row * num_chunks + c, mask=inside, other=-1)
+    highest = tl.reduce(tops_row, 0, larger)
+    good = (highest > float("-inf")) & (highest < float("inf"))
+    temperature = tl.full((), 1.0, tl.float64)
+    if WARM:
+        temperature = tl.load(temperatures + row).to(tl.float64)
+    usable = inside & (token >= 0) & (tops_row > float("-inf"))
+    best_token = tl.min(tl.where(usable & (tops_row == highest), token, 2147483647), 0)
+    if temperature > 0:
+        cut = float("-inf")
+        cut_id = 0
+        if CUT:
+            cut = tl.load(cuts + row)
+            cut_id = tl.load(cut_ids + row)
+        seed = tl.load(seeds + row).to(tl.int64)
+        position = tl.load(positions + row).to(tl.int64)
+        best_token = winner_of_chunks(
+            logits + row * stride, token, usable, vocab, highest, temperature, seed, position,
+            stream, cut, cut_id, CUT,
+        )  # fmt: skip
+    good &= best_token < vocab
+    tl.store(out + row, tl.where(good, best_token, -1).to(out.dtype.element_ty))
 
 
 @triton.jit
-def best_of_row_kernel(logits, out, vocab, stride, BLOCK: tl.constexpr, STAGES: tl.constexpr):
-    """The token of the highest logit of one row, by one program; for many rows."""
+def chunk_top_kernel(logits, tops, vocab, stride, num_chunks, BLOCK: tl.constexpr):
+    """The highest logit of one chunk; NaN if one is. Its token is looked up in one chunk of a row: an index each is more work."""
+    to = tl.program_id(0).to(tl.int64)
+    at = (to % num_chunks).to(tl.int32) * BLOCK + tl.arange(0, BLOCK)
+    x = logits + to // num_chunks * stride
+    values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+    tl.store(tops + to, tl.reduce(values, 0, larger))
+
+
+@triton.jit
+def first_of_row_kernel(
+    logits, tops, out, vocab, stride, num_chunks, CHUNKS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The first token of the highest logit of a row: it is in the first chunk that has it."""
     row = tl.program_id(0).to(tl.int64)
-    x = logits + row * stride
-    best = tl.full((BLOCK,), float("-inf"), tl.float32)
-    token = tl.full((BLOCK,), 2147483647, tl.int32)
-    for start in tl.range(0, vocab, BLOCK, num_stages=STAGES):
-        at = start + tl.arange(0, BLOCK)
-        values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-        # NaN stays.
-        better = (values > best) | (values != values)
-        best = tl.where(better, values, best)
-        token = tl.where(better, at, token)
-    highest = tl.reduce(best, 0, larger)
-    good = (highest > float("-inf")) & (highest < float("inf"))
-    found = tl.min(tl.where(best == highest, token, 2147483647), 0)
-    tl.store(out + row, tl.where(good, found, -1).to(out.dtype.element_ty))
+    c = tl.arange(0, CHUNKS)
+    chunk_tops = tl.load(tops + row * num_chunks + c, mask=c < num_chunks, other=float("-inf"))
+    highest = tl.reduce(chunk_tops, 0, larger)
+    token = -1
+    if (highest > float("-inf")) & (highest < float("inf")):
+        first = tl.min(tl.where(chunk_tops == highest, c, CHUNKS), 0)
+        at = first * BLOCK + tl.arange(0, BLOCK)
+        values = tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf"))
+        token = tl.min(tl.where(values.to(tl.float32) == highest, at, 2147483647), 0)
+    tl.store(out + row, token.to(out.dtype.element_ty))

@@ -99,11 +99,12 @@ def mass_search(keys, mass, target, low, high, FEW: tl.constexpr):
 
 
 @triton.jit
-def id_search(ids, used, k):
-    """The k-th smallest of the used ids, below 2^30."""
+def id_search(ids, used, k, vocab):
+    """The k-th smallest of the used ids, which are below `vocab`, at most 2^30."""
     found = tl.zeros((), tl.int32)
-    bit = tl.full((), 0x20000000, tl.int32)
-    for _ in range(30):
+    bit, _ = first_bit(tl.zeros((), tl.uint32), tl.zeros((), tl.uint32) + vocab)
+    bit = bit.to(tl.int32)
+    while bit > 0:
         trial = found | bit
         # How many are below the trial decides whether the answer is.
         count = tl.sum((used & (ids < trial)).to(tl.int32), 0)

@@ -10,19 +10,20 @@ from torch import Tensor
 
 from deepinfer.kernels.configs import sampling as configs
 from deepinfer.kernels.triton.launches import interpreted, on_device, warps
-from deepinfer.kernels.triton.sampling_bracket import bracket_mass_kernel, bracket_tokens_kernel
-from deepinfer.kernels.triton.sampling_cut import (
-    chunk_maxima_kernel,
-    few_cut_kernel,
-    row_cut_kernel,
-)
+from deepinfer.kernels.triton.sampling_bounds import bounds_kernel
 from deepinfer.kernels.triton.sampling_draw import (
     best_of_chunks_kernel,
-    best_of_row_kernel,
     best_token_kernel,
+    chunk_top_kernel,
+    first_of_row_kernel,
 )
 from deepinfer.kernels.triton.sampling_edit import apply_cut_kernel
-from deepinfer.kernels.triton.sampling_gather_launch import draw_gathered
+from deepinfer.kernels.triton.sampling_list import finish_kernel, gather_kernel
+from deepinfer.kernels.triton.sampling_mass import (
+    mass_bounds_kernel,
+    mass_finish_kernel,
+    mass_gather_kernel,
+)
 from deepinfer.kernels.triton.sampling_rounds import (
     first_judge_kernel,
     first_round_kernel,
@@ -34,10 +35,13 @@ __all__ = [
     "Filters",
     "apply_cuts",
     "best_tokens",
+    "cut_mass",
     "cut_rows",
     "draw_by_rounds",
     "draw_filtered",
-    "draw_gathered",
+    "draw_listed",
+    "highest_tokens",
+    "mask_filtered",
     "on_device",
 ]
 
@@ -60,168 +64,247 @@ class Filters(NamedTuple):
     widest: int
 
 
-def best_tokens(
-    logits: Tensor,
-    out: Tensor,
-    *,
-    temperature: Tensor | None = None,
-    seeds: Tensor | None = None,
-    positions: Tensor | None = None,
-    stream: int = 0,
-    cuts: tuple[Tensor, Tensor] | None = None,
-    sizes: tuple[int, int] | None = None,
-    row_sizes: tuple[int, int, int] | None = None,
-) -> None:
-    """Writes the token of the highest logit of each row, or of the highest sum of logit and noise.
+def highest_tokens(logits: Tensor, out: Tensor, sizes: tuple[int, int] | None = None) -> None:
+    """Writes the token of the highest logit of each row.
 
     Args:
         logits: Shape [rows, vocab], last stride 1.
         out: Shape [rows], int64.
-        temperature: Shape [rows], fp32 or fp64; None for 1.
-        seeds: Shape [rows], int64; None for the highest logit.
+        sizes: Tokens of a chunk, and warps.
+    """
+    rows, vocab = logits.shape
+    block, num_warps = sizes or configs.lookup("argmax", vocab)
+    chunks = triton.cdiv(vocab, block)
+    tops = _empty(logits, rows, chunks)
+    where = (vocab, logits.stride(0), chunks)
+    chunk_top_kernel[(rows * chunks,)](
+        logits, tops, *where, BLOCK=block, num_warps=warps(num_warps)
+    )
+    first_of_row_kernel[(rows,)](
+        logits, tops, out, *where,
+        CHUNKS=triton.next_power_of_2(chunks), BLOCK=block, num_warps=warps(num_warps),
+    )  # fmt: skip
+
+
+def best_tokens(
+    logits: Tensor,
+    out: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    *,
+    temperature: Tensor | None = None,
+    stream: int = 0,
+    cuts: tuple[Tensor, Tensor] | None = None,
+    sizes: tuple[int, int] | None = None,
+) -> None:
+    """Writes the token of the highest sum of logit and noise of each row.
+
+    Args:
+        logits: Shape [rows, vocab], last stride 1.
+        out: Shape [rows], int64.
+        seeds: Shape [rows], int64.
         positions: Shape [rows], integers.
+        temperature: Shape [rows], fp32 or fp64; None for 1.
         stream: Purpose of the noise.
         cuts: Logit and id at which each row is cut.
         sizes: Tokens of a chunk, and warps.
-        row_sizes: For the highest logit by one program a row: tokens at once, warps, and loads that are under way.
     """
     rows, vocab = logits.shape
-    drawn = seeds is not None
-    if row_sizes is not None and not drawn:
-        best_of_row_kernel[(rows,)](
-            logits, out, vocab, logits.stride(0),
-            BLOCK=row_sizes[0], STAGES=row_sizes[2], num_warps=warps(row_sizes[1]),
-        )  # fmt: skip
-        return
-    block, num_warps = sizes or configs.lookup("gumbel" if drawn else "argmax", vocab)
+    block, num_warps = sizes or configs.lookup("gumbel", vocab)
     chunks = triton.cdiv(vocab, block)
-    tokens = torch.empty((rows, chunks), dtype=torch.int32, device=logits.device)
-    tops = torch.empty((rows, chunks), dtype=torch.float32, device=logits.device)
-    cut, cut_id = cuts if cuts is not None else (tops, tokens)
-    options = (
-        temperature if temperature is not None else tops,
-        seeds if seeds is not None else tokens,
-        positions if positions is not None else tokens,
-        cut,
-        cut_id,
-        tokens,
-        tops,
-    )
-    flags = {"DRAWN": drawn, "WARM": temperature is not None, "CUT": cuts is not None}
+    tokens, tops = _empty(logits, rows, chunks, dtype=torch.int32), _empty(logits, rows, chunks)
+    cut = cuts if cuts is not None else (tops, tokens)
+    warm = temperature if temperature is not None else tops
+    options = (warm, seeds, positions, *cut, tokens, tops)
+    where = (vocab, logits.stride(0), chunks, stream)
+    flags = {"WARM": temperature is not None, "CUT": cuts is not None}
     best_token_kernel[(rows * chunks,)](
-        logits, *options, vocab, logits.stride(0), chunks, stream,
+        logits, *options, *where,
         FAST=not interpreted(), BLOCK=block, num_warps=warps(num_warps), **flags,
     )  # fmt: skip
     best_of_chunks_kernel[(rows,)](
-        logits, *options, out, vocab, logits.stride(0), chunks, stream,
-        CHUNKS=triton.next_power_of_2(chunks), num_warps=warps(4 if drawn else 1), **flags,
+        logits, *options, out, *where,
+        CHUNKS=triton.next_power_of_2(chunks), num_warps=warps(4), **flags,
     )  # fmt: skip
+
+
+def _empty(x: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=x.device)
+
+
+def _bounds(
+    logits: Tensor,
+    filters: Filters,
+    cuts: tuple[Tensor, Tensor] | None,
+    size: int,
+    *,
+    by_mass: bool,
+    upper: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Bounds of top-p among what cuts keep, or of top-k: logits and ids, shape [rows, 2]; and counters set to 0."""
+    rows, vocab = logits.shape
+    bounds, ids = _empty(logits, rows, 2), _empty(logits, rows, 2, dtype=torch.int32)
+    counts = torch.empty_like(ids)
+    given = [t if t is not None else bounds for t in filters[:3]]
+    cut, cut_id = cuts if cuts is not None else (bounds, ids)
+    size = configs.chunk_of(vocab, size)
+    bounds_kernel[(rows,)](
+        logits, *given, cut, cut_id, bounds, ids, counts, vocab, logits.stride(0),
+        WARM=filters.temperature is not None, TOP_K=filters.top_k is not None and not by_mass, TOP_P=by_mass,
+        CUT=cuts is not None, UPPER=upper, SIZE=size, num_warps=warps(max(1, size // 512)),
+    )  # fmt: skip
+    return bounds, ids, counts
+
+
+def _list(
+    logits: Tensor,
+    filters: Filters,
+    draw: tuple[Tensor, Tensor, int, Tensor] | None,
+    sizes: tuple[int, int] | None,
+    sample: int,
+    capacity: int,
+    finish_warps: int | None,
+) -> tuple[Tensor, Tensor]:
+    """Cuts rows by top-k and min-p, or draws among what all filters keep, by lists of the tokens between bounds."""
+    rows, vocab = logits.shape
+    block, num_warps = sizes or configs.lookup("gather", vocab)
+    chunks = triton.cdiv(vocab, block)
+    drawn = draw is not None
+    bounds, ids, counts = _bounds(logits, filters, None, sample, by_mass=False, upper=not drawn)
+    tops = _empty(logits, rows, chunks)
+    found = _empty(logits, rows, capacity, dtype=torch.int32)
+    gather_kernel[(rows * chunks,)](
+        logits, bounds, ids, tops, counts, found, vocab, logits.stride(0), chunks,
+        UPPER=not drawn, BLOCK=block, CAPACITY=capacity, num_warps=warps(num_warps),
+    )  # fmt: skip
+    cuts, cut_ids = _empty(logits, rows), _empty(logits, rows, dtype=torch.int32)
+    given = [t if t is not None else tops for t in filters[:4]]
+    seeds, positions, stream, out = draw or (cut_ids, cut_ids, 0, cut_ids)
+    finish_kernel[(rows,)](
+        logits, *given, seeds, positions, tops, bounds, counts, found, cuts, cut_ids, out,
+        vocab, logits.stride(0), chunks, stream,
+        WARM=filters.temperature is not None, TOP_K=filters.top_k is not None,
+        TOP_P=drawn and filters.top_p is not None, MIN_P=filters.min_p is not None, DRAWN=drawn,
+        FAST=not interpreted(), CHUNKS=triton.next_power_of_2(chunks), CAPACITY=capacity,
+        num_warps=warps(finish_warps or max(1, min(16, capacity // 256))),
+    )  # fmt: skip
+    return cuts, cut_ids
 
 
 def cut_rows(
     logits: Tensor,
     filters: Filters,
-    seeds: Tensor | None = None,
-    positions: Tensor | None = None,
-    stream: int = 0,
-    out: Tensor | None = None,
     sizes: tuple[int, int] | None = None,
-    row_warps: int | None = None,
-    span: int | None = None,
-    capacity: int = 2048,
-    bracket_warps: int | None = None,
+    sample: int = configs.SAMPLE,
+    capacity: int = configs.MOST_LISTED,
 ) -> tuple[Tensor, Tensor]:
-    """Finds the cut of each row.
+    """Finds where top-k and min-p cut each row.
 
     Args:
         logits: Shape [rows, vocab], last stride 1.
-        filters: Options of the rows.
-        seeds: Shape [rows], int64; given to draw the tokens of rows that are cut among few candidates.
-        positions: Shape [rows], integers.
-        stream: Purpose of the noise.
-        out: Where these tokens go, shape [rows], int64.
+        filters: Options of the rows; top-p is not looked at.
         sizes: Tokens of a chunk, and warps.
-        row_warps: Warps of the program of a row; None for a choice by `widest`.
-        span: Tokens of groups that it looks at together; None for a choice by `widest`.
-        capacity: Candidates of a row with a top-k, a power of two.
-        bracket_warps: Warps of the programs that look for brackets.
+        sample: Tokens of a row that its bounds are taken from, a power of two.
+        capacity: Tokens of the list of a row, a power of two.
 
     Returns:
-        The logit of the cut, shape [rows], fp32, and the last id that is kept at it, shape [rows], int32: -2 where the
-        token was drawn.
+        The logit of the cut, shape [rows], fp32, NaN for a row that cannot be drawn; and the last id that is kept at it,
+        shape [rows], int32.
+    """
+    capacity = min(capacity, configs.chunk_of(logits.shape[1], capacity))
+    return _list(logits, filters, None, sizes, sample, capacity, None)
+
+
+def cut_mass(
+    logits: Tensor,
+    filters: Filters,
+    cuts: tuple[Tensor, Tensor] | None,
+    sizes: tuple[int, int] | None = None,
+    group: int = 16,
+    sample: int = configs.SAMPLE,
+    capacity: int = configs.MOST_LISTED,
+) -> tuple[Tensor, Tensor]:
+    """Finds where top-p cuts each row among what other cuts keep.
+
+    Args:
+        logits: Shape [rows, vocab], last stride 1.
+        filters: Options of the rows, with a top-p.
+        cuts: Cuts by top-k and min-p, as from `cut_rows`; changed, and returned.
+        sizes: Tokens of a chunk, and warps.
+        group: Tokens of a group, a power of two from 8.
+        sample: Tokens of a row that its bounds are taken from, a power of two.
+        capacity: Tokens of the list of a row, a power of two.
+
+    Returns:
+        As from `cut_rows`.
     """
     rows, vocab = logits.shape
-    block, num_warps = sizes or configs.lookup("maxima", vocab)
-    chunks, groups = triton.cdiv(vocab, block), block // 32
+    bounds, ids, counts = _bounds(logits, filters, cuts, sample, by_mass=True, upper=True)
+    bound = (bounds, ids)
+    options = [t if t is not None else bounds for t in (filters.temperature, filters.top_p)]
+    block, num_warps = sizes or configs.lookup("gather", vocab)
+    capacity = min(capacity, configs.chunk_of(vocab, capacity))
+    chunks, groups = triton.cdiv(vocab, block), block // group
     padded = triton.next_power_of_2(chunks)
-
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=logits.device)
-
-    maxima, tops = empty(rows, chunks, groups), empty(rows, chunks)
-    cuts, cut_ids = empty(rows), empty(rows, dtype=torch.int32)
-    grid, common = (rows * chunks,), {"BLOCK": block, "num_warps": warps(num_warps)}
-    chunk_maxima_kernel[grid](
-        logits, maxima, tops, vocab, logits.stride(0), chunks, GROUPS=groups, **common
-    )
-    few = 0 < filters.widest <= configs.MOST_TOP_K
-    given = [t if t is not None else tops for t in filters[:4]]
-    bins = filters.top_p is not None and not few
-    exact = found = counts = tops
-    each = max(256, 4096 // padded)
-    if bins:
-        coarse, fine = empty(rows, chunks, 16), empty(rows, chunks, 16)
-        exact = empty(rows, chunks, 2, dtype=torch.int64)
-        found = empty(rows, chunks, each, dtype=torch.int32)
-        counts = empty(rows, chunks, dtype=torch.int32)
-        flags = {
-            "WARM": filters.temperature is not None,
-            "TOP_K": filters.top_k is not None,
-            "MIN_P": filters.min_p is not None,
-            "CHUNKS": padded,
-            "BLOCK": block,
-            "num_warps": warps(bracket_warps or configs.lookup("bracket", vocab)[1]),
-        }
-        for is_fine, sums in ((False, coarse), (True, fine)):
-            bracket_mass_kernel[grid](
-                logits, *given, tops, coarse, sums, vocab, logits.stride(0), chunks,
-                FINE=is_fine, **flags,
-            )  # fmt: skip
-        bracket_tokens_kernel[grid](
-            logits, *given, tops, coarse, fine, exact, found, counts, vocab,
-            logits.stride(0), chunks, EACH=each, **flags,
-        )  # fmt: skip
-    is_wide = filters.widest > 256 or not few
-    span = span or (8192 if is_wide else 2048)
-    row_warps = row_warps or (16 if is_wide else 8)
-    most = 2 * configs.MOST_TOP_K
-    scratch = empty(rows, most + capacity + 1, dtype=torch.int32)
-    seeds_or = seeds if seeds is not None else tops
-    positions_or = positions if positions is not None else tops
-    to = out if out is not None else tops
-    where = (vocab, logits.stride(0), chunks, stream)
-    flags = {
-        "WARM": filters.temperature is not None,
-        "TOP_P": filters.top_p is not None,
-        "MIN_P": filters.min_p is not None,
-        "SAMPLE": seeds is not None,
-        "CHUNKS": padded,
-        "MOST_K": most,
-        "CAPACITY": capacity,
-    }
-    row_cut_kernel[(rows,)](
-        logits, *given, seeds_or, positions_or, maxima, tops, exact, found, counts, scratch, cuts,
-        cut_ids, to, *where,
-        TOP_K=filters.top_k is not None, BINS=bins, FEW=few, BLOCK=block, GROUPS=groups,
-        ALL_GROUPS=padded * groups, EACH=each, SPAN=span, STEPS=32 if is_wide else 14,
-        FAST=not interpreted(), num_warps=warps(row_warps), **flags,
+    flags = {"WARM": filters.temperature is not None, "CUT": cuts is not None}
+    made = cuts or (_empty(logits, rows), _empty(logits, rows, dtype=torch.int32))
+    tops, highests = _empty(logits, rows, chunks), _empty(logits, rows)
+    maxima, masses = _empty(logits, rows, chunks, groups), _empty(logits, rows, chunks, groups)
+    sums = _empty(logits, rows, chunks, 2)
+    exact = _empty(logits, rows, chunks, 2, dtype=torch.int64)
+    found = _empty(logits, rows, capacity, dtype=torch.int32)
+    grid, where = (rows * chunks,), (vocab, logits.stride(0), chunks)
+    few = {"BLOCK": block, "num_warps": warps(num_warps)}
+    sizes_of_groups = {"GROUPS": groups}
+    first_round_kernel[grid](
+        logits, options[0], ids, ids, *made, *bound, ids, tops, maxima, masses, sums, _empty(logits, 32, dtype=torch.int32),
+        *where, 0,
+        DRAWN=False, FAST=False, PARTS=group // 4, **sizes_of_groups, **few, **flags,
     )  # fmt: skip
-    if filters.top_k is not None:
-        few_cut_kernel[(rows,)](
-            logits, *given, seeds_or, positions_or, tops, scratch, cuts, cut_ids, to, *where,
-            num_warps=1, **flags,
-        )  # fmt: skip
-    return cuts, cut_ids
+    mass_bounds_kernel[(rows,)](
+        *options, *made, *bound, tops, maxima, masses, sums, highests, vocab, chunks,
+        CHUNKS=padded, ALL_GROUPS=padded * groups, num_warps=warps(16), **sizes_of_groups, **flags,
+    )  # fmt: skip
+    mass_gather_kernel[grid](
+        logits, *options, *made, *bound, highests, exact, counts, found, *where,
+        CAPACITY=capacity, **few, **flags,
+    )  # fmt: skip
+    mass_finish_kernel[(rows,)](
+        logits, *options, highests, exact, counts, found, *made, *where,
+        CHUNKS=padded, CAPACITY=capacity, num_warps=warps(16), **flags,
+    )  # fmt: skip
+    return made
+
+
+def draw_listed(
+    logits: Tensor,
+    filters: Filters,
+    seeds: Tensor,
+    positions: Tensor,
+    stream: int,
+    out: Tensor,
+    sizes: tuple[int, int] | None = None,
+    sample: int | None = None,
+    capacity: int | None = None,
+    finish_warps: int | None = None,
+) -> None:
+    """Writes the token of each row, drawn among what its filters keep; for a top-k up to `configs.MOST_TOP_K`.
+
+    Args:
+        logits: Shape [rows, vocab], last stride 1.
+        filters: Options of the rows, with a top-k in each of them.
+        seeds: Shape [rows], int64.
+        positions: Shape [rows], integers.
+        stream: Purpose of the noise.
+        out: Shape [rows], int64.
+        sizes: Tokens of a chunk, and warps.
+        sample: Tokens of a row that its bound is taken from, a power of two; None for a choice by `widest`.
+        capacity: Tokens of the list of a row, a power of two; None for a choice by `widest`.
+        finish_warps: Warps of the program that draws from the list of a row.
+    """
+    found = configs.listed_of(logits.shape[1], filters.widest)
+    draw = (seeds, positions, stream, out)
+    _list(logits, filters, draw, sizes, sample or found[0], capacity or found[1], finish_warps)
 
 
 def draw_filtered(
@@ -242,16 +325,20 @@ def draw_filtered(
         positions: Shape [rows], integers.
         stream: Purpose of the noise.
         out: Shape [rows], int64.
-        sizes: As in `cut_rows`, `draw_gathered` or `draw_by_rounds`.
+        sizes: As in `draw_listed` where every row has a top-k up to `configs.MOST_TOP_K`, else as in `draw_by_rounds`.
     """
-    if 0 < filters.widest <= configs.FEW_TOP_K:
-        cut_rows(logits, filters, seeds, positions, stream, out, **sizes)
-    elif 0 < filters.widest <= configs.MOST_TOP_K and filters.top_k is not None:
-        temperature, top_k, top_p, min_p, _ = filters
-        options = (temperature, top_k, top_p, min_p)
-        draw_gathered(logits, options, seeds, positions, stream, out, **sizes)
+    if filters.top_k is not None and 0 < filters.widest <= configs.MOST_TOP_K:
+        draw_listed(logits, filters, seeds, positions, stream, out, **sizes)
+        return
+    cuts = None
+    if filters.top_k is not None or filters.min_p is not None:
+        cuts = cut_rows(logits, filters)
+    if filters.top_p is not None:
+        draw_by_rounds(logits, filters, seeds, positions, stream, out, cuts, **sizes)
     else:
-        draw_by_rounds(logits, filters, seeds, positions, stream, out, **sizes)
+        best_tokens(
+            logits, out, seeds, positions, temperature=filters.temperature, stream=stream, cuts=cuts
+        )
 
 
 def draw_by_rounds(
@@ -261,89 +348,108 @@ def draw_by_rounds(
     positions: Tensor,
     stream: int,
     out: Tensor,
+    cuts: tuple[Tensor, Tensor] | None = None,
     sizes: tuple[int, int] | None = None,
     next_sizes: tuple[int, int] | None = None,
     settle_sizes: tuple[int, int] | None = None,
     judge_warps: int = 16,
-    rounds: int = 4,
-    programs: int = 1056,
+    rounds: int | None = None,
+    programs: int | None = None,
     group: int = 16,
-    registers: int | None = None,
+    sample: int = configs.SAMPLE,
 ) -> None:
-    """Writes the token of each row, drawn from all tokens and judged, until one is kept.
+    """Writes the token of each row, drawn and judged by its top-p, until one is kept.
 
     Args:
         logits: Shape [rows, vocab], last stride 1.
-        filters: Options of the rows.
+        filters: Options of the rows; of top-k and min-p, `cuts` are looked at.
         seeds: Shape [rows], int64.
         positions: Shape [rows], integers.
         stream: Purpose of the noise.
         out: Shape [rows], int64.
+        cuts: Logit and id at which each row is cut; None where all tokens count.
         sizes: Tokens of a chunk of the first round, and warps.
         next_sizes: The same for the next rounds.
         settle_sizes: The same for the program of a row that finishes what they leave.
         judge_warps: Warps of the program that judges the first round of a row.
-        rounds: Rounds of several programs a row behind the first, at most 7.
-        programs: Programs of such a round.
+        rounds: Rounds of several programs a row behind the first, at most 7; None for a choice by the number of rows.
+        programs: Programs of such a round; None for all that the processors of the GPU hold at once.
         group: Tokens of a group, a power of two from 8.
-        registers: Most registers a thread of these programs; None for what the compiler takes.
+        sample: Tokens of a row that its bounds are taken from, a power of two.
     """
     rows, vocab = logits.shape
-
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=logits.device)
-
-    given = [t if t is not None else logits for t in filters[:4]]
-    warm = given[0]
-    flags = {"WARM": filters.temperature is not None}
-    kinds = flags | {
-        "TOP_K": filters.top_k is not None,
-        "TOP_P": filters.top_p is not None,
-        "MIN_P": filters.min_p is not None,
-    }
-    fast = not interpreted()
+    given = [t if t is not None else logits for t in (filters.temperature, filters.top_p)]
+    warm = {"WARM": filters.temperature is not None}
+    fast = {"FAST": not interpreted()}
+    bounds, ids, counts = _bounds(logits, filters, cuts, sample, by_mass=True, upper=True)
+    bound = (bounds, ids)
+    cut = cuts if cuts is not None else bound
+    flags = warm | {"CUT": cuts is not None}
     block, num_warps = sizes or configs.lookup("first_round", vocab)
     chunks, groups = triton.cdiv(vocab, block), block // group
     padded = triton.next_power_of_2(chunks)
-    tokens, tops = empty(rows, chunks, dtype=torch.int32), empty(rows, chunks)
-    maxima, masses = empty(rows, chunks, groups), empty(rows, chunks, groups)
-    num_open = empty(8, 4, dtype=torch.int32)
-    open_rows = empty(rounds + 1, triton.cdiv(rows, 4) * 4, dtype=torch.int32)
+    rounds = configs.rounds_of(rows) if rounds is None else rounds
+
+    def parts(*last: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return _empty(logits, rows, chunks, *last, dtype=dtype)
+
+    tokens, tops, sums = parts(dtype=torch.int32), parts(), parts(2)
+    maxima, masses = parts(groups), parts(groups)
+    num_open = _empty(logits, 8, 4, dtype=torch.int32)
+    open_rows = _empty(logits, rounds + 1, triton.cdiv(rows, 4) * 4, dtype=torch.int32)
     where = (vocab, logits.stride(0), chunks, stream)
+    made = (tokens, tops, maxima, masses, sums)
     first_round_kernel[(rows * chunks,)](
-        logits, warm, seeds, positions, tokens, tops, maxima, masses, num_open, *where,
-        MASS=kinds["TOP_P"], FAST=fast, BLOCK=block, GROUPS=groups, PARTS=group // 4,
-        num_warps=warps(num_warps), **flags,
+        logits, given[0], seeds, positions, *cut, *bound, *made, num_open, *where,
+        DRAWN=True, BLOCK=block, GROUPS=groups, PARTS=group // 4, num_warps=warps(num_warps),
+        **flags, **fast,
     )  # fmt: skip
-    cuts, facts = empty(rows), empty(rows, 4)
-    cut_ids, waiting = empty(rows, dtype=torch.int32), empty(rows, dtype=torch.int32)
-    arrived = empty(rows, dtype=torch.int32)
-    state = (cuts, cut_ids, waiting, facts)
+    ends, end_ids = _empty(logits, rows), _empty(logits, rows, dtype=torch.int32)
+    state = (ends, end_ids, torch.empty_like(end_ids), _empty(logits, rows, 2))
     first_judge_kernel[(rows,)](
-        logits, *given, seeds, positions, tokens, tops, maxima, masses, *state, num_open,
-        open_rows, arrived, out, *where,
-        CHUNKS=padded, GROUPS=groups, ALL_GROUPS=padded * groups, SIZE=group,
-        num_warps=warps(judge_warps), **kinds,
+        logits, *given, seeds, positions, *cut, *bound, *made, *state, num_open, open_rows, counts,
+        out, *where,
+        CHUNKS=padded, GROUPS=groups, ALL_GROUPS=padded * groups, num_warps=warps(judge_warps),
+        **flags,
     )  # fmt: skip
     block, num_warps = next_sizes or configs.lookup("next_round", vocab)
     chunks = triton.cdiv(vocab, block)
-    tokens, tops = empty(rows, chunks, dtype=torch.int32), empty(rows, chunks)
-    counts, sums = empty(rows, chunks, dtype=torch.int32), empty(rows, chunks, 2)
-    limits = {} if registers is None else {"maxnreg": registers}
+    tokens, tops, sums = parts(dtype=torch.int32), parts(), parts()
+    most = programs or configs.PROGRAMS
     for i in range(rounds):
         # Few rows are open, so a fixed number of programs shares their chunks.
-        next_round_kernel[(min(rows * chunks, programs),)](
-            logits, *given, seeds, positions, *state, num_open[i], open_rows[i], num_open[i + 1],
-            open_rows[i + 1], arrived, tokens, tops, counts, sums, out, vocab, logits.stride(0), chunks,
-            stream,
-            FAST=fast, CHUNKS=triton.next_power_of_2(chunks), BLOCK=block, num_warps=warps(num_warps),
-            **kinds, **limits,
+        next_round_kernel[(min(rows * chunks, most),)](
+            logits, *given, seeds, positions, *bound, *state, num_open[i], open_rows[i],
+            num_open[i + 1], open_rows[i + 1], counts, tokens, tops, sums, out, vocab,
+            logits.stride(0), chunks, stream,
+            CHUNKS=triton.next_power_of_2(chunks), BLOCK=block, num_warps=warps(num_warps),
+            **warm, **fast,
         )  # fmt: skip
     block, num_warps = settle_sizes or configs.lookup("settle", vocab)
     settle_kernel[(rows,)](
-        logits, *given, seeds, positions, *state, out, vocab, logits.stride(0), stream,
-        FAST=fast, BLOCK=block, num_warps=warps(num_warps), **kinds,
+        logits, *given, seeds, positions, *cut, *state, out, vocab, logits.stride(0), stream,
+        BLOCK=block, num_warps=warps(num_warps), **flags, **fast,
     )  # fmt: skip
+
+
+def mask_filtered(logits: Tensor, filters: Filters, out: Tensor) -> None:
+    """Writes the logits with -inf at what the filters drop.
+
+    Args:
+        logits: Shape [rows, vocab], last stride 1.
+        filters: Options of the rows.
+        out: Shape [rows, vocab], last stride 1; may be `logits`.
+    """
+    cuts = None
+    # A temperature of 0 is a top-k of 1.
+    if any(t is not None for t in (filters.temperature, filters.top_k, filters.min_p)):
+        cuts = cut_rows(logits, filters)
+    if filters.top_p is not None:
+        cuts = cut_mass(logits, filters, cuts)
+    if cuts is None:
+        out.copy_(logits)
+    else:
+        apply_cuts(logits, cuts, out)
 
 
 def apply_cuts(logits: Tensor, cuts: tuple[Tensor, Tensor], out: Tensor) -> None:

@@ -1,10 +1,10 @@
-"""Draws among what top-k, top-p and min-p keep without finding the cut: a token is drawn from all, then judged.
+"""Draws among what top-p keeps without finding the cut: a token is drawn first, then judged.
 
-The highest noisy score among the kept tokens is the highest of all when that one is kept, so the first round draws from
-the whole row. A token is kept when the tokens before it (higher ones, or equal ones with a lower id) are fewer than k and
-weigh less than top-p. Maxima and masses of small groups, which the first round leaves, answer for most rows. Where they
-don't, the next round counts exactly and draws among the tokens before, of which the kept ones are a part if the token is
-not.
+The highest noisy score among the kept tokens is the highest of any set that holds them when that one is kept, so the first
+round draws from what the lower bound of the row holds. A token is kept when the tokens before it (higher ones, or equal ones
+with a lower id) weigh less than top-p. The mass of what the upper bound holds answers where many tokens are kept, maxima and
+masses of small groups where few are. Where neither does, the next round weighs exactly and draws among the tokens before, of
+which the kept ones are a part if the token is not.
 """
 
 from __future__ import annotations
@@ -12,26 +12,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deepinfer.kernels.triton.sampling_cut import row_options
+from deepinfer.kernels.triton.sampling_bounds import row_options
 from deepinfer.kernels.triton.sampling_draw import (
+    holds,
     kept_values,
     noisy_block,
     scale_of,
     winner_of_chunks,
 )
-from deepinfer.kernels.triton.sampling_keys import (
-    count_search,
-    key_of,
-    larger,
-    least_kept_key,
-    value_of,
-)
+from deepinfer.kernels.triton.sampling_keys import first_bit, key_of, larger, value_of
 
 __all__ = [
     "first_judge_kernel",
     "first_round_kernel",
-    "floor_of",
+    "narrowed",
     "next_round_kernel",
+    "row_masses",
     "verdict",
 ]
 
@@ -42,26 +38,32 @@ def first_round_kernel(
     temperatures,
     seeds,
     positions,
+    cuts,
+    cut_ids,
+    bounds,
+    bound_ids,
     tokens,
     tops,
     groups,
     masses,
+    sums,
     num_open,
     vocab,
     stride,
     num_chunks,
     stream,
     WARM: tl.constexpr,
-    MASS: tl.constexpr,
+    CUT: tl.constexpr,
+    DRAWN: tl.constexpr,
     FAST: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUPS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """One chunk of one row: its best block of four tokens, highest logit, and the maxima and masses of its groups.
+    """One chunk of one row: its best block of four tokens, highest logit, and maxima and masses of its groups and bounds.
 
-    A group is four neighbours in each of PARTS places: token `w * 4 * GROUPS + 4 * g + j` of the chunk is in g.
-    The counts of open rows of all rounds begin at 0.
+    A group is four neighbours in each of PARTS places: token `w * 4 * GROUPS + 4 * g + j` of the chunk is in g. What the cut
+    drops counts nowhere. The counts of open rows of all rounds begin at 0. Without DRAWN no token is drawn.
     """
     to = tl.program_id(0).to(tl.int64)
     if to == 0:
@@ -71,61 +73,56 @@ def first_round_kernel(
     x = logits + row * stride
     at = first + tl.arange(0, BLOCK)
     values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+    if CUT:
+        values = kept_values(values, at, tl.load(cuts + row), tl.load(cut_ids + row), True)
     best = tl.reduce(tl.reshape(values, (PARTS, GROUPS, 4)), 0, larger)
     best = tl.reduce(best, 1, larger)
     g = tl.arange(0, GROUPS)
     tl.store(groups + to * GROUPS + g, best)
     highest = tl.reduce(best, 0, larger)
+    tl.store(tops + to, highest)
     temperature = tl.full((), 1.0, tl.float64)
     if WARM:
         temperature = tl.load(temperatures + row).to(tl.float64)
+    token = -1
     if temperature > 0:
-        if MASS:
-            anchor = tl.where(highest == float("-inf"), 0.0, highest)
-            mass = tl.exp2((values - anchor) * scale_of(temperature))
-            part = tl.sum(tl.sum(tl.reshape(mass, (PARTS, GROUPS, 4)), 0), 1)
-            tl.store(masses + to * GROUPS + g, part)
-        seed = tl.load(seeds + row).to(tl.int64)
-        position = tl.load(positions + row).to(tl.int64)
-        token = noisy_block(
-            x, values, first, vocab, highest, temperature, seed, position, stream, float("-inf"), 0,
-            False, FAST, BLOCK,
-        )  # fmt: skip
-    else:
+        anchor = tl.where(highest == float("-inf"), 0.0, highest)
+        mass = tl.exp2((values - anchor) * scale_of(temperature))
+        part = tl.sum(tl.sum(tl.reshape(mass, (PARTS, GROUPS, 4)), 0), 1)
+        tl.store(masses + to * GROUPS + g, part)
+        lower = tl.load(bounds + row * 2)
+        lower_id = tl.load(bound_ids + row * 2)
+        inside = holds(values, at, lower, lower_id)
+        tl.store(sums + to * 2, tl.sum(tl.where(inside, mass, 0.0), 0))
+        upper = tl.load(bounds + row * 2 + 1)
+        upper_id = tl.load(bound_ids + row * 2 + 1)
+        above = holds(values, at, upper, upper_id)
+        tl.store(sums + to * 2 + 1, tl.sum(tl.where(above, mass, 0.0), 0))
+        if DRAWN:
+            seed = tl.load(seeds + row).to(tl.int64)
+            position = tl.load(positions + row).to(tl.int64)
+            token = noisy_block(
+                x, tl.where(inside, values, float("-inf")), first, vocab, highest, temperature, seed,
+                position, stream, lower, lower_id, True, FAST, BLOCK,
+            )  # fmt: skip
+    elif DRAWN:
         token = tl.min(tl.where(values == highest, at, 2147483647), 0)
-    tl.store(tokens + to, token)
-    tl.store(tops + to, highest)
+    if DRAWN:
+        tl.store(tokens + to, token)
 
 
 @triton.jit
-def floor_of(highest, temperature, min_p):
-    """The lowest logit that min-p keeps, -inf where it is off."""
-    least = least_kept_key(highest, temperature, min_p)
-    lowest = key_of(tl.full((), float("-inf"), tl.float32))
-    return tl.where(least > lowest, value_of(tl.maximum(least, lowest)), float("-inf"))
+def verdict(mass, total, top_p):
+    """Whether a token is kept for sure, and whether it is dropped for sure, by the mass of the tokens before it.
 
-
-@triton.jit
-def verdict(
-    count, mass, own, total, least_total, k, vocab, top_p, TOP_P: tl.constexpr
-):  # fmt: skip
-    """Whether a token is kept for sure, and whether it is dropped for sure.
-
-    `count` tokens with the mass `mass` are before it, its own mass is `own`; what top-k keeps has a mass from
-    `least_total` to `total`. Masses are fp32 sums: what is within their error is left open.
+    Masses are fp32 sums in units of that of the highest logit: what is within their error is left open.
     """
-    is_out = count >= k
-    is_in = is_out == 0
-    if TOP_P:
-        # NaN counts as 0, as in the reference.
-        share = tl.where(top_p > 0, top_p, 0.0).to(tl.float32)
-        slack = total * 2e-5
-        least = tl.where(k < vocab, tl.maximum(least_total, mass + own), total)
-        restricted = (top_p >= 1) == 0
-        is_in &= (restricted == 0) | (mass < share * least - slack)
-        is_out |= restricted & (mass > share * total + slack)
-    first = count == 0
-    return is_in | first, is_out & (first == 0)
+    share = top_p.to(tl.float32)
+    slack = total * 2e-5
+    is_first = mass == 0
+    is_in = is_first | (mass < share * total - slack) | (top_p >= 1)
+    is_out = (mass > share * total + slack) & (top_p < 1) & (is_first == 0)
+    return is_in, is_out
 
 
 @triton.jit
@@ -134,21 +131,104 @@ def _append(num_open, open_rows, row):
     tl.store(open_rows + tl.atomic_add(num_open, 1), row.to(tl.int32))
 
 
+@triton.jit
+def _group_bounds(best, part, highest, factor, target, slack):
+    """Logits between which top-p cuts, from the maxima and masses of groups: above the second, all tokens are kept.
+
+    Below the first, none is: the maxima alone reach the target. Groups from a logit on have at least the mass from it on.
+    """
+    keys = key_of(best)
+    own = tl.exp2((best - highest) * factor)
+    bit, low = first_bit(
+        tl.min(tl.where(best > float("-inf"), keys, key_of(highest)), 0), key_of(highest)
+    )
+    high = low
+    while bit > 0:
+        least = tl.sum(tl.where(keys >= (low | bit), own, 0.0), 0)
+        most = tl.sum(tl.where(keys >= (high | bit), part, 0.0), 0)
+        low = tl.where(least >= target + slack, low | bit, low)
+        high = tl.where(most >= target - slack, high | bit, high)
+        bit = bit >> 1
+    least = tl.sum(tl.where(keys >= low, own, 0.0), 0)
+    lower = tl.where(least >= target + slack, value_of(low), float("-inf"))
+    return lower, value_of(high)
+
+
+@triton.jit
+def row_masses(
+    chunk_tops, tops, groups, masses, sums, row, num_chunks, highest, factor,
+    CHUNKS: tl.constexpr, GROUPS: tl.constexpr, ALL_GROUPS: tl.constexpr,
+):  # fmt: skip
+    """Maxima and masses of the groups of a row, and the masses of all, of the lower and of the upper bound.
+
+    Masses are in units of that of the highest logit; those of a chunk were in units of that of its own.
+    """
+    c = tl.arange(0, CHUNKS)
+    at = row * num_chunks + c
+    scale = tl.exp2((chunk_tops - highest) * factor)
+    inside = (c < num_chunks) & (scale > 0)
+    in_lower = tl.sum(tl.load(sums + at * 2, mask=inside, other=0.0) * scale, 0)
+    in_upper = tl.sum(tl.load(sums + at * 2 + 1, mask=inside, other=0.0) * scale, 0)
+    num_groups = num_chunks * GROUPS
+    g = tl.arange(0, ALL_GROUPS)
+    best = tl.load(groups + row * num_groups + g, mask=g < num_groups, other=float("-inf"))
+    some = best > float("-inf")
+    part = tl.load(masses + row * num_groups + g, mask=some, other=0.0)
+    top = tl.load(tops + row * num_chunks + g // GROUPS, mask=some, other=float("-inf"))
+    part *= tl.exp2((top - highest) * factor)
+    return best, part, tl.sum(part, 0), in_lower, in_upper
+
+
+@triton.jit
+def narrowed(
+    bounds, bound_ids, cuts, cut_ids, row, best, part, total, in_lower, in_upper, highest, factor, top_p,
+    CUT: tl.constexpr,
+):  # fmt: skip
+    """Bounds of top-p that hold: the lower one all kept tokens, the upper one nothing else.
+
+    Of the bounds of the sample, as far as their masses prove them, and those of the groups, the narrower ones.
+    """
+    cut = float("-inf")
+    cut_id = 2147483647
+    if CUT:
+        cut = tl.load(cuts + row)
+        cut_id = tl.load(cut_ids + row)
+    lower = tl.load(bounds + row * 2)
+    lower_id = tl.load(bound_ids + row * 2)
+    upper = tl.load(bounds + row * 2 + 1)
+    upper_id = tl.load(bound_ids + row * 2 + 1)
+    target = top_p.to(tl.float32) * total
+    slack = total * 2e-5
+    least, most = _group_bounds(best, part, highest, factor, target, slack)
+    is_wide = ((lower == cut) & (lower_id == cut_id)) | (in_lower >= target + slack)
+    swap = (in_upper >= target - slack) | (most < upper)
+    upper_id = tl.where(swap, -1, upper_id)
+    upper = tl.where(swap, most, upper)
+    end_id = tl.where(least > cut, 2147483647, cut_id)
+    end = tl.maximum(least, cut)
+    end_id = tl.where(is_wide & (lower >= end), lower_id, end_id)
+    end = tl.where(is_wide & (lower >= end), lower, end)
+    return end, end_id, upper, upper_id
+
+
 @triton.jit(do_not_specialize=["stream"])
 def first_judge_kernel(
     logits,
     temperatures,
-    top_ks,
     top_ps,
-    min_ps,
     seeds,
     positions,
+    cuts,
+    cut_ids,
+    bounds,
+    bound_ids,
     tokens,
     tops,
     groups,
     masses,
-    cuts,
-    cut_ids,
+    sums,
+    ends,
+    end_ids,
     waiting,
     facts,
     num_open,
@@ -160,172 +240,147 @@ def first_judge_kernel(
     num_chunks,
     stream,
     WARM: tl.constexpr,
-    TOP_K: tl.constexpr,
-    TOP_P: tl.constexpr,
-    MIN_P: tl.constexpr,
+    CUT: tl.constexpr,
     CHUNKS: tl.constexpr,
     GROUPS: tl.constexpr,
     ALL_GROUPS: tl.constexpr,
-    SIZE: tl.constexpr,
 ):
-    """Judges the token drawn from a whole row by the maxima and masses of groups.
+    """Judges the token drawn from a row by the masses that its bounds hold, and by maxima and masses of groups.
 
-    Leaves the cut above which the next round looks: a logit, and the last id at it, -2 when the token is written. `waiting`
-    is the token that is still to be judged, -1 if none; `facts` are the highest logit, the mass of all tokens, a mass that
-    top-k keeps at least, and the lowest logit that min-p keeps.
+    Leaves the end up to which the next round looks: a logit, and the last id at it, -2 when the token is written. `waiting`
+    is the token that is still to be judged, -1 if none; `facts` are the highest logit and the mass of all tokens. The upper
+    bound is replaced by one that holds kept tokens only, as far as groups or a sample tell.
     """
     row = tl.program_id(0).to(tl.int64)
     x = logits + row * stride
     c = tl.arange(0, CHUNKS)
-    chunk_tops = tl.load(tops + row * num_chunks + c, mask=c < num_chunks, other=float("-inf"))
-    blocks = tl.load(tokens + row * num_chunks + c, mask=c < num_chunks, other=-1)
+    at = row * num_chunks + c
+    chunk_tops = tl.load(tops + at, mask=c < num_chunks, other=float("-inf"))
+    blocks = tl.load(tokens + at, mask=c < num_chunks, other=-1)
     highest = tl.reduce(chunk_tops, 0, larger)
     is_good = (highest > float("-inf")) & (highest < float("inf"))
-    temperature, k, top_p, min_p = row_options(
-        temperatures, top_ks, top_ps, min_ps, row, vocab, WARM, TOP_K, TOP_P, MIN_P
+    temperature, _, top_p, _ = row_options(
+        temperatures, top_ps, top_ps, top_ps, row, vocab, WARM, False, True, False
     )
     token = -1
-    cut = float("-inf")
-    cut_id = -2
+    end = float("-inf")
+    end_id = -2
     wait = -1
     total = 0.0
-    least_total = 0.0
-    floor = float("-inf")
-    is_open = is_good & (temperature > 0)
-    if MIN_P:
-        is_open &= min_p <= 1
+    upper = float("inf")
+    upper_id = -1
     if is_good & (temperature <= 0):
         token = tl.min(tl.where(chunk_tops == highest, blocks, 2147483647), 0)
-    if is_open:
+    if is_good & (temperature > 0):
         seed = tl.load(seeds + row).to(tl.int64)
         position = tl.load(positions + row).to(tl.int64)
+        lower = tl.load(bounds + row * 2)
+        lower_id = tl.load(bound_ids + row * 2)
+        upper = tl.load(bounds + row * 2 + 1)
+        upper_id = tl.load(bound_ids + row * 2 + 1)
         usable = (blocks >= 0) & (chunk_tops > float("-inf"))
         wait = winner_of_chunks(
-            x, blocks, usable, vocab, highest, temperature, seed, position, stream, cut, 0, False
-        )
-        value = tl.load(x + wait).to(tl.float32)
-        if MIN_P:
-            floor = floor_of(highest, temperature, min_p)
-        is_out = value < floor
-        is_in = is_out == 0
-        bound = float("-inf")
-        num_groups = num_chunks * GROUPS
-        g = tl.arange(0, ALL_GROUPS)
-        if TOP_K or TOP_P:
-            best = tl.load(groups + row * num_groups + g, mask=g < num_groups, other=float("-inf"))
-            some = best > float("-inf")
-        if TOP_P:
-            factor = scale_of(temperature)
-            part = tl.load(masses + row * num_groups + g, mask=some, other=0.0)
-            top = tl.load(tops + row * num_chunks + g // GROUPS, mask=some, other=float("-inf"))
-            part *= tl.exp2((top - highest) * factor)
-            total = tl.sum(part, 0)
-            least_total = total
-        if TOP_K:  # noqa: SIM102 - known when it is compiled
-            if k < vocab:
-                # The tokens before it are in the groups whose maxima are not below it.
-                is_in &= SIZE * tl.sum((some & (best >= value)).to(tl.int32), 0) <= k
-                is_out |= tl.sum((some & (best > value)).to(tl.int32), 0) >= k
-                keys = key_of(best)
-                high = key_of(highest)
-                low = tl.min(tl.where(some, keys, high), 0)
-                if is_in == 0:  # noqa: SIM102 - of tensors
-                    if tl.sum(some.to(tl.int32), 0) >= k:
-                        bound = value_of(count_search(keys, some, k, low, high, 32))
-                if TOP_P:
-                    # Fewer than k / SIZE groups have at most k tokens, so top-k keeps their mass at least.
-                    few = count_search(keys, some, tl.maximum(k // SIZE, 1), low, high, 32)
-                    least_total = tl.sum(tl.where(some & (keys > few), part, 0.0), 0)
-        if TOP_P:
-            if MIN_P:
-                # The mass of all holds what min-p drops.
-                least_total = tl.where(min_p > 0, 0.0, least_total)
-            own = tl.exp2((value - highest) * factor)
-            least_total = tl.maximum(least_total, 1.0)
-            reach = tl.sum(tl.where(best >= value, part, 0.0), 0) - own
-            share = tl.where(top_p > 0, top_p, 0.0).to(tl.float32)
-            is_in &= (top_p >= 1) | (reach < share * least_total - total * 2e-5)
-        if is_in & (is_out == 0):
+            x, blocks, usable, vocab, highest, temperature, seed, position, stream, lower, lower_id, True
+        )  # fmt: skip
+        value = tl.load(x + wait, mask=wait < vocab, other=float("-inf")).to(tl.float32)
+        factor = scale_of(temperature)
+        best, part, total, in_lower, in_upper = row_masses(
+            chunk_tops, tops, groups, masses, sums, row, num_chunks, highest, factor, CHUNKS, GROUPS,
+            ALL_GROUPS,
+        )  # fmt: skip
+        cut = float("-inf")
+        cut_id = 2147483647
+        if CUT:
+            cut = tl.load(cuts + row)
+            cut_id = tl.load(cut_ids + row)
+        target = top_p.to(tl.float32) * total
+        slack = total * 2e-5
+        is_wide = ((lower == cut) & (lower_id == cut_id)) | (in_lower >= target + slack)
+        own = tl.exp2((value - highest) * factor)
+        reach = tl.sum(tl.where(best >= value, part, 0.0), 0) - own
+        is_in = (in_upper < target - slack) & holds(value, wait, upper, upper_id)
+        is_in |= (reach < target - slack) | (top_p >= 1)
+        is_in &= is_wide & (wait < vocab)
+        if is_in:
             token = wait
         else:
-            cut = value
-            cut_id = wait - 1
-            if is_out:
-                wait = -1
-                cut_id = tl.where(tl.maximum(floor, bound) > cut, 2147483647, cut_id)
-                cut = tl.maximum(cut, tl.maximum(floor, bound))
+            end, end_id, upper, upper_id = narrowed(
+                bounds, bound_ids, cuts, cut_ids, row, best, part, total, in_lower, in_upper,
+                highest, factor, top_p, CUT,
+            )  # fmt: skip
+            # What is behind the end is dropped for sure.
+            if is_wide & (wait < vocab) & holds(value, wait, end, end_id):
+                end = value
+                end_id = wait - 1
+            else:
+                wait = wait * 0 - 1
     tl.store(arrived + row, 0)
-    tl.store(cuts + row, cut)
-    tl.store(cut_ids + row, cut_id)
+    tl.store(ends + row, end)
+    tl.store(end_ids + row, end_id)
     tl.store(waiting + row, wait)
-    tl.store(facts + row * 4, highest)
-    tl.store(facts + row * 4 + 1, total)
-    tl.store(facts + row * 4 + 2, least_total)
-    tl.store(facts + row * 4 + 3, floor)
-    if cut_id == -2:
+    tl.store(facts + row * 2, highest)
+    tl.store(facts + row * 2 + 1, total)
+    if end_id == -2:
         tl.store(out + row, token.to(out.dtype.element_ty))
     else:
+        tl.store(bounds + row * 2 + 1, upper)
+        tl.store(bound_ids + row * 2 + 1, upper_id)
         _append(num_open, open_rows, row)
 
 
 @triton.jit
 def _judge(
-    x, row, cut, cut_id, temperature, top_ks, top_ps, min_ps, seed, position, tokens, tops, counts, sums,
-    cuts, cut_ids, waiting, facts, num_open, open_rows, out, vocab, num_chunks, stream,
-    TOP_K: tl.constexpr, TOP_P: tl.constexpr, MIN_P: tl.constexpr, CHUNKS: tl.constexpr,
+    x, row, end, end_id, temperature, top_ps, seed, position, bounds, bound_ids, tokens, tops, sums, ends,
+    end_ids, waiting, facts, num_open, open_rows, out, vocab, num_chunks, stream, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """Judges the waiting token of an open row; a dropped one gives its place to the best of the tokens before it."""
     c = tl.arange(0, CHUNKS)
     inside = c < num_chunks
     at = row * num_chunks + c
-    _, k, top_p, _ = row_options(
-        top_ps, top_ks, top_ps, min_ps, row, vocab, False, TOP_K, TOP_P, False
+    _, _, top_p, _ = row_options(
+        top_ps, top_ps, top_ps, top_ps, row, vocab, False, False, True, False
     )
     wait = tl.load(waiting + row)
-    highest = tl.load(facts + row * 4)
+    token = wait
+    highest = tl.load(facts + row * 2)
     # Other programs of this launch wrote these: not from the cache of this processor.
-    count = tl.sum(tl.load(counts + at, mask=inside, other=0, cache_modifier=".cg"), 0)
-    mass = tl.sum(tl.load(sums + at * 2, mask=inside, other=0.0, cache_modifier=".cg"), 0)
-    total = tl.load(facts + row * 4 + 1)
-    if MIN_P:
-        kept = tl.load(sums + at * 2 + 1, mask=inside, other=0.0, cache_modifier=".cg")
-        total = tl.sum(kept, 0)
-        tl.store(facts + row * 4 + 1, total)
-    is_in = False
-    is_out = True
-    if wait >= 0:
-        own = tl.exp2((cut - highest) * scale_of(temperature))
-        least = tl.load(facts + row * 4 + 2)
-        is_in, is_out = verdict(count, mass, own, total, least, k, vocab, top_p, TOP_P)
-    if is_in:
-        tl.store(out + row, wait.to(out.dtype.element_ty))
-        tl.store(cut_ids + row, -2)
-    else:
-        _append(num_open, open_rows, row)
+    mass = tl.sum(tl.load(sums + at, mask=inside, other=0.0, cache_modifier=".cg"), 0)
+    is_in, is_out = verdict(mass, tl.load(facts + row * 2 + 1), top_p)
+    is_in &= wait >= 0
+    is_out |= wait < 0
     if is_out:
         chunk_tops = tl.load(tops + at, mask=inside, other=float("-inf"), cache_modifier=".cg")
         blocks = tl.load(tokens + at, mask=inside, other=-1, cache_modifier=".cg")
         usable = (blocks >= 0) & (chunk_tops > float("-inf"))
         token = winner_of_chunks(
-            x, blocks, usable, vocab, highest, temperature, seed, position, stream, cut, cut_id, True
+            x, blocks, usable, vocab, highest, temperature, seed, position, stream, end, end_id, True
         )  # fmt: skip
         token = tl.minimum(token, vocab - 1)
-        tl.store(cuts + row, tl.load(x + token).to(tl.float32))
-        tl.store(cut_ids + row, token - 1)
+        value = tl.load(x + token).to(tl.float32)
+        upper = tl.load(bounds + row * 2 + 1)
+        is_in = holds(value, token, upper, tl.load(bound_ids + row * 2 + 1))
+        tl.store(ends + row, value)
+        tl.store(end_ids + row, token - 1)
         tl.store(waiting + row, token)
+    if is_in:
+        tl.store(out + row, token.to(out.dtype.element_ty))
+        tl.debug_barrier()
+        tl.store(end_ids + row, -2)
+    else:
+        _append(num_open, open_rows, row)
 
 
 @triton.jit(do_not_specialize=["stream"])
 def next_round_kernel(
     logits,
     temperatures,
-    top_ks,
     top_ps,
-    min_ps,
     seeds,
     positions,
-    cuts,
-    cut_ids,
+    bounds,
+    bound_ids,
+    ends,
+    end_ids,
     waiting,
     facts,
     num_open,
@@ -335,7 +390,6 @@ def next_round_kernel(
     arrived,
     tokens,
     tops,
-    counts,
     sums,
     out,
     vocab,
@@ -343,14 +397,11 @@ def next_round_kernel(
     num_chunks,
     stream,
     WARM: tl.constexpr,
-    TOP_K: tl.constexpr,
-    TOP_P: tl.constexpr,
-    MIN_P: tl.constexpr,
     FAST: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Chunks of open rows: count, mass and best block of the tokens above the cut, and the mass that min-p keeps.
+    """Chunks of open rows: mass and best block of the tokens before the end.
 
     The program that ends the last chunk of a row judges the row.
     """
@@ -359,31 +410,27 @@ def next_round_kernel(
         row = tl.load(open_rows + item // num_chunks).to(tl.int64)
         chunk = item % num_chunks
         to = row * num_chunks + chunk
-        cut = tl.load(cuts + row)
-        cut_id = tl.load(cut_ids + row)
+        end = tl.load(ends + row)
+        end_id = tl.load(end_ids + row)
         first = chunk * BLOCK
         x = logits + row * stride
         at = first + tl.arange(0, BLOCK)
-        raw = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-        values = kept_values(raw, at, cut, cut_id, True)
+        values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+        values = kept_values(values, at, end, end_id, True)
         temperature = tl.full((), 1.0, tl.float64)
         if WARM:
             temperature = tl.load(temperatures + row).to(tl.float64)
-        factor = scale_of(temperature)
-        anchor = tl.load(facts + row * 4)
-        tl.store(counts + to, tl.sum((values > float("-inf")).to(tl.int32), 0))
-        tl.store(sums + to * 2, tl.sum(tl.exp2((values - anchor) * factor), 0))
-        if MIN_P:
-            floor = tl.load(facts + row * 4 + 3)
-            kept = tl.where(raw >= floor, tl.exp2((raw - anchor) * factor), 0.0)
-            tl.store(sums + to * 2 + 1, tl.sum(kept, 0))
+        anchor = tl.load(facts + row * 2)
+        tl.store(sums + to, tl.sum(tl.exp2((values - anchor) * scale_of(temperature)), 0))
         highest = tl.max(values, 0)
         seed = tl.load(seeds + row).to(tl.int64)
         position = tl.load(positions + row).to(tl.int64)
-        token = noisy_block(
-            x, values, first, vocab, highest, temperature, seed, position, stream, cut, cut_id,
-            True, FAST, BLOCK,
-        )  # fmt: skip
+        token = highest.to(tl.int32) * 0 - 1
+        if highest > float("-inf"):
+            token = noisy_block(
+                x, values, first, vocab, highest, temperature, seed, position, stream, end, end_id,
+                True, FAST, BLOCK,
+            )  # fmt: skip
         tl.store(tokens + to, token)
         tl.store(tops + to, highest)
         # All threads have stored before one of them tells.
@@ -391,7 +438,7 @@ def next_round_kernel(
         if tl.atomic_add(arrived + row, 1) == num_chunks - 1:
             tl.store(arrived + row, 0)
             _judge(
-                x, row, cut, cut_id, temperature, top_ks, top_ps, min_ps, seed, position, tokens,
-                tops, counts, sums, cuts, cut_ids, waiting, facts, still_open, still_open_rows, out,
-                vocab, num_chunks, stream, TOP_K, TOP_P, MIN_P, CHUNKS,
+                x, row, end, end_id, temperature, top_ps, seed, position, bounds, bound_ids, tokens,
+                tops, sums, ends, end_ids, waiting, facts, still_open, still_open_rows, out, vocab,
+                num_chunks, stream, CHUNKS,
             )  # fmt: skip

@@ -8,7 +8,7 @@ import triton.language as tl
 from deepinfer.kernels.triton.sampling_draw import exact_scores, kept_values, noisy_block
 from deepinfer.kernels.triton.sampling_keys import first_bit, key_of, mass_of, value_of
 
-__all__ = ["best_before", "cut_whole_row", "draw_whole_row", "exact_mass", "kth_of_row"]
+__all__ = ["best_before", "cut_by_count", "cut_by_mass", "exact_mass"]
 
 
 @triton.jit
@@ -51,7 +51,7 @@ def _id_of(x, vocab, key, room, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def kth_of_row(x, vocab, k, low, high, BLOCK: tl.constexpr):
+def _kth_of_row(x, vocab, k, low, high, BLOCK: tl.constexpr):
     """The k-th largest key of a row and how many of its equals are among the k; 0 where fewer than k are finite.
 
     The k-th key lies in [low, high], of which no token is above `high`. Three bits a pass are settled.
@@ -121,35 +121,26 @@ def _mass_search(
 
 
 @triton.jit
-def cut_whole_row(
-    x, vocab, highest, temperature, k, bound, top_p, least,
-    TOP_K: tl.constexpr, TOP_P: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Key and id of the cut of a row; the k-th largest key is not below `bound`."""
-    none = tl.zeros((), tl.uint32)
-    key = none
+def cut_by_count(x, vocab, k, highest, BLOCK: tl.constexpr):
+    """Key and id up to which a row has k tokens; key 0 where fewer are finite."""
+    key, room = _kth_of_row(x, vocab, k, tl.zeros((), tl.uint32), key_of(highest), BLOCK)
     cut_id = 2147483647
-    high = key_of(highest)
-    if TOP_K:  # noqa: SIM102 - known when it is compiled
-        if k < vocab:
-            key, room = kth_of_row(x, vocab, k, bound, high, BLOCK)
-            if key > 0:
-                cut_id = _id_of(x, vocab, key, room, BLOCK)
-    restricted = False
-    if TOP_P:
-        restricted = top_p < 1
-    if restricted:
-        total = exact_mass(x, vocab, key, cut_id, highest, temperature, least, BLOCK)
-        target = tl.maximum(tl.ceil(total.to(tl.float64) * top_p).to(tl.int64), 1)
-        key = _mass_search(x, vocab, target, key, cut_id, high, highest, temperature, least, BLOCK)
-        before = exact_mass(x, vocab, key, -1, highest, temperature, least, BLOCK)
-        each = tl.maximum(mass_of(value_of(key), highest, temperature), 1)
-        room = (target - before + each - 1) // each
-        cut_id = _id_of(x, vocab, key, tl.minimum(room, 2147483647).to(tl.int32), BLOCK)
-    else:
-        cut_id = tl.where(least > key, 2147483647, cut_id)
-        key = tl.maximum(least, key)
+    if key > 0:
+        cut_id = _id_of(x, vocab, key, room, BLOCK)
     return key, cut_id
+
+
+@triton.jit
+def cut_by_mass(x, vocab, key, cut_id, highest, temperature, top_p, least, BLOCK: tl.constexpr):
+    """Key and id up to which top-p keeps the tokens that a cut, and a least key, leave."""
+    total = exact_mass(x, vocab, key, cut_id, highest, temperature, least, BLOCK)
+    target = tl.maximum(tl.ceil(total.to(tl.float64) * top_p).to(tl.int64), 1)
+    high = key_of(highest)
+    key = _mass_search(x, vocab, target, key, cut_id, high, highest, temperature, least, BLOCK)
+    before = exact_mass(x, vocab, key, -1, highest, temperature, least, BLOCK)
+    each = tl.maximum(mass_of(value_of(key), highest, temperature), 1)
+    room = tl.minimum((target - before + each - 1) // each, 2147483647).to(tl.int32)
+    return key, _id_of(x, vocab, key, room, BLOCK)
 
 
 @triton.jit
@@ -192,16 +183,3 @@ def best_before(
             best = tl.maximum(score, best)
         start += BLOCK
     return token
-
-
-@triton.jit
-def draw_whole_row(
-    x, vocab, key, cut_id, highest, temperature, seeds, positions, row, stream,
-    FAST: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The token of the highest score in fp64 among what the cut of a row keeps."""
-    seed = tl.load(seeds + row).to(tl.int64)
-    position = tl.load(positions + row).to(tl.int64)
-    return best_before(
-        x, vocab, value_of(key), cut_id, highest, temperature, seed, position, stream, FAST, BLOCK
-    )

@@ -1,0 +1,177 @@
+"""The exact cut by top-p: bounds from a sample and from groups, integer masses of all, and a search between the bounds."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from deepinfer.kernels.triton.sampling_bounds import row_options
+from deepinfer.kernels.triton.sampling_draw import holds, kept_values, scale_of
+from deepinfer.kernels.triton.sampling_keys import key_of, larger, mass_of, value_of
+from deepinfer.kernels.triton.sampling_list import above_nothing, append, cut_of_mass
+from deepinfer.kernels.triton.sampling_rounds import narrowed, row_masses
+from deepinfer.kernels.triton.sampling_whole import cut_by_mass
+
+__all__ = ["mass_bounds_kernel", "mass_finish_kernel", "mass_gather_kernel"]
+
+
+@triton.jit
+def mass_bounds_kernel(
+    temperatures,
+    top_ps,
+    cuts,
+    cut_ids,
+    bounds,
+    bound_ids,
+    tops,
+    groups,
+    masses,
+    sums,
+    highests,
+    vocab,
+    num_chunks,
+    WARM: tl.constexpr,
+    CUT: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    ALL_GROUPS: tl.constexpr,
+):
+    """Narrows the bounds of one row by the maxima and masses of its groups; leaves its highest logit."""
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, CHUNKS)
+    chunk_tops = tl.load(tops + row * num_chunks + c, mask=c < num_chunks, other=float("-inf"))
+    highest = tl.reduce(chunk_tops, 0, larger)
+    tl.store(highests + row, highest)
+    temperature, _, top_p, _ = row_options(
+        temperatures, top_ps, top_ps, top_ps, row, vocab, WARM, False, True, False
+    )
+    is_good = (highest > float("-inf")) & (highest < float("inf"))
+    if is_good & (temperature > 0) & (top_p < 1):
+        factor = scale_of(temperature)
+        best, part, total, in_lower, in_upper = row_masses(
+            chunk_tops, tops, groups, masses, sums, row, num_chunks, highest, factor, CHUNKS, GROUPS,
+            ALL_GROUPS,
+        )  # fmt: skip
+        end, end_id, upper, upper_id = narrowed(
+            bounds, bound_ids, cuts, cut_ids, row, best, part, total, in_lower, in_upper, highest, factor,
+            top_p, CUT,
+        )  # fmt: skip
+        tl.store(bounds + row * 2, end)
+        tl.store(bounds + row * 2 + 1, upper)
+        tl.store(bound_ids + row * 2, end_id)
+        tl.store(bound_ids + row * 2 + 1, upper_id)
+
+
+@triton.jit
+def mass_gather_kernel(
+    logits,
+    temperatures,
+    top_ps,
+    cuts,
+    cut_ids,
+    bounds,
+    bound_ids,
+    highests,
+    exact,
+    counts,
+    found,
+    vocab,
+    stride,
+    num_chunks,
+    WARM: tl.constexpr,
+    CUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CAPACITY: tl.constexpr,
+):
+    """Integer masses of one chunk, all and above the bounds; appends the tokens between the bounds to the list of the row."""
+    to = tl.program_id(0).to(tl.int64)
+    row = to // num_chunks
+    highest = tl.load(highests + row)
+    temperature, _, top_p, _ = row_options(
+        temperatures, top_ps, top_ps, top_ps, row, vocab, WARM, False, True, False
+    )
+    is_good = (highest > float("-inf")) & (highest < float("inf"))
+    if is_good & (temperature > 0) & (top_p < 1):
+        at = (to % num_chunks).to(tl.int32) * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+        if CUT:
+            x = kept_values(x, at, tl.load(cuts + row), tl.load(cut_ids + row), True)
+        some = x > float("-inf")
+        mass = tl.where(some, mass_of(x, highest, temperature), 0)
+        upper = tl.load(bounds + row * 2 + 1)
+        above = holds(x, at, upper, tl.load(bound_ids + row * 2 + 1))
+        tl.store(exact + to * 2, tl.sum(mass, 0))
+        tl.store(exact + to * 2 + 1, tl.sum(tl.where(above, mass, 0), 0))
+        listed = some & holds(x, at, tl.load(bounds + row * 2), tl.load(bound_ids + row * 2))
+        listed &= above == 0
+        append(listed, at, counts + row * 2, found + row * CAPACITY, CAPACITY)
+
+
+@triton.jit
+def mass_finish_kernel(
+    logits,
+    temperatures,
+    top_ps,
+    highests,
+    exact,
+    counts,
+    found,
+    cuts,
+    cut_ids,
+    vocab,
+    stride,
+    num_chunks,
+    WARM: tl.constexpr,
+    CUT: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CAPACITY: tl.constexpr,
+):
+    """Writes the cut of one row by top-p over that of the other filters; a row that its bounds don't fit is searched as a whole.
+
+    The cut of a row that cannot be drawn is NaN.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    highest = tl.load(highests + row)
+    temperature, _, top_p, _ = row_options(
+        temperatures, top_ps, top_ps, top_ps, row, vocab, WARM, False, True, False
+    )
+    is_good = (highest > float("-inf")) & (highest < float("inf"))
+    if is_good & (temperature > 0) & (top_p < 1):
+        key = tl.zeros((), tl.uint32)
+        cut_id = 2147483647
+        if CUT:
+            key = key_of(tl.load(cuts + row))
+            cut_id = tl.load(cut_ids + row)
+        c = tl.arange(0, CHUNKS)
+        sums = exact + (row * num_chunks + c) * 2
+        total = tl.sum(tl.load(sums, mask=c < num_chunks, other=0), 0)
+        above = tl.sum(tl.load(sums + 1, mask=c < num_chunks, other=0), 0)
+        target = tl.maximum(tl.ceil(total.to(tl.float64) * top_p).to(tl.int64), 1)
+        listed = tl.load(counts + row * 2)
+        fits = (listed <= CAPACITY) & (above < target)
+        if fits:
+            i = tl.arange(0, CAPACITY)
+            used = i < listed
+            ids = tl.load(found + row * CAPACITY + i, mask=used, other=0)
+            values = tl.load(logits + row * stride + ids, mask=used, other=float("-inf")).to(
+                tl.float32
+            )
+            mass = tl.where(used, mass_of(values, highest, temperature), 0)
+            fits = above + tl.sum(mass, 0) >= target
+            if fits:
+                keys = tl.where(used, key_of(values), 0).to(tl.uint32)
+                high = tl.max(keys, 0)
+                low = tl.min(tl.where(used, keys, high), 0)
+                key, cut_id = cut_of_mass(ids, keys, used, mass, target - above, low, high, vocab)
+        if fits == 0:
+            least = tl.zeros((), tl.uint32)
+            key, cut_id = cut_by_mass(
+                x=logits + row * stride, vocab=vocab, key=key, cut_id=cut_id, highest=highest,
+                temperature=temperature, top_p=top_p, least=least, BLOCK=2048,
+            )  # fmt: skip
+        key, cut_id = above_nothing(key, cut_id)
+        tl.store(cuts + row, value_of(key))
+        tl.store(cut_ids + row, cut_id)
+    elif CUT == 0:
+        tl.store(cuts + row, tl.where(is_good, float("-inf"), float("nan")))
+        tl.store(cut_ids + row, 2147483647)
