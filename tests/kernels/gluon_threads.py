@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,10 +68,10 @@ class Barrier:
     def init(self, count: int) -> None:
         self.count = self.pending = count
 
-    def arrive(self, bytes_more: int = 0) -> None:
+    def arrive(self, bytes_more: int = 0, count: int = 1) -> None:
         with self.changed:
-            assert self.pending > 0, "more arrivals than a barrier counts"
-            self.pending -= 1
+            assert self.pending >= count, "more arrivals than a barrier counts"
+            self.pending -= count
             self.bytes += bytes_more
             self._settle()
 
@@ -145,6 +146,18 @@ def _instructions(text: str, inputs: list[np.ndarray], outputs: int) -> list[np.
         elif name.startswith("lop3.b32"):
             assert int(names[3], 0) == 0xEA
             found = (a[0] & a[1]) | a[2]
+        elif name.startswith("mad.lo"):
+            found = a[0] * a[1] + a[2]
+        elif name.startswith("prmt.b32"):
+            parts = np.stack([(x >> s) & 255 for x in map(np.asarray, a[:2]) for s in (0, 8, 16, 24)])
+            found = np.zeros(shape, np.uint32)
+            for byte in range(4):
+                which = np.broadcast_to((a[2] >> np.uint32(4 * byte)) & 7, shape)
+                found |= np.take_along_axis(
+                    np.stack([np.broadcast_to(x, shape) for x in parts]), which[None].astype(np.int64), 0
+                )[0] << np.uint32(8 * byte)
+        elif name.startswith("setp.lt.s32"):
+            found = a[0].view(np.int32) < np.int32(a[1])
         elif name.startswith("setp.ne"):
             found = a[0] != a[1]
         elif name.startswith("selp"):
@@ -166,9 +179,8 @@ def _inline(asm: str, constraints: str, args: list[Tensor], dtype: Any, is_pure:
     if pack == 1:
         (found,) = _instructions(asm, values, outputs)
         return Tensor(found)
-    assert len(values) == 1
     assert values[0].shape[-1] == pack == 4
-    words = [values[0][..., i].view(np.uint32) for i in range(4)]
+    words = [x[..., i].astype(np.int32).view(np.uint32) for x in values for i in range(4)]
     found = _instructions(asm, words, outputs)
     parts = [
         Tensor(np.ascontiguousarray(x)[..., None].view(np.uint8).reshape(values[0].shape))
@@ -177,11 +189,34 @@ def _inline(asm: str, constraints: str, args: list[Tensor], dtype: Any, is_pure:
     return tuple(parts)
 
 
-def _multiply(a: Any, b: Memory, acc: Tensor, use_acc: bool, is_async: bool) -> Tensor:
-    left = a.array if isinstance(a, Memory) else a.data
-    assert left.dtype == b.array.dtype == np.uint8
+class Product:
+    """A product under way: it reads its operands when it is waited for, and is no value before."""
+
+    def __init__(self, a: Any, b: Memory) -> None:
+        self.a, self.b = a, b
+
+    def done(self) -> Tensor:
+        left = self.a.array if isinstance(self.a, Memory) else self.a.data
+        assert left.dtype == self.b.array.dtype == np.uint8
+        found = _E4M3[left].astype(np.float64) @ _E4M3[self.b.array]
+        return Tensor(found.astype(np.float32))
+
+
+def _multiply(a: Any, b: Memory, acc: Tensor, use_acc: bool, is_async: bool) -> Product:
+    assert is_async
     assert not use_acc
-    return Tensor((_E4M3[left].astype(np.float64) @ _E4M3[b.array]).astype(np.float32))
+    return Product(a, b)
+
+
+def _wait(pending: int, products: list[Any]) -> Any:
+    found = [x.done() if isinstance(x, Product) else x for x in products]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _copy_elements(to: Memory, pointer: Pointer) -> None:
+    at = np.broadcast_to(pointer.at, to.array.shape)
+    assert ((at >= 0) & (at < len(pointer.buffer))).all(), "a read outside the buffer"
+    to.array[...] = pointer.buffer[at]
 
 
 def _assert(holds: bool) -> None:
@@ -196,6 +231,7 @@ def _extend() -> None:
     Tensor.expand_dims = lambda self, axis: Tensor(np.expand_dims(self.data, axis))  # type: ignore[attr-defined]
     Tensor.broadcast_to = lambda self, shape: Tensor(np.broadcast_to(self.data, shape))  # type: ignore[attr-defined]
     Tensor.split = split  # type: ignore[attr-defined]
+    Tensor.type = property(lambda self: types.SimpleNamespace(layout=None, shape=self.data.shape))  # type: ignore[assignment]
     Pointer.dtype = property(lambda self: types.SimpleNamespace(element_ty=self.buffer.dtype.type))  # type: ignore[attr-defined]
 
 
@@ -237,10 +273,19 @@ class Threads:
 
 
 @contextmanager
-def gluon_on_threads(*names: str, late_s: float = 0.0) -> Iterator[list[types.ModuleType]]:
-    """Modules of `deepinfer.kernels.triton` over the stand-in; `late_s` is how long copies take."""
+def gluon_on_threads(
+    *names: str, late_s: float = 0.0, rest_s: float = 0.0
+) -> Iterator[list[types.ModuleType]]:
+    """Modules of `deepinfer.kernels.triton` over the stand-in.
+
+    `late_s` is how long copies take, and `rest_s` how long a role rests that has arrived at a barrier.
+    """
     _extend()
     threads = Threads(late_s)
+
+    def arrive(bar: Barrier, count: int = 1) -> None:
+        bar.arrive()
+        time.sleep(rest_s)
 
     def allocate(dtype: Any, shape: list[int], layout: Any) -> Any:
         if layout == "barriers":
@@ -266,10 +311,13 @@ def gluon_on_threads(*names: str, late_s: float = 0.0) -> Iterator[list[types.Mo
     hopper = types.ModuleType("triton.experimental.gluon.language.nvidia.hopper")
     hopper.fence_async_shared = lambda: None  # type: ignore[attr-defined]
     hopper.warpgroup_mma = _multiply  # type: ignore[attr-defined]
-    hopper.warpgroup_mma_wait = lambda n, accs: accs[0] if len(accs) == 1 else tuple(accs)  # type: ignore[attr-defined]
+    hopper.warpgroup_mma_wait = _wait  # type: ignore[attr-defined]
+    hopper.async_copy = types.SimpleNamespace(  # type: ignore[attr-defined]
+        mbarrier_arrive=lambda bar, increment_count: bar.arrive(count=32)
+    )
     hopper.mbarrier = types.SimpleNamespace(  # type: ignore[attr-defined]
         init=lambda bar, count: bar.init(count), wait=lambda bar, phase: bar.wait(int(phase)),
-        expect=lambda bar, size: bar.arrive(size), arrive=lambda bar, count=1: bar.arrive(),
+        expect=lambda bar, size: bar.arrive(size), arrive=arrive,
         MBarrierLayout=lambda: "barriers",
     )  # fmt: skip
     records = types.ModuleType("deepinfer.kernels.triton.mla_records")
@@ -279,6 +327,9 @@ def gluon_on_threads(*names: str, late_s: float = 0.0) -> Iterator[list[types.Mo
         hopper.__name__: hopper, records.__name__: records,
     }  # fmt: skip
     with gluon_on_numpy(
-        *names, language=language, also=also, names_of={"load_tile": threads.load_tile}
+        *names,
+        language=language,
+        also=also,
+        names_of={"load_tile": threads.load_tile, "copy_elements": _copy_elements},
     ) as modules:
         yield modules

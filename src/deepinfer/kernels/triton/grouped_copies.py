@@ -50,7 +50,7 @@ def copy_tiles(
     part = gl.arange(0, 4, layout=lanes)
     tiles_n = gl.cdiv(N, BLOCK_N)
     tile = gl.program_id(0)
-    group = 0
+    group = gl.to_tensor(0)
     first = 0
     slot = 0
     phase = 1

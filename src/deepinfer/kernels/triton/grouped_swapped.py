@@ -38,7 +38,7 @@ def _products(
     out_layout: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
     tiles_n = gl.cdiv(N, BLOCK_N)
     tile = gl.program_id(0)
-    group = 0
+    group = gl.to_tensor(0)
     first = 0
     slot = 0
     phase = 0
