@@ -68,6 +68,7 @@ class WideStack:
             vars(self.model)["row_kernels"] = lambda: fused_kernels("cpu")
         self._step = DecodeStep(self.model, filled_cache(self.model, slots, context, 16))
         self._graphs: dict[int, Any] = {}
+        self._calls: list[Callable[[], Any]] = []  # recordings read what these hold
         self._pool: Any = None
 
     def call(self, rows: int) -> Callable[[], Any]:
@@ -82,9 +83,9 @@ class WideStack:
         """The recording of a step of so many rows, or of the next size that there is."""
         rows = next((size for size in ROWS if size >= rows), rows)
         if rows not in self._graphs:
-            self._graphs[rows], _ = record_call(
-                self.call(rows), torch.device(self.device), self._pool
-            )
+            self._calls.append(self.call(rows))
+            device = torch.device(self.device)
+            self._graphs[rows], _ = record_call(self._calls[-1], device, self._pool)
             self._pool = self._pool or self._graphs[rows].pool()
         return self._graphs[rows]
 
@@ -147,6 +148,7 @@ class WideModel:
     @contextlib.contextmanager
     def borrowed_by(self) -> Iterator[None]:
         """Recordings made meanwhile, of any engine, take the time of this model as well."""
+        self.stage.graph(BLOCK)  # fails here, if it does, and not inside of an engine
         record_step, record_draft = DecodeGraphs._record, DraftGraphs._record
 
         def step(graphs: Any, step: Any, bucket: Any) -> Any:
