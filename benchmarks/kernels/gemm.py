@@ -358,6 +358,7 @@ def cases() -> list[Case]:
     add("fp8_gemm_nt", dense, "fp8_32", shape, [(2, 128, 6, 8), (64, 1, 6, 1, 2)])
     few = [(2, 128, 6, 8), (64, 1, 6, 1, 2, 1, 1), (64, 1, 6, 1, 2)]
     add("fp8_gemm_nt", dense, "fp8", shape, few)
+    add("bf16_gemm_nt", dense, "bf16", shape, [(2, 128, 6, 8), (2, 256, 4, 8)])
     # What was measured and did not change
     add("batch_invariant.linear", invariant, "bf16", (4096, 4096, 7168), [()])
     for m, n, k in ((4096, 4096, 7168), (8192, 8192, 8192)):

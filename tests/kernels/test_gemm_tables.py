@@ -34,6 +34,7 @@ def calls(monkeypatch):
         (folded_ragged_launch, "folded_ragged"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, lambda *a, name=name, **k: found.append((name, a[-1])))
+    monkeypatch.setattr(gemm_launch, "num_sms", lambda index: 132)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     return found
 
@@ -109,3 +110,11 @@ def test_a_span_divides_the_steps() -> None:
     assert gemm_backends._spanned((16, 1, 5, 2, 3), 256) == (16, 1, 5, 2, 3)
     assert gemm_backends._spanned((16, 1, 5, 2, 3), 384) == (16, 1, 5, 1, 3)
     assert gemm_backends._spanned((2, 1, 6), 384) == (2, 1, 6)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8"])
+def test_few_tiles_are_narrow(calls, kind) -> None:
+    b = weights(kind, 4096, 256)
+    for rows in (256, 512, 1024, 4096):
+        gemm_backends._dense_hopper(*tokens(kind, rows, 256), *b, torch.zeros(rows, 4096))
+    assert [tuning.block_n for _, tuning in calls] == [128, 128, 256, 256]

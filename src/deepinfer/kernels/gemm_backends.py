@@ -133,6 +133,8 @@ def _dense_hopper(x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d:
                 sizes = configs.TALL_FP8_32
             elif xs is not None and configs.dense_split(n, k) == 2:
                 sizes = configs.TALL_SPLIT
+            elif configs.takes_narrow_tiles(m, n, launch.num_sms(x.device.index)):
+                sizes = configs.TALL_NARROW
             _tall(x, xs, w[None], None if ws is None else ws[None], None, d, sizes)
 
 

@@ -30,6 +30,7 @@ def cases() -> list[CompileCase]:
         found += [_ragged(s) for s in _sizes(table) if s[0] == 0]
     found += _lists()
     found += [_many(s, False, not cut, cut=cut) for s in _sizes(configs.TALL_BF16) for cut in (False, True)]  # fmt: skip
+    found += [_many(configs.TALL_NARROW, scaled, False) for scaled in (True, False)]
     small, large = configs.PORTABLE[0][4], configs.PORTABLE[-1][4]
     found += [
         _portable(small, 0, "bf16", CHIPS),
