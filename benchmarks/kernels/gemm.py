@@ -347,6 +347,7 @@ def cases() -> list[Case]:
     add(contiguous_fp8, contiguous, "fp8", shape, [(2, 256, 4, 16, 1, 1), (2, 256, 4, 16)])
     dense32: list[Sizes] = [(2, 128, 6, 8, 1, 0, 1), (2, 128, 6, 8)]
     add("fp8_gemm_nt", dense, "fp8_32", (4096, 4096, 7168), dense32)
+    add("fp8_gemm_nt", dense, "fp8_32", (8192, 32768, 1280), dense32)
     few: list[Sizes] = [(16, 2, 16, 1, 1, 2), (32, 2, 12, 1, 1, 2), (16, 1, 16, 1, 1, 1, 1), (16, 1, 16), (64, 2, 10, 1, 1, 2)]  # fmt: skip
     add("fp8_gemm_nt", dense, "fp8", (64, 1280, 5120), few)
     few = [(64, 1, 10, 1, 1, 1, 1), (32, 1, 8, 1, 2, 1, 1), (32, 1, 10, 1, 1, 1, 1), (64, 2, 10, 1, 1, 2)]  # fmt: skip
