@@ -186,7 +186,7 @@ def paged(
             # The first query of each request alone: other products, the same bits.
             alone = torch.full((count, most), 777.0, device="cuda")
             one = w.view(count, next_n, heads)[:, 0].contiguous()
-            if len(wanted) == 4:
+            if len(wanted) != 3:
                 sizes = hopper.PageTuning(*configs.lookup_pages(1, heads, packed))
                 hopper.page_scores(
                     q[:, :1].contiguous(), cache, one, ends[:, :1].contiguous(), table,
@@ -246,10 +246,10 @@ def _paged(
     requests, next_n, keys, heads, packed = shape
     op = "fp8_fp4_paged_mqa_logits" if packed else "fp8_paged_mqa_logits"
     name = "portable" if len(tuning) == 3 else "table"
-    if len(tuning) == 4:
+    if len(tuning) > 3:
         name = "{} queries {} slots {} parts {}".format(
             *tuning[:3], "together" if tuning[3] else "in turn"
-        )
+        ) + (" folded" if tuning[4:] else "")
     build = paged(*shape, tuning)
     return Case(op, f"{requests}x{next_n}x{keys} {heads} heads", name, build, check_only)
 
@@ -259,13 +259,13 @@ def cases() -> list[Case]:
     found = []
     eight, four = (64, 1, 32768, 32, False), (64, 1, 32768, 32, True)
     for shape, tuning in (
-        (eight, (1, 8, 2, True)), (four, (1, 14, 2, True)), (four, (1, 15, 3, False)), (eight, (1, 6, 2, True)),
-        (eight, (1, 9, 3, True)), (four, (1, 16, 4, False)),
-        ((64, 2, 32768, 32, False), ()), ((64, 2, 32768, 32, True), ()),
+        (eight, (1, 8, 2, True)), (four, (1, 14, 2, True)), (four, (1, 14, 2, True, True)),
+        (four, (1, 15, 3, False)), (four, (1, 15, 3, True, True)), (eight, (1, 9, 3, True)),
+        ((64, 2, 32768, 32, False), ()), ((64, 2, 32768, 32, True), ()), ((64, 2, 32768, 32, True), (2, 14, 2, False, True)),
         ((4, 1, 131072, 32, False), ()), ((4, 1, 131072, 32, True), ()),
         ((64, 1, 32768, 64, False), ()), ((64, 1, 32768, 64, True), ()),
         ((256, 1, 4096, 32, False), ()), ((256, 1, 4096, 32, True), ()),
-        ((64, 6, 32768, 32, False), ()), ((64, 6, 32768, 32, True), ()),
+        ((64, 6, 32768, 32, False), ()), ((64, 6, 32768, 32, True), (4, 14, 2, False, True)),
     ):  # fmt: skip
         found.append(_paged(shape, tuning))
     op = "get_paged_mqa_logits_metadata"
@@ -275,6 +275,7 @@ def cases() -> list[Case]:
             if heads < 128 or not packed:
                 found.append(_paged((9, next_n, 1500, heads, packed), (), True))
     found.append(_paged((9, 1, 1500, 32, True), (64, 3, 4), True))
+    found.append(_paged((9, 2, 1500, 64, True), (1, 14, 2, True, True), True))
     for t, s, heads in PEER:
         for keys, op in (("fp4", "fp8_fp4_mqa_logits"), ("fp8", "fp8_mqa_logits")):
             shape = f"{t}x{s} {heads} heads"
@@ -282,7 +283,7 @@ def cases() -> list[Case]:
             found.append(Case(op, shape, "table", build, True, PEER[t, s, heads]))
     for heads in (8, 16):
         build = scores(2048, 16384, heads, "fp8", ())
-        found.append(Case("fp8_mqa_logits", f"2048x16384 {heads} heads", "table", build))
+        found.append(Case("fp8_mqa_logits", f"2048x16384 {heads} heads", "table", build, True))
     for heads in (8, 16, 32, 64):
         build = scores(67, 3001, heads, "fp8", ())
         found.append(Case("fp8_mqa_logits", f"67x3001 {heads} heads", "table", build, True))

@@ -149,12 +149,16 @@ def _instructions(text: str, inputs: list[np.ndarray], outputs: int) -> list[np.
         elif name.startswith("mad.lo"):
             found = a[0] * a[1] + a[2]
         elif name.startswith("prmt.b32"):
-            parts = np.stack([(x >> s) & 255 for x in map(np.asarray, a[:2]) for s in (0, 8, 16, 24)])
+            parts = np.stack(
+                [(x >> s) & 255 for x in map(np.asarray, a[:2]) for s in (0, 8, 16, 24)]
+            )
             found = np.zeros(shape, np.uint32)
             for byte in range(4):
                 which = np.broadcast_to((a[2] >> np.uint32(4 * byte)) & 7, shape)
                 found |= np.take_along_axis(
-                    np.stack([np.broadcast_to(x, shape) for x in parts]), which[None].astype(np.int64), 0
+                    np.stack([np.broadcast_to(x, shape) for x in parts]),
+                    which[None].astype(np.int64),
+                    0,
                 )[0] << np.uint32(8 * byte)
         elif name.startswith("setp.lt.s32"):
             found = a[0].view(np.int32) < np.int32(a[1])

@@ -38,7 +38,7 @@ def made(form: KVCacheFormat, lengths: list[int], next_n: int, heads: int, page_
     return cache, table, q, weights, ends.int(), most
 
 
-def scores(case, form, page_size, programs, sizes, *, meta=None, late_s=0.0):
+def scores(case, form, page_size, programs, sizes, *, meta=None, late_s=0.0, folded=False):
     """What the kernel writes, in a tensor with room around it."""
     cache, table, q, weights, ends, most = case
     packed = form is KVCacheFormat.INDEXER_MXFP4
@@ -72,7 +72,7 @@ def scores(case, form, page_size, programs, sizes, *, meta=None, late_s=0.0):
                 Pointer(wide.reshape(-1), 4), integer(next_n), integer(min(most, table.shape[1] * page_size)),
                 integer(len(plain)), integer(each), integer(shares), integer(requests),
                 heads, table.stride(0), most + 8,
-                HEADS=heads, QUERIES=queries, CHUNKS=-(-next_n // queries), PAGE=page_size, FP4=packed,
+                HEADS=heads, QUERIES=queries, CHUNKS=-(-next_n // queries), PAGE=page_size, FP4=int(packed) + int(packed and folded),
                 SPLIT=configs.SPLIT, DEPTH=depth, PARTS=parts, TOGETHER=together,
             )  # fmt: skip
     assert (wide[:, :4] == 777).all()
@@ -96,12 +96,13 @@ def test_scores(form, next_n, heads, page_size) -> None:
     lengths = [300, 0, 1, 63, 64, 65, 900, 128, 129]
     case = made(form, lengths, next_n, heads, page_size)
     sizes = configs.lookup_pages(next_n, heads, form is KVCacheFormat.INDEXER_MXFP4)
-    found = scores(case, form, page_size, 5, (sizes[0], 4, sizes[2], sizes[3]))
     wanted = right(case, form, page_size)
-    assert torch.equal(found.isinf(), wanted.isinf())
-    assert torch.equal(found == 777, wanted == 777)
     seen = wanted.isfinite()
-    assert torch.allclose(found[seen], wanted[seen], rtol=1e-4, atol=1e-3)
+    for folded in (False, True)[: 1 + (form is KVCacheFormat.INDEXER_MXFP4)]:
+        found = scores(case, form, page_size, 5, (sizes[0], 4, sizes[2], sizes[3]), folded=folded)
+        assert torch.equal(found.isinf(), wanted.isinf())
+        assert torch.equal(found == 777, wanted == 777)
+        assert torch.allclose(found[seen], wanted[seen], rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
@@ -144,5 +145,22 @@ def test_scales_at_the_ends_of_their_range() -> None:
     assert torch.equal(found.isnan(), wanted.isnan())
     assert bool(found[:, 3].isnan().all())
     assert not bool(found[:, 4:6].isnan().any())
+    seen = wanted.isfinite()
+    assert torch.allclose(found[seen], wanted[seen], rtol=1e-4, atol=0)
+
+
+def test_folded_scales() -> None:
+    form = KVCacheFormat.INDEXER_MXFP4
+    case = made(form, [192], 1, 8)
+    cache, table = case[0], case[1]
+    page = cache[int(table[0, 1])]
+    scale = page[64 * 64 : 64 * 68].view(64, 4)
+    scale[:] = torch.randint(0, 12, (64, 4), dtype=torch.uint8) + torch.arange(0, 128, 2)[:, None]
+    scale[3, 1], scale[4], scale[5] = 255, 0, torch.tensor([140, 129, 128, 140])
+    page[3 * 64 : 4 * 64] = 0
+    found = scores(case, form, 64, 1, (1, 2, 2, True), folded=True)
+    scale[5, 2] = 0  # 2^-12 of the largest: none
+    wanted = right(case, form, 64)
+    assert torch.equal(found.isnan(), wanted.isnan())
     seen = wanted.isfinite()
     assert torch.allclose(found[seen], wanted[seen], rtol=1e-4, atol=0)

@@ -16,8 +16,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from deepinfer.kernels.triton.folded_words import WIDE
 from deepinfer.kernels.triton.gluon_names import block_barrier, load_tile
-from deepinfer.kernels.triton.indexer_pages_codes import key_words, powers, split_channels, spread
+from deepinfer.kernels.triton.indexer_pages_codes import (
+    fold,
+    key_words,
+    largest_power,
+    powers,
+    split_channels,
+    spread,
+)
 from deepinfer.kernels.triton.indexer_quads import lane_sums, own_sums
 from deepinfer.kernels.triton.mla_records import view_memory
 
@@ -87,23 +95,29 @@ def _copies(
 
 
 @gluon.jit
-def _operand(keys, like, FP4: gl.constexpr):
-    """64 keys as left operands: in shared memory, or in registers those of each group of channels."""
-    if FP4:
+def _operand(keys, scales, like, FP4: gl.constexpr):
+    """64 keys as left operands: in shared memory, or in registers, for MXFP4 those of each group of channels or one."""
+    if FP4 == 0:
+        found = (view_memory(keys, gl.float8e4nv, [64, 128], gl.NVMMASharedLayout(128, 8)),)
+    else:
         a_layout: gl.constexpr = gl.DotOperandLayout(0, like.type.layout, 4)
         words = key_words(view_memory(keys, gl.int32, [64, 16], gl.NVMMASharedLayout(64, 32)))
-        found = (
-            spread(words[0], a_layout), spread(words[1], a_layout), spread(words[2], a_layout), spread(words[3], a_layout)
-        )  # fmt: skip
-    else:
-        found = (view_memory(keys, gl.float8e4nv, [64, 128], gl.NVMMASharedLayout(128, 8)),)
+        if FP4 == 1:
+            found = (
+                spread(words[0], a_layout), spread(words[1], a_layout), spread(words[2], a_layout),
+                spread(words[3], a_layout),
+            )  # fmt: skip
+        else:
+            plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+            of: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, WIDE))
+            found = (fold(words, view_memory(scales, gl.int32, [64], plain).load(of), a_layout),)
     return found
 
 
 @gluon.jit
 def _start(keys, q, zero, FP4: gl.constexpr):
     """Begins the products of 64 keys with the columns of queries: one, or one of each group of channels."""
-    if FP4:
+    if FP4 == 1:
         found = ()
         for g in gl.static_range(4):
             of = q.slice(32 * g, 32, dim=1).permute((1, 0))
@@ -119,14 +133,18 @@ def _sums(parts, scales, w, QUERIES: gl.constexpr, HEADS: gl.constexpr, FP4: gl.
     """Weighted sums over the heads that a thread holds, [4, 2, 8, QUERIES, 4], of finished products."""
     layout: gl.constexpr = parts[0].type.layout
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    if FP4:
+    if FP4 == 1:
         s = view_memory(scales, gl.int32, [64], plain).load(gl.SliceLayout(1, layout))
         p0, p1, p2, p3 = powers(s)
         acc = parts[0] * p0[:, None] + parts[1] * p1[:, None]
         acc = acc + parts[2] * p2[:, None] + parts[3] * p3[:, None]
         y = own_sums((acc + gl.abs(acc)) * w[None, :], QUERIES, HEADS, 2)
     else:
-        s = view_memory(scales, gl.float32, [64], plain).load(gl.SliceLayout(1, layout))
+        if FP4 == 2:
+            s = view_memory(scales, gl.int32, [64], plain).load(gl.SliceLayout(1, layout))
+            s = largest_power(s)
+        else:
+            s = view_memory(scales, gl.float32, [64], plain).load(gl.SliceLayout(1, layout))
         acc = parts[0]
         y = own_sums((acc + gl.abs(acc)) * w[None, :], QUERIES, HEADS, 2)
         of: gl.constexpr = gl.SliceLayout(3, gl.SliceLayout(4, y.type.layout))
@@ -137,7 +155,7 @@ def _sums(parts, scales, w, QUERIES: gl.constexpr, HEADS: gl.constexpr, FP4: gl.
 @gluon.jit
 def _finish(parts, FP4: gl.constexpr):
     """Waits for products that were begun."""
-    if FP4:
+    if FP4 == 1:
         a, b, c, d = warpgroup_mma_wait(0, [parts[0], parts[1], parts[2], parts[3]])
         found = (a, b, c, d)
     else:
@@ -148,7 +166,7 @@ def _finish(parts, FP4: gl.constexpr):
 @gluon.jit
 def _finish_two(low, high, FP4: gl.constexpr):
     """Waits for the products of two tiles."""
-    if FP4:
+    if FP4 == 1:
         a, b, c, d, e, f, g, h = warpgroup_mma_wait(
             0, [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]]
         )
@@ -190,6 +208,8 @@ def _products(
     next_n, most, num_pages, each, programs, requests = sizes
     stride_w, stride_table, stride_out = strides
     COLUMNS: gl.constexpr = QUERIES * HEADS
+    # Half, for the magnitude that is added; keys of MXFP4 are 2^-6 times as large, or 2^6 times.
+    factor: gl.constexpr = 0.0078125 if FP4 == 2 else (32.0 if FP4 == 1 else 0.5)
     NEXT: gl.constexpr = QUERIES * CHUNKS
     OUTPUTS: gl.constexpr = 2 if QUERIES == 4 else 1
     kind: gl.constexpr = out.dtype.element_ty
@@ -221,14 +241,13 @@ def _products(
                 used = (head < next_n * HEADS)[:, None].broadcast_to([COLUMNS, 128])
                 codes = gl.load(at, mask=used, other=0)
                 if FP4:
-                    codes = gl.convert_layout(split_channels(codes, COLUMNS), q_layout)
+                    codes = gl.convert_layout(split_channels(codes, COLUMNS, FP4 == 2), q_layout)
                 q_tiles.index(PART * CHUNKS + chunk).store(codes.to(gl.float8e4nv, bitcast=True))
                 j = chunk * QUERIES + column // HEADS
                 one = gl.load(
                     weights + (of + j) * stride_w + column % HEADS, mask=j < next_n, other=0.0
                 )
-                # Half, for the magnitude that is added; the codes of MXFP4 keys are 2^-6 times as large.
-                w = w + (one * (32.0 if FP4 else 0.5),)  # noqa: RUF005
+                w = w + (one * factor,)  # noqa: RUF005
                 for i in gl.static_range(OUTPUTS):
                     _, query = _places(i, QUERIES, layout)
                     j = chunk * QUERIES + query
@@ -249,9 +268,13 @@ def _products(
                     for chunk in gl.static_range(CHUNKS):
                         mine = q_tiles.index(PART * CHUNKS + chunk)
                         if TOGETHER:
-                            keys = _operand(k_ring.index(2 * slot), zero, FP4)
+                            keys = _operand(
+                                k_ring.index(2 * slot), s_ring.index(2 * slot), zero, FP4
+                            )
                             parts = _start(keys, mine, zero, FP4)
-                            keys = _operand(k_ring.index(2 * slot + 1), zero, FP4)
+                            keys = _operand(
+                                k_ring.index(2 * slot + 1), s_ring.index(2 * slot + 1), zero, FP4
+                            )
                             more = _start(keys, mine, zero, FP4)
                             parts, more = _finish_two(parts, more, FP4)
                             y = _sums(parts, s_ring.index(2 * slot), w[chunk], QUERIES, HEADS, FP4)
@@ -262,7 +285,12 @@ def _products(
                             y = own
                             z = own
                             for half in range(2):
-                                keys = _operand(k_ring.index(2 * slot + half), zero, FP4)
+                                keys = _operand(
+                                    k_ring.index(2 * slot + half),
+                                    s_ring.index(2 * slot + half),
+                                    zero,
+                                    FP4,
+                                )
                                 parts = _finish(_start(keys, mine, zero, FP4), FP4)
                                 y = z
                                 z = _sums(
@@ -280,7 +308,9 @@ def _products(
                         gl.store(to, found.to(kind), mask=(base + key < stop) & (chunk < next_n))
                 else:
                     for half in range(2):
-                        keys = _operand(k_ring.index(2 * slot + half), zero, FP4)
+                        keys = _operand(
+                            k_ring.index(2 * slot + half), s_ring.index(2 * slot + half), zero, FP4
+                        )
                         page_is = gl.where(half == 1, high_is, low_is)
                         for chunk in gl.static_range(CHUNKS):
                             mine = q_tiles.index(PART * CHUNKS + chunk)
@@ -312,7 +342,10 @@ def page_scores_kernel(
     HEADS: gl.constexpr, QUERIES: gl.constexpr, CHUNKS: gl.constexpr, PAGE: gl.constexpr, FP4: gl.constexpr,
     SPLIT: gl.constexpr, DEPTH: gl.constexpr, PARTS: gl.constexpr, TOGETHER: gl.constexpr,
 ):  # fmt: skip
-    """Scores of `each` shares of the work list a program; a place of it is a request and a split of its keys."""
+    """Scores of `each` shares of the work list a program; a place of it is a request and a split of its keys.
+
+    FP4 is 0 for e4m3 keys, 1 for MXFP4 keys whose groups are multiplied one by one, 2 for those folded into one product.
+    """
     # A slot is always taken by the same warpgroup, which so knows the phase that it is in.
     gl.static_assert(DEPTH % PARTS == 0)
     k_type: gl.constexpr = k_desc.dtype

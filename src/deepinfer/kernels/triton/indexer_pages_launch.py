@@ -26,12 +26,14 @@ class PageTuning:
         depth: Slots of 128 keys in the ring of shared memory, a multiple of the parts.
         parts: Warpgroups that multiply, 2 to 4.
         together: Whether, with one query, both halves of a slot are multiplied at once.
+        folded: Whether the scales of MXFP4 keys become exponents of e4m3 codes, see `fold`.
     """
 
     queries: int
     depth: int
     parts: int
     together: bool
+    folded: bool = False
 
 
 def page_scores(
@@ -97,7 +99,7 @@ def page_scores(
         QUERIES=tuning.queries,
         CHUNKS=triton.cdiv(next_n, tuning.queries),
         PAGE=page_size,
-        FP4=packed,
+        FP4=int(packed) + int(packed and tuning.folded),
         SPLIT=SPLIT,
         DEPTH=tuning.depth,
         PARTS=tuning.parts,
