@@ -217,6 +217,7 @@ class ByteLoops:
         count = np.diff(vocab.rank_offset)
         rank_of_id[vocab.rank_ids] = np.repeat(np.arange(len(count), dtype=np.int32), count)
         self._is_text = rank_of_id >= 0
+        self.rank_of_id = rank_of_id
         node = at_rank[np.where(self._is_text, rank_of_id, 0)] if len(at_rank) else rank_of_id * 0
         self._holds = {
             first + bit: self._pack(part[node] >> np.uint64(bit) & np.uint64(1) != 0)

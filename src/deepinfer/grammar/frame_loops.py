@@ -147,16 +147,26 @@ class StateLoops:
         tests = self._tests[0][1]
         return tests.may_hold(state) and tests.contains(state)
 
-    def near(self, state: int) -> int:
-        """The other state to which the first bytes of most tokens lead, if it leads back to itself; else 0."""
+    def mostly(self, state: int) -> int:
+        """The other state to which the first bytes of most tokens lead, if they are many; else 0."""
         weights: dict[int, int] = {}
         for after, weight in zip(self._states.moves_of(state)[0], self._weights, strict=True):
             if after:
                 weights[after] = weights.get(after, 0) + weight
-        near = max(weights, key=weights.__getitem__, default=0)
-        if near in (0, state) or weights[near] < MANY_TOKENS or not self.bytes_of(near):
-            return 0
-        return near
+        most = max(weights, key=weights.__getitem__, default=0)
+        return 0 if most in (0, state) or weights[most] < MANY_TOKENS else most
+
+    def near(self, state: int) -> int:
+        """As `mostly`, if that state leads back to itself; else 0."""
+        most = self.mostly(state)
+        return most if most and self.bytes_of(most) else 0
+
+    def is_plain(self, state: int) -> bool:
+        """Whether a state that `bytes_of` knows has no characters of which only most lead back to it."""
+        row, members = self._states.moves_of(state)[0], self.bytes_of(state)
+        return members != 0 and all(
+            members >> byte & 1 or not row[index] for index, byte, _ in self._leads
+        )
 
     def forget(self) -> None:
         """Drops what was worked out; it is worked out again."""

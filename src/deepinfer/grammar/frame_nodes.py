@@ -66,7 +66,7 @@ class FrameNodes:
         self._wide = wide
         self._is_shared = is_shared
         self._longest = longest
-        self._store = automaton.store
+        self._store = self.store = automaton.store
         self._ways: dict[int, tuple[int, int | Branch | Node]] = {}
         self._joins: dict[tuple[int, ...], tuple[int, bool, bool]] = {}
         self._wide_frames: dict[int, bool] = {}

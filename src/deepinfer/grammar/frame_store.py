@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from deepinfer.core.errors import InvariantBroken
 from deepinfer.grammar.byte_loops import ByteNodes
 from deepinfer.grammar.frame_entries import Entry, EntryStore, WalkSpace
+from deepinfer.grammar.frame_kinds import KindSpace
 from deepinfer.grammar.frame_tokens import Tokens, TokenSets
 from deepinfer.grammar.nodes import (
     ALT,
@@ -85,6 +86,7 @@ class FrameStore:
         weights: Strings that begin with each byte, 0 for white space.
         led_node: The node of a blank, by which half of a vocabulary may begin.
         led: The entry behind it; None when nothing follows.
+        kinds: The strings by kinds of characters.
         led_ranks: First and one past the last rank of the strings that begin with it.
     """
 
@@ -113,6 +115,7 @@ class FrameStore:
             space.by_byte = ByteNodes(space.trie, space.paths)
             self.led_ranks = (trie.rank_lows[self.led_node], trie.rank_highs[self.led_node])
             self.led = space.root = self.entries.entry([(space, (0,), None)])
+        self.kinds = KindSpace(self.main, vocab.text_kinds, vocab.slices[0].characters.table)
         self._numbers: dict[tuple[object, ...], int] = {}
         self._count = itertools.count(1)
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from deepinfer.grammar.automaton import Automaton
 from deepinfer.grammar.bitmask import pack_ids
 from deepinfer.grammar.frame_entries import Entry, Keep, WalkSpace
+from deepinfer.grammar.frame_kinds import KindWalk
 from deepinfer.grammar.frame_leave import LoopUnits
 from deepinfer.grammar.frame_loops import StateLoops
 from deepinfer.grammar.frame_near import compare
@@ -56,6 +57,7 @@ class FrameUnits:
         self.walk = FrameWalk(self.states, self.nodes, self.loops)
         self._text = TextStates(automaton, self.loops.takes_text)
         self._counts = LoopUnits(self)
+        self._kinds = KindWalk(self)
         self._units: dict[tuple[int, Entry], Unit] = {}
         self._own_bytes = self.num_walks = 0
 
@@ -184,6 +186,8 @@ class FrameUnits:
             base, low, high = self.nodes.uncounted(state)
             members = self.loops.bytes_of(base) if base and high < 255 else 0
         plain = not members or base == state
+        if plain and self._by_kinds(space, state, keep, found):
+            return
         if space.root is not None and plain and self._from_near(space, state, keep, found):
             return
         if is_main and is_text and plain and self._takes_text(space, state, keep, found):
@@ -194,6 +198,24 @@ class FrameUnits:
             self._from_start(state, keep, found)
         else:
             self.walk.walk(space, keep, [(0, state)], found)
+
+    def _by_kinds(self, space: WalkSpace, state: int, keep: Keep | None, found: Found) -> bool:
+        """Walks a frame by kinds of characters where that is less work than the other ways, and possible."""
+        if space.root is None or self.states.moves_of(state)[1] is not None:
+            return False
+        if not self._kinds.fits(state, first=True) or self.loops.is_plain(state):
+            return False
+        most = self.loops.mostly(state)
+        if most and self._is_known(most):
+            return False
+        return self._kinds.walk(state, keep, found, behind_blank=not space.is_main)
+
+    def _is_known(self, state: int) -> bool:
+        """Whether a state's own tokens were found before."""
+        if (state, self.root) in self._units:
+            return True
+        shape = self._shapes.of(self.nodes.node(state))
+        return shape > 0 and (shape, self.root) in self.store.units
 
     def _from_near(self, space: WalkSpace, state: int, keep: Keep | None, found: Found) -> bool:
         """Takes the tokens of the state that most bytes lead to, if there is one; then walks where the two differ."""

@@ -20,6 +20,9 @@ __all__ = ["FrameWalk", "Found"]
 SPARSE_NODES, MANY_CHILDREN = 160, 2000
 """So many nodes with so many children are still walked one by one when few bytes are live."""
 
+FEW_CHILDREN = 4
+"""The moves of a state met for the first time are worked out for so many bytes alone."""
+
 MAX_OPEN = 8
 """States whose tokens are worked out one within the other."""
 
@@ -169,24 +172,26 @@ class FrameWalk:
         children, labels, trie_ranks = trie.children, trie.labels, trie.ranks
         lows, highs = trie.rank_lows, trie.rank_highs
         find, classes, moves = labels.find, self._states.classes, self._states.moves_of
-        left, gone = self._nodes.left, self._nodes.is_unknown
+        left, gone, step = self._nodes.left, self._nodes.is_unknown, self._nodes.step
+        has_moves = self._states.has_moves
         out: Frontier = []
         for node, state in frontier:
             low, high = children[node], children[node + 1]
             if low == high:
                 continue
-            row, live = moves(state)
             pairs: list[tuple[int, int]]
-            if live is not None and len(live) <= high - low:
-                pairs = [
-                    (child, after) for byte, after in live if (child := find(byte, low, high)) >= 0
-                ]
+            if high - low <= FEW_CHILDREN and not has_moves(state):
+                pairs = [(c, after) for c in range(low, high) if (after := step(state, labels[c]))]
             else:
-                pairs = [
-                    (child, after)
-                    for child in range(low, high)
-                    if (after := row[classes[labels[child]]])
-                ]
+                row, live = moves(state)
+                if live is not None and len(live) <= high - low:
+                    pairs = [
+                        (c, after) for byte, after in live if (c := find(byte, low, high)) >= 0
+                    ]
+                else:
+                    pairs = [
+                        (c, after) for c in range(low, high) if (after := row[classes[labels[c]]])
+                    ]
             for child, after in pairs:
                 if without and labels[child] in without:
                     continue
@@ -321,7 +326,7 @@ class FrameWalk:
         found: Found,
     ) -> tuple[Int32Array, Int32Array]:
         """Takes exits, pushed frames and loops out of a level."""
-        for state in self._distinct(after):
+        for state in self.distinct(after):
             if self._nodes.left(state):
                 here = after == state
                 found.exits.at(space, keep).extend(child[here].tolist())
@@ -337,7 +342,8 @@ class FrameWalk:
         alive = after != 0
         return child[alive], after[alive]
 
-    def _distinct(self, states: Int32Array) -> list[int]:
+    def distinct(self, states: Int32Array) -> list[int]:
+        """The distinct ones of some states, shape [n], int32, at least one."""
         top = int(states.max())
         if top >= len(self._flags):
             self._flags = np.zeros(max(top + 1, 2 * len(self._flags)), dtype=bool)

@@ -124,6 +124,10 @@ class StateRows:
         self._moves[state] = found = (row, tuple(live) if few else None)
         return found
 
+    def has_moves(self, state: int) -> bool:
+        """Whether `moves_of` computes nothing."""
+        return state in self._moves
+
     def live_classes(self, state: int) -> int:
         """The classes with a live next state, as bits of an int."""
         bits = self._live.get(state)

@@ -19,6 +19,7 @@ from deepinfer.grammar.argument_checks import MAX_IDS, check_ids
 from deepinfer.grammar.byte_loops import ByteLoops
 from deepinfer.grammar.mask_splits import TrieSplits
 from deepinfer.grammar.slices import Slice, build_slices
+from deepinfer.grammar.text_kinds import TextKinds
 from deepinfer.grammar.token_bytes import knows_its_bytes, read_tokenizer
 from deepinfer.grammar.trie import TokenTrie
 from deepinfer.grammar.trie_cache import load_or_build
@@ -209,6 +210,11 @@ class TokenVocab:
     def byte_loops(self) -> ByteLoops:
         """Tokens by the bytes that they hold."""
         return ByteLoops(self)
+
+    @cached_property
+    def text_kinds(self) -> TextKinds:
+        """The strings by kinds of characters."""
+        return TextKinds(self.strings, self.byte_loops.rank_of_id)
 
     @cached_property
     def full_row(self) -> NDArray[np.int32]:
