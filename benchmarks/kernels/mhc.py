@@ -110,7 +110,8 @@ def pre(
         from deepinfer.kernels.mhc import prepare_mhc_projection
         from deepinfer.kernels.triton import mhc_launch as launch
 
-        count = 257 if small else tokens
+        # Many tokens and few are spread over programs in other ways.
+        count = (1100 if tokens == MANY else 257) if small else tokens
         streams, weights, fn, base, scale = given(count)
         projection = prepare_mhc_projection(fn) if prepared else fn
         following, post = (torch.empty(count, 4, device="cuda") for _ in range(2))
