@@ -61,7 +61,7 @@ def same_bits_of_fp8(kind: str) -> Built:
         (16, 2, 5, 1, 2),
     ]
     if kind == "fp8_32":
-        tall, few = [(2, 128, 6, 8), (2, 128, 6, 8, 1, 0, 1)], [(64, 1, 9), (32, 1, 8, 1, 2), (16, 2, 5, 1, 2)]  # fmt: skip
+        tall, few = [(2, 128, 6, 8), (2, 128, 6, 8, 1, 0, 1), (1, 64, 12, 8)], [(64, 1, 9), (32, 1, 8, 1, 2), (16, 2, 5, 1, 2)]  # fmt: skip
 
     def product(sizes: tuple[int, ...], rows: int, wide: bool) -> torch.Tensor:
         out = torch.full((rows, n), 777.0, device="cuda", dtype=torch.bfloat16)

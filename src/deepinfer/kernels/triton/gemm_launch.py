@@ -60,8 +60,8 @@ class TallTuning:
     """How many tokens are multiplied: tokens are the tall operand.
 
     Attributes:
-        parts: Warpgroups, each with 64 rows of tokens: 2 or 3.
-        block_n: Columns a tile: 128, 256, or 192 with `fine` 1.
+        parts: Warpgroups, each with 64 rows of tokens: 1 to 3.
+        block_n: Columns a tile: 128, 256, 192 with `fine` 1, or 64 for FP8 with scales for 32 channels.
         depth: Steps in the ring of shared memory.
         band: Row tiles that are passed by all columns together.
         split: 2 to add up the even and the odd steps apart, as `SwappedTuning.split` does; for 128 columns of FP8.

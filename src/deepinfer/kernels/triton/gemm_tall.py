@@ -1,4 +1,4 @@
-"""Products of many tokens on Hopper: two or three warpgroups multiply 64 tokens each, one warp copies ahead."""
+"""Products of many tokens on Hopper: one to three warpgroups multiply 64 tokens each, one warp copies ahead."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _products(
     full, empty = bars
     M, N, steps, num_groups = sizes
     BLOCK_M: gl.constexpr = 64 * PARTS
-    WIDTH: gl.constexpr = (64 if FINE == 1 else 128) if SCALED else BLOCK_N
+    WIDTH: gl.constexpr = (64 if FINE == 1 or BLOCK_N == 64 else 128) if SCALED else BLOCK_N
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout(
         [3, 0], [4, 1], [16, WIDTH, 32 if SCALED else 16]
     )
@@ -145,7 +145,7 @@ def _products(
         if group >= 0:
             if SCALED and GROUP == 32:
                 acc, slot, phase = small_groups_tile(
-                    x_ring, w_ring, s_ring, f_ring, full, empty, steps, slot, phase, N < 0, PART, PARTS, DEPTH, SPREAD,
+                    x_ring, w_ring, s_ring, f_ring, full, empty, steps, slot, phase, N < 0, PART, PARTS, WIDTH, DEPTH, SPREAD,
                     acc_layout,
                 )  # fmt: skip
                 store_tile(acc, out, groups, m, n, M, N, stride_om, GROUPED, WIDTH)
@@ -252,7 +252,15 @@ def gemm_tall_kernel(
     strides = (stride_xm, stride_xk, stride_wg, stride_wn)
     copy = (x_desc, w_desc, x_scale, w_scale, layout, rings, bars, sizes, strides)
     # fmt: off
-    if PARTS == 2:
+    if PARTS == 1:
+        gl.warp_specialize(
+            [
+                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 0, FINE, SPREAD)),
+                (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BLOCK_K, BYTES, BAND, GROUP, DEPTH, FINE, SPREAD)),
+            ],
+            [1], [24],
+        )
+    elif PARTS == 2:
         gl.warp_specialize(
             [
                 (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 0, FINE, SPREAD)),

@@ -56,20 +56,21 @@ def _row_powers(s, layout: gl.constexpr):
 
 
 @gluon.jit
-def _scales(s_ring, f_ring, slot, PART: gl.constexpr, PARTS: gl.constexpr, SPREAD: gl.constexpr, plane: gl.constexpr):  # fmt: skip
-    """Powers of 64 rows and of four blocks of columns, for 128 channels."""
+def _scales(s_ring, f_ring, slot, PART: gl.constexpr, PARTS: gl.constexpr, BLOCKS: gl.constexpr, SPREAD: gl.constexpr,
+            plane: gl.constexpr):  # fmt: skip
+    """Powers of 64 rows and of some blocks of columns, for 128 channels."""
     s, f = s_ring.index(slot * PARTS + PART), f_ring.index(slot)
     if SPREAD:
         rows = _row_powers(s, gl.SliceLayout(1, plane))
         columns = (
-            f.slice(0, 4).load(gl.SliceLayout(0, plane)),
-            f.slice(4, 4).load(gl.SliceLayout(0, plane)),
-            f.slice(8, 4).load(gl.SliceLayout(0, plane)),
-            f.slice(12, 4).load(gl.SliceLayout(0, plane)),
+            f.slice(0, BLOCKS).load(gl.SliceLayout(0, plane)),
+            f.slice(4, BLOCKS).load(gl.SliceLayout(0, plane)),
+            f.slice(8, BLOCKS).load(gl.SliceLayout(0, plane)),
+            f.slice(12, BLOCKS).load(gl.SliceLayout(0, plane)),
         )
     else:
         rows = s.load(gl.SliceLayout(1, plane))
-        columns = f.load(gl.SliceLayout(0, plane))
+        columns = f.slice(0, BLOCKS).load(gl.SliceLayout(0, plane))
     return rows, columns
 
 
@@ -87,19 +88,20 @@ def small_groups_tile(
     never,
     PART: gl.constexpr,
     PARTS: gl.constexpr,
+    COLUMNS: gl.constexpr,
     DEPTH: gl.constexpr,
     SPREAD: gl.constexpr,
     acc_layout: gl.constexpr,
 ):
-    """One tile of 64 tokens and 128 rows of weights; one product is always under way, from step to step.
+    """One tile of 64 tokens and COLUMNS rows of weights; one product is always under way, from step to step.
 
     Powers of two come as words of four bytes, or with SPREAD as fp32 values.
 
     Returns:
-        Sums [64, 128], slot and phase.
+        Sums [64, COLUMNS], slot and phase.
     """
-    zero = gl.zeros((64, 128), gl.float32, acc_layout)
-    acc = zero.reshape([64, 4, 32])
+    zero = gl.zeros((64, COLUMNS), gl.float32, acc_layout)
+    acc = zero.reshape([64, COLUMNS // 32, 32])
     plane: gl.constexpr = gl.SliceLayout(2, acc.type.layout)
     mbarrier.wait(full.index(slot), phase)
     x, w = x_ring.index(slot * PARTS + PART), w_ring.index(slot)
@@ -108,7 +110,7 @@ def small_groups_tile(
     for _step in range(steps - 1):
         x, w = x_ring.index(slot * PARTS + PART), w_ring.index(slot)
         other = _start(x, w, other, never, 1)
-        rows, columns = _scales(s_ring, f_ring, slot, PART, PARTS, SPREAD, plane)
+        rows, columns = _scales(s_ring, f_ring, slot, PART, PARTS, COLUMNS // 32, SPREAD, plane)
         part = warpgroup_mma_wait(1, [part])
         acc = _promote(acc, part, rows, columns, 0, SPREAD, 1)
         part = _start(x, w, part, never, 2)
@@ -130,7 +132,7 @@ def small_groups_tile(
         acc = _promote(acc, other, rows, columns, 3, SPREAD, 1)
     x, w = x_ring.index(slot * PARTS + PART), w_ring.index(slot)
     last = _start(x, w, other, never, 1)
-    rows, columns = _scales(s_ring, f_ring, slot, PART, PARTS, SPREAD, plane)
+    rows, columns = _scales(s_ring, f_ring, slot, PART, PARTS, COLUMNS // 32, SPREAD, plane)
     part = warpgroup_mma_wait(1, [part])
     acc = _promote(acc, part, rows, columns, 0, SPREAD, 1)
     part = _start(x, w, part, never, 2)
@@ -146,4 +148,4 @@ def small_groups_tile(
     if slot == DEPTH:
         slot = 0
         phase ^= 1
-    return gl.convert_layout(acc.reshape([64, 128]), acc_layout), slot, phase
+    return gl.convert_layout(acc.reshape([64, COLUMNS]), acc_layout), slot, phase
