@@ -223,7 +223,11 @@ class Stages:
             self._note_margin(layer, fast[1], out[1], args)
         else:
             seen = _visible(label, args)
-            for i, (one, ref) in enumerate(zip(_values(fast), _values(out), strict=True)):
+            if label == "index queries" and isinstance(out, tuple):
+                fast, out_values = (x[0].float() * x[1].unsqueeze(-1) for x in (fast, out))
+            else:
+                out_values = out
+            for i, (one, ref) in enumerate(zip(_values(fast), _values(out_values), strict=True)):
                 self._note(_name(label, i, args, kwargs), layer, one, ref, seen)
         return out
 
@@ -269,7 +273,7 @@ class _Kernels:
         def call(*args: Any, **kwargs: Any) -> Any:
             return getattr(self._stages.row_kernels(), name)(*args, **kwargs)
 
-        if name != "norm_rope_round":
+        if name not in ("norm_rope_round", "index_queries"):
             return call
         return self._stages._wrapped(call, "index queries", None)
 
@@ -303,7 +307,7 @@ def _fresh(label: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[t
 def _name(label: str, part: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     if label == "product":
         return f"{label} [{args[0].shape[0]} x {args[0].shape[1]}]"
-    if label == "index queries" and kwargs.get("rounding") != "mxfp4":
+    if label == "index queries" and len(args) < 4 and kwargs.get("rounding") != "mxfp4":
         return "last norm"
     return f"{label}, coefficients" if label == "enter" and part else label
 

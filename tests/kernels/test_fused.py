@@ -173,6 +173,26 @@ def test_code_linear(tokens, outputs, channels) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "heads", "channels"), [(0, 4, 128), (3, 8, 128), (5, 32, 128), (1, 2, 64)])  # fmt: skip
+def test_index_queries(dtype, tokens, heads, channels) -> None:
+    x = randn(tokens, heads * channels + 64, dtype=dtype)[:, : heads * channels]
+    x = x.unflatten(1, (heads, channels)).clone()
+    phases, weights = randn(tokens, 16, 2, seed=1), randn(tokens, heads + 3, seed=2)[:, :heads]
+    x *= randn(tokens, heads, 1, seed=3, dtype=dtype).mul(3).exp()
+    wanted = reference.index_queries(x, phases, weights, 0.37)
+    found = fused.index_queries(x, phases, weights, 0.37)
+    assert [t.dtype for t in found] == [torch.float8_e4m3fn, torch.float32]
+    assert [t.shape for t in found] == [t.shape for t in wanted]
+    values = [codes.float() * scaled.unsqueeze(-1) for codes, scaled in (found, wanted)]
+    if tokens:
+        close(*values, torch.float32, True)
+        x[0, 1, 5] = torch.nan
+        broken = fused.index_queries(x, phases, weights, 0.37)[1].isnan()
+        assert broken[0, 1]
+        assert broken.sum() == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_wide_rows_are_free_of_the_batch(dtype) -> None:
     x, weight = randn(70, 640, dtype=dtype), randn(100, 640, seed=1)
     whole = fused.wide_linear(x, weight)

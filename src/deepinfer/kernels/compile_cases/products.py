@@ -1,4 +1,4 @@
-"""Products of a few rows that are bound by the reading of the weights, and the streams' way into a sublayer."""
+"""Products of a few rows that are bound by the reading of the weights, the streams' way into a sublayer, and index queries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ def cases() -> list[CompileCase]:
     """The cases; needs Triton."""
     found = [_wide(tokens) for tokens in (16, 32, 64)]
     found += [_codes(tokens, (89, 90, 120)) for tokens in (16, 32, 64)]
-    return [*found, _codes(64, (100,)), _project(CHIPS)]
+    return [
+        *found,
+        _codes(64, (100,)),
+        _project(CHIPS),
+        _queries((80,)),
+        _queries((89, 90, 100, 120)),
+    ]
 
 
 def _wide(tokens: int) -> CompileCase:
@@ -61,6 +67,18 @@ def _project(chips: tuple[int, ...]) -> CompileCase:
     types = {"streams": "*bf16", **dict.fromkeys(("pre", "fn", "sums"), "*fp32")}
     constants = {"CHANNELS": 5120, "TOKENS": 16, "BLOCK": 64}
     return row_case("enter_streams", "5120 channels", _project, types, constants, 4, chips)
+
+
+def _queries(chips: tuple[int, ...]) -> CompileCase:
+    from deepinfer.kernels.triton.index_queries import index_queries_kernel
+
+    types = {
+        "x": "*bf16", "phases": "*fp32", "weights": "*bf16", "codes": "*u8", "scaled": "*fp32",
+        "factor": "fp32",
+    }  # fmt: skip
+    constants = {"CHANNELS": 128, "ROPE": 64, "HARDWARE": chips[0] >= 89, "ROWS": 16}
+    name = f"128 channels{'' if chips[0] >= 89 else ', e4m3 by integers'}"
+    return row_case("index_queries", name, index_queries_kernel, types, constants, 4, chips)
 
 
 def _with(case: CompileCase, instructions: Mapping[int, tuple[str, ...]]) -> CompileCase:

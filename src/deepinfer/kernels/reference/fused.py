@@ -11,6 +11,7 @@ from deepinfer.kernels.reference.experts import grouped_linear as grouped_linear
 from deepinfer.kernels.reference.experts import topk_gate as topk_gate
 from deepinfer.kernels.reference.hyper_connection import enter_streams as enter_streams
 from deepinfer.kernels.reference.hyper_connection import leave_streams as leave_streams
+from deepinfer.kernels.reference.index_queries import index_queries as index_queries
 from deepinfer.kernels.reference.rows import RoundingFormat as RoundingFormat
 from deepinfer.kernels.reference.rows import norm_rope_round as norm_rope_round
 from deepinfer.kernels.reference.rows import scatter_rows as scatter_rows
@@ -27,6 +28,7 @@ __all__ = [
     "enter_streams",
     "expert_order",
     "grouped_linear",
+    "index_queries",
     "leave_streams",
     "norm_rope_round",
     "pair_latents",

@@ -12,6 +12,7 @@ from deepinfer.kernels.triton.experts import grouped_linear as grouped_linear
 from deepinfer.kernels.triton.experts import topk_gate as topk_gate
 from deepinfer.kernels.triton.hyper_connection import enter_streams as enter_streams
 from deepinfer.kernels.triton.hyper_connection import leave_streams as leave_streams
+from deepinfer.kernels.triton.index_queries import index_queries as index_queries
 from deepinfer.kernels.triton.rows import norm_rope_round as norm_rope_round
 from deepinfer.kernels.triton.rows import scatter_rows as scatter_rows
 from deepinfer.kernels.triton.rows import swiglu_round as swiglu_round
@@ -27,6 +28,7 @@ __all__ = [
     "enter_streams",
     "expert_order",
     "grouped_linear",
+    "index_queries",
     "leave_streams",
     "norm_rope_round",
     "pair_latents",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +19,50 @@ from deepinfer.models.deepseek_v41.rope import apply_rope_
 from deepinfer.models.deepseek_v41.rounding import Rounding
 from deepinfer.models.deepseek_v41.topk import topk_lowest_index
 
-__all__ = ["PAGED_HEADS", "Indexer", "candidate_mask", "index_scores", "query_codes", "select_rows"]
+__all__ = [
+    "PAGED_HEADS",
+    "IndexQueries",
+    "Indexer",
+    "candidate_mask",
+    "index_scores",
+    "query_codes",
+    "select_rows",
+]
 
 
 PAGED_HEADS = (8, 16, 32, 64, 128)
 """Numbers of heads for which keys are scored in their pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexQueries:
+    """Index queries of a step behind their projection, for scores from codes or from values.
+
+    Attributes:
+        projected: Shape [tokens, heads, index_head_dim].
+        phases: Cosine and sine of the tokens' rotations, shape [tokens, rope_dim / 2, 2], fp32.
+        weights: Projected weights of the heads, shape [tokens, heads].
+        scale: Multiplied into them.
+        kernels: Row-wise steps.
+    """
+
+    projected: Tensor
+    phases: Tensor
+    weights: Tensor
+    scale: float
+    kernels: Any
+
+    def values(self) -> tuple[Tensor, Tensor]:
+        """Queries rounded to MXFP4, shape of `projected`, and weights, shape [tokens, heads], fp32."""
+        found = self.kernels.norm_rope_round(self.projected, phases=self.phases, rounding="mxfp4")
+        return found, self.weights.float() * self.scale
+
+    def codes(self) -> tuple[Tensor, Tensor]:
+        """What `query_codes` makes of `values`, in one step."""
+        found: tuple[Tensor, Tensor] = self.kernels.index_queries(
+            self.projected, self.phases, self.weights, self.scale
+        )
+        return found
 
 
 class Indexer(nn.Module):
@@ -92,6 +133,13 @@ class Indexer(nn.Module):
         keys, norm = self.wk(latents).unsqueeze(1), self.k_norm
         found = kernels.norm_rope_round(keys, norm.weight, norm.eps, phases, rounding=form)
         return found.squeeze(1)
+
+    def projected_queries(
+        self, bottleneck: Tensor, y: Tensor, phases: Tensor, kernels: ModuleType
+    ) -> IndexQueries:
+        """As `queries`, not yet rotated and rounded; `phases` is real, shape [tokens, rope_dim / 2, 2]."""
+        queries = self.wq_b(bottleneck).view(len(y), self.num_heads, -1)
+        return IndexQueries(queries, phases, self.weights_proj(y), self.scale, kernels)
 
     def fused_queries(
         self, bottleneck: Tensor, y: Tensor, phases: Tensor, kernels: ModuleType

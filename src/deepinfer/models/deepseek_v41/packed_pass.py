@@ -28,6 +28,7 @@ from deepinfer.models.deepseek_v41.decode_selection import DecodeSelection
 from deepinfer.models.deepseek_v41.indexer import (
     PAGED_HEADS,
     Indexer,
+    IndexQueries,
     candidate_mask,
     query_codes,
 )
@@ -179,10 +180,23 @@ class PackedSelection(DecodeSelection):
 
     def pick(self, layer: int, source: int, queries: Tensor, weights: Tensor) -> None:
         """See `DecodeSelection.pick`; keys are scored where they lie when the kernel takes such pages."""
-        page, config = self._cache.block_rows[source], self._cache.config
-        if page % 4 or queries.shape[1] not in PAGED_HEADS:
+        if self._in_pages(source, queries):
+            self._pick_codes(layer, source, *query_codes(queries, weights))
+        else:
             super().pick(layer, source, queries, weights)
-            return
+
+    def pick_projected(self, layer: int, source: int, queries: IndexQueries) -> None:
+        """As `pick`, for queries that are not yet rotated and rounded."""
+        if self._in_pages(source, queries.projected):
+            self._pick_codes(layer, source, *queries.codes())
+        else:
+            super().pick(layer, source, *queries.values())
+
+    def _in_pages(self, source: int, queries: Tensor) -> bool:
+        return self._cache.block_rows[source] % 4 == 0 and queries.shape[1] in PAGED_HEADS
+
+    def _pick_codes(self, layer: int, source: int, codes: Tensor, weights: Tensor) -> None:
+        page, config = self._cache.block_rows[source], self._cache.config
         self._taken_all_of = None
         ratio, count = config.compress_ratios[source], self.num_rows(source)
         if ratio not in self._shared:
@@ -191,7 +205,6 @@ class PackedSelection(DecodeSelection):
             table = self._cache.table.device[self._slots, : -(-count // page)].to(torch.int32)
             self._shared[ratio] = lengths, programs, table
         lengths, programs, table = self._shared[ratio]
-        codes, weights = query_codes(queries, weights)
         makes_candidates = layer == config.candidate_source_layer_id
         blocks, size = config.candidate_topk_blocks, config.candidate_block_size
         makes_candidates = makes_candidates and count > blocks * size
@@ -295,9 +308,11 @@ class PackedDecodePass(DecodePass):
         self._selection.take_all(source)
         return False
 
-    def pick(self, attention: Attention, queries: Tensor, weights: Tensor) -> None:
-        """Selects rows by index queries, shape [tokens, heads, index_head_dim], and their weights, [tokens, heads]."""
-        self._selection.pick(attention.layer_id, self._source(attention), queries, weights)
+    def pick(self, attention: Attention, queries: IndexQueries) -> None:
+        """Selects rows by index queries."""
+        if not isinstance(self._selection, PackedSelection):
+            raise InvariantBroken("This pass selects from packed keys; its selection reads others.")
+        self._selection.pick_projected(attention.layer_id, self._source(attention), queries)
 
     def _source(self, attention: Attention) -> int:
         sources = self.cache.config.kv_source_layer_ids

@@ -24,6 +24,7 @@ from deepinfer.kernels import (
 from deepinfer.kernels.fused import fused_kernels, has_triton
 from deepinfer.models.deepseek_v41 import packed_products
 from deepinfer.models.deepseek_v41.attention import Attention
+from deepinfer.models.deepseek_v41.indexer import IndexQueries
 from deepinfer.models.deepseek_v41.layer import Layer
 from deepinfer.models.deepseek_v41.moe import MoE
 from deepinfer.models.deepseek_v41.wide_products import wide_linear
@@ -164,12 +165,9 @@ def _attention(attention: Attention, y: Tensor, run: Any) -> Tensor:
     if indexer is not None and attention.compressor is not None:
         run.extend_pool(attention, attention.compressor, indexer, y)
     if indexer is not None and run.needs_scores(attention):
-        index_queries = product(indexer.wq_b.weight, bottleneck, y)
-        index_queries = run.kernels.norm_rope_round(
-            index_queries.view(len(y), indexer.num_heads, -1), phases=phases, rounding="mxfp4"
-        )
-        weights = indexer.weights_proj(y).float() * indexer.scale
-        run.pick(attention, index_queries, weights)
+        found = product(indexer.wq_b.weight, bottleneck, y).view(len(y), indexer.num_heads, -1)
+        weights = indexer.weights_proj(y)
+        run.pick(attention, IndexQueries(found, phases, weights, indexer.scale, run.kernels))
     attended = run.attend_back(attention, queries, phases)
     hidden = group_outputs(attention, attended)
     return product(attention.wo_b.weight, per_token_cast_to_fp8(hidden), y)

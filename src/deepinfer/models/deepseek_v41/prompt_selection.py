@@ -12,7 +12,7 @@ from torch import Tensor
 from deepinfer.kernels import fp8_fp4_mqa_logits, fp8_fp4_paged_mqa_logits, topk
 from deepinfer.models.deepseek_v41.batch import Segment, positions_of, repeat_over, to_device
 from deepinfer.models.deepseek_v41.cache import SlotCache
-from deepinfer.models.deepseek_v41.indexer import PAGED_HEADS, candidate_mask, query_codes
+from deepinfer.models.deepseek_v41.indexer import PAGED_HEADS, IndexQueries, candidate_mask
 from deepinfer.models.deepseek_v41.packed_rows import PackedRows
 from deepinfer.models.deepseek_v41.prompt_keys import SHORT, PromptKeys
 
@@ -67,19 +67,18 @@ class PromptSelection:
             self._taken_all_of = source
         return False
 
-    def pick(self, layer: int, queries: Tensor, weights: Tensor) -> None:
+    def pick(self, layer: int, queries: IndexQueries) -> None:
         """Selects the best rows of every segment; `needs_scores` was called for the layer.
 
         Args:
             layer: The index source.
-            queries: Index queries, rounded to MXFP4, shape [tokens, heads, index_head_dim].
-            weights: Their weights, shape [tokens, heads], fp32.
+            queries: Index queries of all tokens.
         """
         self._taken_all_of = None
         self.lists = (
             self._all()
         )  # for segments that are not scored, and -1 behind the rows of the others
-        codes, weights = query_codes(queries, weights)
+        codes, weights = queries.codes()
         together: dict[int, list[int]] = {}
         for i, scored in enumerate(self._scored(layer)):
             if scored and self._is_short(layer, i):

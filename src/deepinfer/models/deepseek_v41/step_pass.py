@@ -28,7 +28,7 @@ from deepinfer.models.deepseek_v41.batch import (
 from deepinfer.models.deepseek_v41.cache import SlotCache
 from deepinfer.models.deepseek_v41.compressor import Compressor
 from deepinfer.models.deepseek_v41.few_rows import FewRows
-from deepinfer.models.deepseek_v41.indexer import Indexer
+from deepinfer.models.deepseek_v41.indexer import Indexer, IndexQueries
 from deepinfer.models.deepseek_v41.packed_pass import (
     attend_packed,
     takes_kernels,
@@ -166,9 +166,8 @@ class StepPass:
         if self.packed:
             if self.needs_scores(attention):
                 turned = self.phases(True)
-                self.pick(
-                    attention, *indexer.fused_queries(bottleneck, y, turned, self._needed_kernels())
-                )
+                kernels = self._needed_kernels()
+                self.pick(attention, indexer.projected_queries(bottleneck, y, turned, kernels))
             return
         rows, device = self._rows, self._cache.device
         phases = rows.rotations[True].per_head
@@ -263,10 +262,11 @@ class StepPass:
         selection = self._selection if self._prompt is None else self._prompt[1]
         return selection.needs_scores(attention.layer_id)
 
-    def pick(self, attention: Attention, queries: Tensor, weights: Tensor) -> None:
-        """Selects rows by index queries, shape [tokens, heads, index_head_dim], and their weights, [tokens, heads]."""
-        selection = self._selection if self._prompt is None else self._prompt[1]
-        selection.pick(attention.layer_id, queries, weights)
+    def pick(self, attention: Attention, queries: IndexQueries) -> None:
+        """Selects rows by index queries."""
+        if self._prompt is not None:
+            return self._prompt[1].pick(attention.layer_id, queries)
+        return self._selection.pick(attention.layer_id, *queries.values())
 
     def _real_windows(self) -> Tensor:
         """Window rows of each token within a layer's rings, -1 for none, shape [tokens, window]."""
