@@ -172,6 +172,7 @@ def test_code_linear(tokens, outputs, channels) -> None:
         fused.code_linear((x[:, :32], powers[0][:, :1]), (weight, powers[1]), found)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "heads", "channels"), [(0, 4, 128), (3, 8, 128), (5, 32, 128), (1, 2, 64)])  # fmt: skip
 def test_index_queries(dtype, tokens, heads, channels) -> None:
