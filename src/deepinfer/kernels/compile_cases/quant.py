@@ -62,7 +62,7 @@ def _swiglu_pairs(format: int, group: int) -> CompileCase:
 
     groups, warps, mode = configs.swiglu(group)
     constants: dict[str, Any] = {
-        "CHANNELS": 2304, "HAS_LIMIT": True, "HAS_WEIGHTS": True, "MODE": mode, "FORMAT": format,
+        "CHANNELS": 2304, "HAS_LIMIT": 2, "HAS_WEIGHTS": True, "MODE": mode, "FORMAT": format,
         "GROUPS": groups, "GROUP": group,
     }  # fmt: skip
     types = {**_BYTES, "x": "*i32", "weights": "*fp32", "limit": "fp32"}

@@ -8,7 +8,7 @@ import triton.language as tl
 from deepinfer.kernels.triton.e2m1_codes import power_pairs, quotient_pairs, twice
 from deepinfer.kernels.triton.small_floats import e4m3_scale, e4m3_values, power_scale
 
-__all__ = ["even", "highest_of", "odd", "pair_codes", "pair_of"]
+__all__ = ["even", "highest_of", "least", "most", "odd", "pair_codes", "pair_of"]
 
 
 @triton.jit
@@ -28,6 +28,22 @@ def pair_of(a, b):
     """Pairs of fp32 values, each rounded to bf16."""
     return tl.inline_asm_elementwise(
         "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def least(w, bound):
+    """The smaller of two pairs of bf16, value by value; NaN if one is."""
+    return tl.inline_asm_elementwise(
+        "min.NaN.bf16x2 $0, $1, $2;", "=r,r,r", [w, bound], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def most(w, bound):
+    """The larger of two pairs of bf16, value by value; NaN if one is."""
+    return tl.inline_asm_elementwise(
+        "max.NaN.bf16x2 $0, $1, $2;", "=r,r,r", [w, bound], dtype=tl.int32, is_pure=True, pack=1
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import struct
 
 import torch
 import triton
@@ -47,6 +48,19 @@ def _in_pairs(x: Tensor) -> bool:
     aligned = x.data_ptr() % 4 == 0 and x.stride(0) % 2 == 0
     paired = x.dtype == torch.bfloat16 and hardware_level(x) == 2 and contract.has_gluon()
     return paired and aligned
+
+
+def _pair_of(limit: float) -> int:
+    """A positive number as a pair of bf16, cut to its digits."""
+    return (struct.unpack("<i", struct.pack("<f", limit))[0] >> 16) * 0x10001
+
+
+def _kind_of(limit: float) -> int:
+    """0 for no limit, 2 for a positive number of bf16, else 1."""
+    if not math.isfinite(limit):
+        return 0
+    bits = struct.unpack("<I", struct.pack("<f", limit))[0]
+    return 1 if bits & 0x8000FFFF else 2
 
 
 def cast_groups(
@@ -174,7 +188,7 @@ def swiglu_cast(
             swiglu_pairs_kernel[(triton.cdiv(total, groups),)](
                 x.view(torch.int32), x if weights is None else weights,
                 q.view(torch.int16) if format == E4M3_E8M0 else q, scale, total, x.stride(0) // 2, limit,
-                CHANNELS=channels, HAS_LIMIT=math.isfinite(limit), HAS_WEIGHTS=weights is not None,
+                _pair_of(limit), CHANNELS=channels, HAS_LIMIT=_kind_of(limit), HAS_WEIGHTS=weights is not None,
                 MODE=mode, FORMAT=format, GROUPS=groups, GROUP=group, num_warps=warps,
                 enable_fp_fusion=False,
             )  # fmt: skip

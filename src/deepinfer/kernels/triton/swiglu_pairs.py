@@ -5,7 +5,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from deepinfer.kernels.triton.bf16_pairs import even, odd, pair_codes, pair_of
+from deepinfer.kernels.triton.bf16_pairs import even, least, most, odd, pair_codes, pair_of
 from deepinfer.kernels.triton.fp4_pairs import group_lanes
 from deepinfer.kernels.triton.swiglu_cast import swiglu_value
 
@@ -14,7 +14,7 @@ __all__ = ["swiglu_pairs_kernel"]
 
 @gluon.jit(do_not_specialize=["groups"])
 def swiglu_pairs_kernel(
-    x, weights, q, scale, groups, x_row, limit, CHANNELS: gl.constexpr, HAS_LIMIT: gl.constexpr,
+    x, weights, q, scale, groups, x_row, limit, bound, CHANNELS: gl.constexpr, HAS_LIMIT: gl.constexpr,
     HAS_WEIGHTS: gl.constexpr, MODE: gl.constexpr, FORMAT: gl.constexpr, GROUPS: gl.constexpr,
     GROUP: gl.constexpr,
 ):  # fmt: skip
@@ -28,8 +28,9 @@ def swiglu_pairs_kernel(
         groups: Groups of all rows.
         x_row: Distance of rows, in pairs.
         limit: Of the clamp.
+        bound: It as a pair of bf16, when it is a number of bf16.
         CHANNELS: Channels of a result, a multiple of the group.
-        HAS_LIMIT: Whether there is one.
+        HAS_LIMIT: 1 when there is one, 2 when it is a number of bf16, else 0.
         HAS_WEIGHTS: Whether there are weights.
         MODE: How exact the steps are.
         FORMAT: As in `small_floats`.
@@ -47,8 +48,10 @@ def swiglu_pairs_kernel(
     start = (x + row * x_row + f % A_ROW * PAIRS)[:, None] + c
     gate = gl.load(start, mask=inside, other=0)
     up = gl.load(start + CHANNELS // 2, mask=inside, other=0)
-    a = swiglu_value(even(gate), even(up), limit, HAS_LIMIT, MODE)
-    b = swiglu_value(odd(gate), odd(up), limit, HAS_LIMIT, MODE)
+    if HAS_LIMIT == 2:
+        gate, up = least(gate, bound), most(least(up, bound), bound ^ -2147450880)
+    a = swiglu_value(even(gate), even(up), limit, HAS_LIMIT == 1, MODE)
+    b = swiglu_value(odd(gate), odd(up), limit, HAS_LIMIT == 1, MODE)
     if HAS_WEIGHTS:
         w = gl.load(weights + row, mask=there, other=0.0)[:, None]
         a, b = a * w, b * w
