@@ -58,16 +58,34 @@ def _sample(x, vocab, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _two_of_weight(keys, weights, first, second, low, high):
-    """The largest keys such that the weights of them and of all larger ones reach two targets; 0 counts as no key."""
+def _add_two(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def _two_of_weight(keys, weights, first, second, low, high, steps, MASS: tl.constexpr):
+    """The largest keys such that the weights of them and of all larger ones reach two targets, to the first differing bits.
+
+    0 counts as no key. Without MASS weights are 1, and both sums are one.
+    """
     bit, a = first_bit(low, high)
     b = a
-    while bit > 0:
-        at_a = tl.sum(tl.where(keys >= (a | bit), weights, 0), 0)
-        at_b = tl.sum(tl.where(keys >= (b | bit), weights, 0), 0)
+    while (bit > 0) & (steps > 0):
+        if MASS:
+            at_a, at_b = tl.reduce(
+                (tl.where(keys >= (a | bit), weights, 0), tl.where(keys >= (b | bit), weights, 0)),
+                0,
+                _add_two,
+            )
+        else:
+            both = (keys >= (a | bit)).to(tl.int32) + ((keys >= (b | bit)).to(tl.int32) << 16)
+            both = tl.sum(both, 0)
+            at_a = both & 0xFFFF
+            at_b = both >> 16
         a = tl.where(at_a >= first, a | bit, a)
         b = tl.where(at_b >= second, b | bit, b)
         bit = bit >> 1
+        steps -= 1
     return a, b
 
 
@@ -159,7 +177,9 @@ def bounds_kernel(
             first = tl.ceil(rank + slack).to(tl.int64)
             second = tl.minimum(tl.floor(rank - slack), rank - 1.0).to(tl.int64)
             most = tl.sum(weights, 0).to(tl.int64)
-        a, b = _two_of_weight(keys, weights, first, second, low, high)
+        # Bounds of a sample need no more than the first bits in which tokens differ.
+        steps = tl.where(rest > 0, 20, 32)
+        a, b = _two_of_weight(keys, weights, first, second, low, high, steps, TOP_P)
         if (first <= most) & (high > 0):
             lower = value_of(a)
             lower_id = _id_at(ids, keys, weights, a, first, 2147483647, vocab)

@@ -250,7 +250,7 @@ def cut_mass(
     made = cuts or (_empty(logits, rows), _empty(logits, rows, dtype=torch.int32))
     tops, highests = _empty(logits, rows, chunks), _empty(logits, rows)
     maxima, masses = _empty(logits, rows, chunks, groups), _empty(logits, rows, chunks, groups)
-    sums = _empty(logits, rows, chunks, 2)
+    sums = _empty(logits, rows, chunks, 3)
     exact = _empty(logits, rows, chunks, 2, dtype=torch.int64)
     found = _empty(logits, rows, capacity, dtype=torch.int32)
     grid, where = (rows * chunks,), (vocab, logits.stride(0), chunks)
@@ -393,7 +393,7 @@ def draw_by_rounds(
     def parts(*last: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return _empty(logits, rows, chunks, *last, dtype=dtype)
 
-    tokens, tops, sums = parts(dtype=torch.int32), parts(), parts(2)
+    tokens, tops, sums = parts(dtype=torch.int32), parts(), parts(3)
     maxima, masses = parts(groups), parts(groups)
     num_open = _empty(logits, 8, 4, dtype=torch.int32)
     open_rows = _empty(logits, rounds + 1, triton.cdiv(rows, 4) * 4, dtype=torch.int32)

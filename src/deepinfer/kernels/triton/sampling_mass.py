@@ -9,7 +9,7 @@ from deepinfer.kernels.triton.sampling_bounds import row_options
 from deepinfer.kernels.triton.sampling_draw import holds, kept_values, scale_of
 from deepinfer.kernels.triton.sampling_keys import key_of, larger, mass_of, value_of
 from deepinfer.kernels.triton.sampling_list import above_nothing, append, cut_of_mass
-from deepinfer.kernels.triton.sampling_rounds import narrowed, row_masses
+from deepinfer.kernels.triton.sampling_rounds import bound_masses, group_masses, narrowed
 from deepinfer.kernels.triton.sampling_whole import cut_by_mass
 
 __all__ = ["mass_bounds_kernel", "mass_finish_kernel", "mass_gather_kernel"]
@@ -48,10 +48,12 @@ def mass_bounds_kernel(
     is_good = (highest > float("-inf")) & (highest < float("inf"))
     if is_good & (temperature > 0) & (top_p < 1):
         factor = scale_of(temperature)
-        best, part, total, in_lower, in_upper = row_masses(
-            chunk_tops, tops, groups, masses, sums, row, num_chunks, highest, factor, CHUNKS, GROUPS,
-            ALL_GROUPS,
-        )  # fmt: skip
+        total, in_lower, in_upper = bound_masses(
+            chunk_tops, sums, row, num_chunks, highest, factor, CHUNKS
+        )
+        best, part = group_masses(
+            tops, groups, masses, row, num_chunks, highest, factor, GROUPS, ALL_GROUPS
+        )
         end, end_id, upper, upper_id = narrowed(
             bounds, bound_ids, cuts, cut_ids, row, best, part, total, in_lower, in_upper, highest, factor,
             top_p, CUT,

@@ -23,11 +23,12 @@ from deepinfer.kernels.triton.sampling_draw import (
 from deepinfer.kernels.triton.sampling_keys import first_bit, key_of, larger, value_of
 
 __all__ = [
+    "bound_masses",
     "first_judge_kernel",
     "first_round_kernel",
+    "group_masses",
     "narrowed",
     "next_round_kernel",
-    "row_masses",
     "verdict",
 ]
 
@@ -93,11 +94,12 @@ def first_round_kernel(
         lower = tl.load(bounds + row * 2)
         lower_id = tl.load(bound_ids + row * 2)
         inside = holds(values, at, lower, lower_id)
-        tl.store(sums + to * 2, tl.sum(tl.where(inside, mass, 0.0), 0))
+        tl.store(sums + to * 3, tl.sum(part, 0))
+        tl.store(sums + to * 3 + 1, tl.sum(tl.where(inside, mass, 0.0), 0))
         upper = tl.load(bounds + row * 2 + 1)
         upper_id = tl.load(bound_ids + row * 2 + 1)
         above = holds(values, at, upper, upper_id)
-        tl.store(sums + to * 2 + 1, tl.sum(tl.where(above, mass, 0.0), 0))
+        tl.store(sums + to * 3 + 2, tl.sum(tl.where(above, mass, 0.0), 0))
         if DRAWN:
             seed = tl.load(seeds + row).to(tl.int64)
             position = tl.load(positions + row).to(tl.int64)
@@ -155,28 +157,33 @@ def _group_bounds(best, part, highest, factor, target, slack):
 
 
 @triton.jit
-def row_masses(
-    chunk_tops, tops, groups, masses, sums, row, num_chunks, highest, factor,
-    CHUNKS: tl.constexpr, GROUPS: tl.constexpr, ALL_GROUPS: tl.constexpr,
-):  # fmt: skip
-    """Maxima and masses of the groups of a row, and the masses of all, of the lower and of the upper bound.
+def bound_masses(chunk_tops, sums, row, num_chunks, highest, factor, CHUNKS: tl.constexpr):
+    """The masses of a row, of what its lower bound holds, and its upper one, in units of that of the highest logit.
 
-    Masses are in units of that of the highest logit; those of a chunk were in units of that of its own.
+    Those of a chunk are in units of that of its own.
     """
     c = tl.arange(0, CHUNKS)
-    at = row * num_chunks + c
     scale = tl.exp2((chunk_tops - highest) * factor)
     inside = (c < num_chunks) & (scale > 0)
-    in_lower = tl.sum(tl.load(sums + at * 2, mask=inside, other=0.0) * scale, 0)
-    in_upper = tl.sum(tl.load(sums + at * 2 + 1, mask=inside, other=0.0) * scale, 0)
+    at = sums + (row * num_chunks + c) * 3
+    total = tl.sum(tl.load(at, mask=inside, other=0.0) * scale, 0)
+    in_lower = tl.sum(tl.load(at + 1, mask=inside, other=0.0) * scale, 0)
+    in_upper = tl.sum(tl.load(at + 2, mask=inside, other=0.0) * scale, 0)
+    return total, in_lower, in_upper
+
+
+@triton.jit
+def group_masses(
+    tops, groups, masses, row, num_chunks, highest, factor, GROUPS: tl.constexpr, ALL_GROUPS: tl.constexpr
+):  # fmt: skip
+    """Maxima of the groups of a row, and their masses in units of that of the highest logit."""
     num_groups = num_chunks * GROUPS
     g = tl.arange(0, ALL_GROUPS)
     best = tl.load(groups + row * num_groups + g, mask=g < num_groups, other=float("-inf"))
     some = best > float("-inf")
     part = tl.load(masses + row * num_groups + g, mask=some, other=0.0)
     top = tl.load(tops + row * num_chunks + g // GROUPS, mask=some, other=float("-inf"))
-    part *= tl.exp2((top - highest) * factor)
-    return best, part, tl.sum(part, 0), in_lower, in_upper
+    return best, part * tl.exp2((top - highest) * factor)
 
 
 @triton.jit
@@ -284,10 +291,9 @@ def first_judge_kernel(
         )  # fmt: skip
         value = tl.load(x + wait, mask=wait < vocab, other=float("-inf")).to(tl.float32)
         factor = scale_of(temperature)
-        best, part, total, in_lower, in_upper = row_masses(
-            chunk_tops, tops, groups, masses, sums, row, num_chunks, highest, factor, CHUNKS, GROUPS,
-            ALL_GROUPS,
-        )  # fmt: skip
+        total, in_lower, in_upper = bound_masses(
+            chunk_tops, sums, row, num_chunks, highest, factor, CHUNKS
+        )
         cut = float("-inf")
         cut_id = 2147483647
         if CUT:
@@ -296,24 +302,29 @@ def first_judge_kernel(
         target = top_p.to(tl.float32) * total
         slack = total * 2e-5
         is_wide = ((lower == cut) & (lower_id == cut_id)) | (in_lower >= target + slack)
-        own = tl.exp2((value - highest) * factor)
-        reach = tl.sum(tl.where(best >= value, part, 0.0), 0) - own
+        is_wide &= wait < vocab
         is_in = (in_upper < target - slack) & holds(value, wait, upper, upper_id)
-        is_in |= (reach < target - slack) | (top_p >= 1)
-        is_in &= is_wide & (wait < vocab)
+        is_in = is_wide & (is_in | (top_p >= 1))
+        if is_in == 0:
+            best, part = group_masses(
+                tops, groups, masses, row, num_chunks, highest, factor, GROUPS, ALL_GROUPS
+            )
+            reach = tl.sum(tl.where(best >= value, part, 0.0), 0)
+            reach -= tl.exp2((value - highest) * factor)
+            is_in = is_wide & (reach < target - slack)
+            if is_in == 0:
+                end, end_id, upper, upper_id = narrowed(
+                    bounds, bound_ids, cuts, cut_ids, row, best, part, total, in_lower, in_upper,
+                    highest, factor, top_p, CUT,
+                )  # fmt: skip
+                # What is behind the end is dropped for sure.
+                if is_wide & holds(value, wait, end, end_id):
+                    end = value
+                    end_id = wait - 1
+                else:
+                    wait = wait * 0 - 1
         if is_in:
             token = wait
-        else:
-            end, end_id, upper, upper_id = narrowed(
-                bounds, bound_ids, cuts, cut_ids, row, best, part, total, in_lower, in_upper,
-                highest, factor, top_p, CUT,
-            )  # fmt: skip
-            # What is behind the end is dropped for sure.
-            if is_wide & (wait < vocab) & holds(value, wait, end, end_id):
-                end = value
-                end_id = wait - 1
-            else:
-                wait = wait * 0 - 1
     tl.store(arrived + row, 0)
     tl.store(ends + row, end)
     tl.store(end_ids + row, end_id)
