@@ -173,6 +173,7 @@ class PackedSelection(DecodeSelection):
         """See `DecodeSelection`."""
         super().__init__(*args, **kwargs)
         self._shared: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._tables: dict[int, Tensor] = {}
 
     def _set(self, index: Tensor) -> None:
         """Keeps the rows in the dtype that attention of every layer takes."""
@@ -225,9 +226,13 @@ class PackedSelection(DecodeSelection):
         requests = None
         if tokens > 1:
             requests = torch.arange(len(ends), device=ends.device) // tokens
-        index = topk_to_physical_indices(rows, table, page, requests=requests)
         offset = self._cache.rows.pool_offsets[source]
-        self._set(torch.where(index >= 0, index + offset, index) if offset else index)
+        whole = offset % page == 0
+        if whole and offset and source not in self._tables:
+            self._tables[source] = table + offset // page  # pages counted over all pools
+        table = self._tables.get(source, table)
+        index = topk_to_physical_indices(rows, table, page, requests=requests)
+        self._set(index if whole else torch.where(index >= 0, index + offset, index))
 
     def _keys(self, source: int, count: int) -> Tensor:
         """Index keys of each row's slot, unpacked, shape [rows, count, index_head_dim]."""
