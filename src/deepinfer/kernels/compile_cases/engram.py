@@ -51,4 +51,8 @@ def cases() -> list[CompileCase]:
         "is_image": "*u8", "out": "*bf16", "eps": "fp32",
     }  # fmt: skip
     gate = kernels.engram_gate_kernel
-    return [*found, row_case("engram_gate", "4 x 5120 channels", gate, types, constants, warps)]
+    for one, name, chips in ((False, "", CHIPS), (True, ", few tokens", (80, 90))):
+        entry = f"4 x 5120 channels{name}"
+        sizes = constants | {"ONE": one}
+        found.append(row_case("engram_gate", entry, gate, types, sizes, warps, chips))
+    return found

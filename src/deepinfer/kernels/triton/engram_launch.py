@@ -82,5 +82,5 @@ def engram_gate(
             streams if is_image is None else is_image.view(torch.uint8), out, tokens, steps,
             streams.stride(0), streams.stride(1), projected.stride(0), eps, STREAMS=count,
             CHANNELS=channels, MAIN=main, REST=rest, HAS_IMAGE=is_image is not None,
-            num_warps=warps,
+            ONE=steps == 1, num_warps=warps,
         )  # fmt: skip

@@ -103,43 +103,62 @@ def _gains(q_weight, k_weight, stream, c, CHANNELS: tl.constexpr):
     return gain * tl.load(k_weight + at, mask=c < CHANNELS, other=0.0).to(tl.float32)
 
 
+@triton.jit
+def _three_sums(a, b, c, x, y, z):
+    return a + x, b + y, c + z
+
+
+@triton.jit
+def _row(x, key, value, c, inside):
+    """A piece of a stream and its key in fp32, and of the value."""
+    s = tl.load(x + c, mask=inside, other=0.0).to(tl.float32)
+    k = tl.load(key + c, mask=inside, other=0.0).to(tl.float32)
+    return s, k, tl.load(value + c, mask=inside, other=0.0)
+
+
 @triton.jit(do_not_specialize=["tokens", "steps"])
 def engram_gate_kernel(
     streams, projected, q_weight, k_weight, is_image, out, tokens, steps, x_token, x_stream,
     p_token, eps,
     STREAMS: tl.constexpr, CHANNELS: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
-    HAS_IMAGE: tl.constexpr,
+    HAS_IMAGE: tl.constexpr, ONE: tl.constexpr,
 ):  # fmt: skip
-    """Adds a gated value to one stream of steps tokens; a row is MAIN channels and at most REST more."""
+    """Adds a gated value to one stream of steps tokens; a row is MAIN channels and at most REST more.
+
+    ONE: a program takes one token, and asks for its gains when its values are on their way.
+    """
     stream = tl.program_id(0) % STREAMS
     c = tl.arange(0, MAIN)
-    gain = _gains(q_weight, k_weight, stream, c, CHANNELS)
-    if REST > 0:
-        d = MAIN + tl.arange(0, REST)
-        gain_of_rest = _gains(q_weight, k_weight, stream, d, CHANNELS)
+    d = MAIN + tl.arange(0, max(1, REST))
+    if not ONE:
+        gain = _gains(q_weight, k_weight, stream, c, CHANNELS)
+        if REST > 0:
+            gain_of_rest = _gains(q_weight, k_weight, stream, d, CHANNELS)
     kind = out.dtype.element_ty
-    for step in range(steps):
+    for step in range(1 if ONE else steps):
         # The last program may take the last token more than once, and writes it alike.
-        token = tl.minimum(tl.program_id(0) // STREAMS * steps + step, tokens - 1).to(tl.int64)
+        token = tl.program_id(0) // STREAMS * (1 if ONE else steps) + step
+        token = tl.minimum(token, tokens - 1).to(tl.int64)
         x = streams + token * x_token + stream * x_stream
         key = projected + token * p_token + stream * CHANNELS
         value = projected + token * p_token + STREAMS * CHANNELS
-        inside = c < CHANNELS
-        s = tl.load(x + c, mask=inside, other=0.0).to(tl.float32)
-        k = tl.load(key + c, mask=inside, other=0.0).to(tl.float32)
-        v = tl.load(value + c, mask=inside, other=0.0)
+        inside, more = c < CHANNELS, d < CHANNELS
+        s, k, v = _row(x, key, value, c, inside)
+        if REST > 0:
+            t, h, w = _row(x, key, value, d, more)
+        if ONE:
+            gain = _gains(q_weight, k_weight, stream, c, CHANNELS)
+            if REST > 0:
+                gain_of_rest = _gains(q_weight, k_weight, stream, d, CHANNELS)
         dots, squares, keyed = s * gain * k, s * s, k * k
         if REST > 0:
-            more = d < CHANNELS
-            t = tl.load(x + d, mask=more, other=0.0).to(tl.float32)
-            k = tl.load(key + d, mask=more, other=0.0).to(tl.float32)
-            w = tl.load(value + d, mask=more, other=0.0)
-            dots = tl.sum(tl.reshape(dots, [MAIN // REST, REST]), axis=0) + t * gain_of_rest * k
+            dots = tl.sum(tl.reshape(dots, [MAIN // REST, REST]), axis=0) + t * gain_of_rest * h
             squares = tl.sum(tl.reshape(squares, [MAIN // REST, REST]), axis=0) + t * t
-            keyed = tl.sum(tl.reshape(keyed, [MAIN // REST, REST]), axis=0) + k * k
-        square = tl.sum(squares, axis=0) / CHANNELS + eps
-        dot = tl.sum(dots, axis=0)
-        dot *= tl.rsqrt(square * (tl.sum(keyed, axis=0) / CHANNELS + eps) * CHANNELS)
+            keyed = tl.sum(tl.reshape(keyed, [MAIN // REST, REST]), axis=0) + h * h
+        # All three at once: threads wait for each other once.
+        dot, square, keyed = tl.reduce((dots, squares, keyed), 0, _three_sums)
+        square = square / CHANNELS + eps
+        dot *= tl.rsqrt(square * (keyed / CHANNELS + eps) * CHANNELS)
         root = tl.sqrt(tl.maximum(tl.abs(dot), 1e-6))
         root = tl.where(dot > 0, root, tl.where(dot < 0, -root, dot))  # a NaN stays one
         gate = 1.0 / (1.0 + tl.exp(-root))
