@@ -164,7 +164,7 @@ def mhc_post(
     channels = streams.shape[2]
     block, warps = tuning or configs.stream_block(channels)
     with torch.cuda.device_of(streams):
-        mhc_post_kernel[(len(streams), triton.cdiv(channels, block))](
+        mhc_post_kernel[(len(streams) * triton.cdiv(channels, block),)](
             streams, output, post, mix, out, streams.stride(0), streams.stride(1),
             output.stride(0), CHANNELS=channels, BLOCK=block, EVICT=evict, num_warps=warps,
         )  # fmt: skip
@@ -178,7 +178,7 @@ def mhc_head(
     channels = streams.shape[2]
     block, warps = tuning or configs.stream_block(channels)
     with torch.cuda.device_of(streams):
-        mhc_head_kernel[(len(streams), triton.cdiv(channels, block))](
+        mhc_head_kernel[(len(streams) * triton.cdiv(channels, block),)](
             streams, pre, out, streams.stride(0), streams.stride(1), CHANNELS=channels, BLOCK=block,
             EVICT=evict, num_warps=warps,
         )  # fmt: skip

@@ -20,8 +20,10 @@ def mhc_post_kernel(
     BLOCK: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
     """Stream j becomes post[j] * output + sum over i of mix[i, j] * stream i, for a piece of a token."""
-    token = tl.program_id(0).to(tl.int64)
-    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    # Pieces of a token are neighbours, so that programs that run together read what lies together.
+    PIECES: tl.constexpr = (CHANNELS + BLOCK - 1) // BLOCK
+    token = (tl.program_id(0) // PIECES).to(tl.int64)
+    c = tl.program_id(0) % PIECES * BLOCK + tl.arange(0, BLOCK)
     inside = c < CHANNELS
     kind = out.dtype.element_ty
     o = _stream(output + token * o_token, 0, 0, c, inside, EVICT)
@@ -46,8 +48,10 @@ def mhc_head_kernel(
     EVICT: tl.constexpr,
 ):  # fmt: skip
     """The sum of a token's streams with its weights, for a piece of its channels."""
-    token = tl.program_id(0).to(tl.int64)
-    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    # Pieces of a token are neighbours, so that programs that run together read what lies together.
+    PIECES: tl.constexpr = (CHANNELS + BLOCK - 1) // BLOCK
+    token = (tl.program_id(0) // PIECES).to(tl.int64)
+    c = tl.program_id(0) % PIECES * BLOCK + tl.arange(0, BLOCK)
     inside = c < CHANNELS
     x = streams + token * x_token
     a = _stream(x, 0, x_stream, c, inside, EVICT)
