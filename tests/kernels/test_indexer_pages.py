@@ -164,3 +164,21 @@ def test_folded_scales() -> None:
     assert torch.equal(found.isnan(), wanted.isnan())
     seen = wanted.isfinite()
     assert torch.allclose(found[seen], wanted[seen], rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("relu", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("queries", "heads"), [(2, 64), (4, 32), (8, 32), (8, 8), (16, 8), (16, 16)]
+)
+def test_sums_over_heads_are_where_the_index_says(queries, heads, relu) -> None:
+    rng = np.random.default_rng(queries)
+    acc = rng.standard_normal((64, queries * heads), np.float32)
+    w = rng.standard_normal(queries * heads, np.float32)
+    wanted = (np.maximum(acc, 0) * w).reshape(64, queries, heads).sum(2)
+    found = np.full((64, queries), np.nan, np.float32)
+    with gluon_on_threads("indexer_quads") as (quads,):
+        given = Tensor(w * np.float32(0.5) if relu == 1 else w)
+        for i, part in enumerate(quads.head_sums(Tensor(acc), given, queries, heads, relu)):
+            key, query = quads.output_index(i, queries, None)
+            found[key.data, query.data] = part.data
+    assert np.allclose(found, wanted, rtol=1e-4, atol=1e-4)

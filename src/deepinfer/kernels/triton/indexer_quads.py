@@ -68,22 +68,7 @@ def head_sums(acc, w, QUERIES: gl.constexpr, HEADS: gl.constexpr, RELU: gl.const
         y = own_sums((acc + gl.abs(acc)) * w[None, :], QUERIES, HEADS, 2)
     else:
         y = own_sums(gl.maximum(acc, 0.0) * w[None, :], QUERIES, HEADS, 2)
-    if QUERIES == 2:
-        y = y.permute((0, 2, 4, 1, 3))
-        even, odd = gl.split(y)
-        a, c = gl.split(even)
-        b, d = gl.split(odd)
-        found = (_quad_sums(a, b, c, d),)
-    elif QUERIES == 4:
-        low, high = gl.split(y.permute((0, 2, 3, 4, 1)))
-        found = (_four(low), _four(high))
-    else:
-        y = y.reshape([4, 2, 8, 2, 4, 4]).permute((0, 2, 4, 5, 1, 3))
-        first, second = gl.split(y)
-        low, high = gl.split(first)
-        more_low, more_high = gl.split(second)
-        found = (_four(low), _four(high), _four(more_low), _four(more_high))
-    return found
+    return lane_sums(y, y, QUERIES)
 
 
 @gluon.jit
@@ -101,7 +86,7 @@ def lane_sums(y, z, QUERIES: gl.constexpr):
 
     Returns tensors of shape [4, 8, 4]. With one query, `z` has those of 64 more keys, and lanes are the low and the high
     eight rows of a warp, first of `y`; with two, the low rows of both queries and then the high ones; with four, lanes
-    are queries, and the second tensor has the high rows. The order of the sums is the same for all.
+    are queries, and the second tensor has the high rows; with more, so it goes on. The order of the sums is always the same.
     """
     if QUERIES == 1:
         a, b = gl.split(y.reshape([4, 2, 8, 4]).permute((0, 2, 3, 1)))
@@ -112,9 +97,13 @@ def lane_sums(y, z, QUERIES: gl.constexpr):
         a, c = gl.split(even)
         b, d = gl.split(odd)
         found = (_quad_sums(a, b, c, d),)
-    else:
+    elif QUERIES == 4:
         low, high = gl.split(y.permute((0, 2, 3, 4, 1)))
         found = (_four(low), _four(high))
+    else:
+        y = y.reshape([4, 2, 8, 2, QUERIES // 2, 4]).permute((0, 1, 2, 4, 5, 3))
+        first, second = gl.split(y)
+        found = lane_sums(first, first, QUERIES // 2) + lane_sums(second, second, QUERIES // 2)
     return found
 
 
