@@ -265,16 +265,26 @@ class BagSpec:
             no |= excluded
             if yes & no:
                 continue
-            open_clause = next(((p, n) for p, n in clauses if not (p & yes or n & no)), None)
-            if open_clause is None:
+            # Of the conditions that are open the one with the fewest ways to hold: what is forced comes first.
+            positive = negative = 0
+            fewest = -1
+            for p, n in clauses:
+                if p & yes or n & no:
+                    continue
+                p, n = p & ~no, n & ~yes
+                ways = p.bit_count() + n.bit_count()
+                if fewest < 0 or ways < fewest:
+                    positive, negative, fewest = p, n, ways
+                    if ways < 2:
+                        break
+            if fewest < 0:
                 if not self._bounded or self._countable(state, yes, no):
                     return yes
                 continue
-            positive, negative = open_clause
-            for member in _bits(positive & ~no):
+            for member in _bits(positive):
                 chosen = yes | 1 << member
                 stack.append((self._with_groups(1 << member), no, chosen))
-            for member in _bits(negative & ~yes):
+            for member in _bits(negative):
                 stack.append((1 << member, no, yes))
         return -1
 

@@ -76,7 +76,7 @@ class Algebra:
         known = self._formulas.get(key)
         if known is None:
             if literal < 0:
-                known = negate(self.of_literal(-literal, kind))
+                known = negate(self.of_literal(-literal, kind), self.budget.spend)
             else:
                 known = self._guarded(literal, kind)
             self._formulas[key] = known
@@ -169,7 +169,7 @@ class Algebra:
         if "oneOf" in schema and self.active(node, "oneOf"):
             parts.append(self._one_of(self.children(node, "oneOf"), kind))
         if "not" in schema and self.active(node, "not"):
-            parts.append(negate(self.of_set(self.child(node, "not"), kind)))
+            parts.append(negate(self.of_set(self.child(node, "not"), kind), self.budget.spend))
         if "if" in schema and self.active(node, "if"):
             parts.append(self._conditional(node, kind))
         if kind == "object":
@@ -182,7 +182,7 @@ class Algebra:
         for index, branch in enumerate(branches):
             self.budget.spend(len(branches))
             others = [
-                negate(other)
+                negate(other, self.budget.spend)
                 for place, other in enumerate(branches)
                 if place != index and not self.exclusive(branch, other, kind)
             ]
@@ -197,9 +197,10 @@ class Algebra:
         test, then, other = parts
         if then == TRUE and other == TRUE:
             return TRUE
+        fails = negate(test, self.budget.spend)
         if kind == "object":
-            return conjunction([self.implies(test, then), self.implies(negate(test), other)])
-        return disjunction([conjunction([test, then]), conjunction([negate(test), other])])
+            return conjunction([self.implies(test, then), self.implies(fails, other)])
+        return disjunction([conjunction([test, then]), conjunction([fails, other])])
 
     def _type(self, node: Node, kind: str) -> Formula:
         if not self.active(node, "type"):
@@ -272,7 +273,8 @@ class Algebra:
 
     def implies(self, condition: Formula, consequent: Formula) -> Formula:
         """Where a formula over objects holds, another one does."""
-        return implication(condition, consequent, by_clauses=self.by_clauses)
+        otherwise = negate(condition, self.budget.spend)
+        return implication(condition, otherwise, consequent, by_clauses=self.by_clauses)
 
     def active(self, node: Node, keyword: str) -> bool:
         """Whether a keyword restricts values in the node's dialect."""

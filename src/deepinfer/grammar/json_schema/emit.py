@@ -160,6 +160,7 @@ class Emitter:
         if form.string != FALSE and not self._strings.is_empty(form.string):
             parts.append(self._strings.spelled(form.string))
         if form.number != FALSE:
+            self._budget.spend(64)
             expr, rules = number_language(form.number).emit(f"{name}.n", self._max_digits)
             self._rules.update(rules)
             parts.append(expr)

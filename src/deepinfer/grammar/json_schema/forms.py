@@ -272,8 +272,10 @@ class Forms:
             return True
         if form.string != FALSE and not self._algebra.strings.is_empty(form.string):
             return True
-        if form.number != FALSE and not number_language(form.number).is_empty:
-            return True
+        if form.number != FALSE:
+            self._algebra.budget.spend(64)
+            if not number_language(form.number).is_empty:
+                return True
         for shape in form.objects:
             if (not shape.clauses and not shape.low) or satisfiable(shape, known):
                 return True

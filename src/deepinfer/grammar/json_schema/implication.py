@@ -12,17 +12,19 @@ from deepinfer.grammar.json_schema.formula import (
     Properties,
     conjunction,
     disjunction,
-    negate,
 )
 
 __all__ = ["implication"]
 
 
-def implication(condition: Formula, consequent: Formula, *, by_clauses: bool) -> Formula:
+def implication(
+    condition: Formula, otherwise: Formula, consequent: Formula, *, by_clauses: bool
+) -> Formula:
     """Where `condition` holds, `consequent` does.
 
     Args:
         condition: A formula over values of one type.
+        otherwise: Its negation.
         consequent: Another one.
         by_clauses: Whether parts of the consequent that a bag of members can check are kept as conditions on the
             members. Otherwise the two cases are told apart, which is better for many conditions on one member.
@@ -32,7 +34,6 @@ def implication(condition: Formula, consequent: Formula, *, by_clauses: bool) ->
     """
     if consequent == TRUE or condition == FALSE:
         return TRUE
-    otherwise = negate(condition)
     if not by_clauses or _universal([otherwise]) is None:
         return disjunction([otherwise, conjunction([condition, consequent])])
     easy: list[Formula] = []
