@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from deepinfer.grammar.moves import compute_moves
 from deepinfer.grammar.node_store import NodeStore
 from deepinfer.grammar.nodes import (
@@ -28,6 +30,18 @@ MAX_NESTING = 30
 """How deep to look into an expression."""
 
 
+@cache
+def _edges() -> list[list[list[tuple[int, int]]]]:
+    """Of each set of wide characters, per state: (next state, the bytes that lead to it, as bits)."""
+    return [
+        [
+            [(after, sum(1 << byte for byte in group)) for after, group in groups]
+            for groups in kind.groups
+        ]
+        for kind in wide_kinds()
+    ]
+
+
 class KindTests:
     """Tests of expressions: whether they treat the wide characters of each kind alike, as their parts show.
 
@@ -38,13 +52,6 @@ class KindTests:
     def __init__(self, store: NodeStore) -> None:
         self._store = store
         self._known: dict[int, bool] = {}
-        self._edges = [
-            [
-                [(after, sum(1 << byte for byte in group)) for after, group in groups]
-                for groups in kind.groups
-            ]
-            for kind in wide_kinds()
-        ]
 
     def alike(self, node: Node, nesting: int = MAX_NESTING) -> bool:
         """Whether the characters of each kind lead to one residual expression.
@@ -83,7 +90,7 @@ class KindTests:
         """The same by a search through the moves of the characters' bytes."""
         if node.kind in (LIT, SET, BAG, REF, CONS):
             return False
-        return all(self._lead_alike(edges, node) for edges in self._edges)
+        return all(self._lead_alike(edges, node) for edges in _edges())
 
     def _lead_alike(self, edges: list[list[tuple[int, int]]], node: Node) -> bool:
         """Whether the characters of one kind lead to one expression, and none lets the expression end within itself."""
