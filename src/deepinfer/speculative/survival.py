@@ -14,6 +14,7 @@ __all__ = ["SlotOrder", "best_lengths", "prefix_survival", "slot_order"]
 
 _POSITION_BITS = 8
 _REQUEST_BITS = 24
+_FEW_ROWS = 128
 
 
 def prefix_survival(confidence: Any) -> npt.NDArray[np.float32]:
@@ -32,7 +33,9 @@ def prefix_survival(confidence: Any) -> npt.NDArray[np.float32]:
     """
     values = matrix("confidence", confidence, "[requests, drafts]", np.float32)
     survival: npt.NDArray[np.float32] = np.fmin(np.fmax(values, np.float32(0)), np.float32(1))
-    for column in range(1, survival.shape[1]):  # a block is short: faster than cumprod along rows
+    if survival.shape[0] < _FEW_ROWS:
+        return np.multiply.accumulate(survival, 1, out=survival)
+    for column in range(1, survival.shape[1]):  # a block is short: faster along columns
         survival[:, column] *= survival[:, column - 1]
     return survival
 
