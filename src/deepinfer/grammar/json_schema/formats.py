@@ -172,7 +172,12 @@ FORMATS: dict[str, str | None] = {
 }
 """Pattern of each known format; None when it is no regular language."""
 
-APPROXIMATED = {"hostname": "labels with hyphens at places 3 and 4 (xn--...) are left out"}
+APPROXIMATED = {
+    "hostname": (
+        "labels with hyphens at places 3 and 4 (xn--...) are left out: which of them are names depends on the characters that "
+        "they decode to"
+    )
+}
 """Formats of which some strings are left out, with what these are."""
 
 
