@@ -34,7 +34,7 @@ MAX_TASKS = 400
 or that was not walked before, counts for more.
 """
 
-PLACES_A_TASK, TASKS_A_WALK, WALKS_A_MERGE = 50, 8, 4
+PLACES_A_TASK, TASKS_A_WALK, WALKS_A_MERGE = 50, 8, 10
 
 MAX_FAILURES = 3
 """Rows of a recursive grammar after which its states are no more taken apart."""
