@@ -81,7 +81,7 @@ def test_wide_kinds_hold_all_characters_but_white_space():
 
 
 def test_strings_of_one_kind_are_written_alike():
-    texts = [b"ab", b"xy", b"Ab", b"a1", b"z9", "é1".encode(), "ж2".encode(), "\xa01".encode()]
+    texts = [b"ab", b"zy", b"Ab", b"a1", b"z9", "é1".encode(), "ж2".encode(), "\xa01".encode()]
     texts += [
         "道a".encode(),
         "一b".encode(),
@@ -102,7 +102,7 @@ def test_strings_of_one_kind_are_written_alike():
         assert all(kinds.by_id[rank] == k for rank in kinds.residue.ranks[low:high])
     together = [group for group in groups if len(group) > 1]
     expected = [
-        [b"ab", b"xy"],
+        [b"ab", b"zy"],
         [b"a1", b"z9"],
         ["é1".encode(), "ж2".encode()],
         ["一b".encode(), "道a".encode()],

@@ -1,7 +1,7 @@
 """The strings of a vocabulary by what kinds of characters they hold: most patterns tell few characters apart.
 
-Up to its first quote, backslash, or byte that is no text, a string is written with one letter for all small letters, one
-for all large ones, one digit, and one character for all of two, three and four bytes that are not white space. A hundred
+Up to its first quote, backslash, or byte that is no text, a string is written with one letter for all small letters but x, one
+for all large ones but X, one digit, and one character for all of two, three and four bytes that are not white space. A hundred
 thousand strings become five thousand, and a walk over these decides about all of them, for a state that treats the
 characters of a kind alike.
 """
@@ -21,11 +21,11 @@ from deepinfer.grammar.trie import TokenTrie
 __all__ = ["ASCII_KINDS", "TextKinds", "wide_kinds"]
 
 ASCII_KINDS = (
-    b"abcdefghijklmnopqrstuvwxyz",
-    b"ABCDEFGHIJKLMNOPQRSTUVWXYZ",
+    b"abcdefghijklmnopqrstuvwyz",
+    b"ABCDEFGHIJKLMNOPQRSTUVWYZ",
     b"0123456789",
 )
-"""Characters of one byte that are taken together; the first of each stands for all."""
+"""Characters of one byte that are taken together; the first of each stands for all. Language tags tell x from the rest."""
 
 _TWO = rb"[\xc2-\xdf][\x80-\xbf]"
 _THREE = rb"(?:\xe0[\xa0-\xbf]|[\xe1-\xec\xee\xef][\x80-\xbf]|\xed[\x80-\x9f])[\x80-\xbf]"
