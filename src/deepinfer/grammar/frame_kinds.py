@@ -158,9 +158,9 @@ class KindWalk:
 
         Args:
             state: The frame's state.
-            behind_blank: Whether it is entered behind a blank at the beginning of strings.
             keep: Part of the vocabulary that counts.
             found: Takes what is found.
+            behind_blank: Whether it is entered behind a blank at the beginning of strings.
 
         Returns:
             False, with nothing found, where characters of one kind are told apart.

@@ -121,24 +121,13 @@ def disjunction(parts: Iterable[Formula]) -> Formula:
 
 
 def negate(formula: Formula, spend: Callable[[int], None] | None = None) -> Formula:
-    """The formula that holds exactly where `formula` fails.
-
-    Args:
-        formula: The formula.
-        spend: Told of the work; conditions within conditions double with each level.
-
-    Returns:
-        The formula.
-
-    Raises:
-        GrammarTooLarge: By `spend`.
-    """
+    """The formula that holds exactly where `formula` fails; `spend` is told of the work, which nesting multiplies."""
     memo: dict[int, Formula] = {}
     stack = [formula]
     while stack:
         top = stack[-1]
         if spend is not None:
-            spend(1 + len(top.parts) if isinstance(top, And | Or) else 1)
+            spend(len(top.parts) if isinstance(top, And | Or) else 1)
         if id(top) in memo:
             stack.pop()
         elif isinstance(top, And | Or):
