@@ -12,6 +12,7 @@ from torch import Tensor
 from deepinfer.core.errors import ShapeError
 
 __all__ = [
+    "capability",
     "check_dtype",
     "check_floats",
     "check_last_stride",
@@ -20,6 +21,7 @@ __all__ = [
     "gluon_refusal",
     "has_gluon",
     "has_triton",
+    "interpreted",
     "triton_refusal",
 ]
 
@@ -36,9 +38,12 @@ def check_shape(name: str, x: Tensor, expected: tuple[int | None, ...], axes: st
     Raises:
         ShapeError: The shape differs.
     """
-    good = x.dim() == len(expected) and all(
-        e is None or e == s for e, s in zip(expected, x.shape, strict=True)
-    )
+    shape = x.shape
+    good = len(shape) == len(expected)
+    if good:
+        for size, found in zip(expected, shape, strict=True):
+            if size is not None and size != found:
+                good = False
     if not good:
         wanted = ", ".join("any" if e is None else str(e) for e in expected)
         raise ShapeError(
@@ -105,7 +110,7 @@ def triton_refusal(*tensors: Tensor) -> str | None:
     """Why Triton kernels cannot serve these tensors, or None."""
     if not has_triton():
         return "triton is not installed"
-    if os.environ.get("TRITON_INTERPRET") == "1":
+    if interpreted():
         return None
     device = tensors[0].device
     if device.type != "cuda":
@@ -118,17 +123,27 @@ def triton_refusal(*tensors: Tensor) -> str | None:
 
 def gluon_refusal(*tensors: Tensor) -> str | None:
     """Why the kernels for Hopper cannot serve these tensors, or None."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
+    if interpreted():
         return "Triton's interpreter has no bulk copies and warpgroup products"
     reason = triton_refusal(*tensors)
     if reason is not None:
         return reason
-    capability = torch.cuda.get_device_capability(tensors[0].device)
-    if capability[0] != 9:
-        return (
-            f"it is for compute capability 9.0, and this device has {capability[0]}.{capability[1]}"
-        )
+    major, minor = capability(tensors[0].device)
+    if major != 9:
+        return f"it is for compute capability 9.0, and this device has {major}.{minor}"
     return None if has_gluon() else "it needs Triton 3.6 or newer"
+
+
+@lru_cache(maxsize=1)
+def interpreted() -> bool:
+    """Whether kernels run under Triton's interpreter, which Triton asks once too, when it is imported."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@lru_cache(maxsize=64)
+def capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability of a CUDA device, asked for once: each call of a kernel wants it."""
+    return torch.cuda.get_device_capability(device)
 
 
 @lru_cache(maxsize=1)

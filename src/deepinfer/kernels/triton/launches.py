@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
+from deepinfer.kernels.contract import interpreted
+
 __all__ = ["interpreted", "on_device", "warps"]
-
-
-def interpreted() -> bool:
-    """Whether kernels run under Triton's interpreter, which has none of the chip's own instructions."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def warps(wanted: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import struct
 
 import torch
@@ -32,9 +31,9 @@ __all__ = [
 
 def hardware_level(x: Tensor) -> int:
     """What the chip of a tensor has: 1 for conversions of e4m3, 2 for packed bf16 arithmetic as well, else 0."""
-    if os.environ.get("TRITON_INTERPRET") == "1" or not x.is_cuda:
+    if contract.interpreted() or not x.is_cuda:
         return 0
-    capability = torch.cuda.get_device_capability(x.device)
+    capability = contract.capability(x.device)
     return 2 if capability >= (9, 0) else 1 if capability >= (8, 9) else 0
 
 
@@ -176,7 +175,7 @@ def swiglu_cast(
         pairs: Whether two values may go at a time where they can.
     """
     groups, warps, mode = tuning or configs.swiglu(group)
-    if os.environ.get("TRITON_INTERPRET") == "1":
+    if contract.interpreted():
         mode = 0
     channels = x.shape[1] // 2
     total = x.shape[0] * (channels // group)
