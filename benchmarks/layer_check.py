@@ -113,7 +113,7 @@ class Stages:
         saved = [(owner, name, vars(owner)[name]) for owner, name, *_ in found]
         for owner, name, label, state in found:
             setattr(owner, name, self._wrapped(getattr(owner, name), label, state))
-        self._many, kept = wide_products._MANY_TOKENS, wide_products.fused_kernels
+        self._many, kept = wide_products._MANY_SUMS, wide_products.fused_kernels
         for module in (wide_products, packed_stack):
             module.fused_kernels = lambda device: self.row_kernels()
         self._set_many()
@@ -121,14 +121,14 @@ class Stages:
             with use_backend(None if self._in_fast else "torch"):
                 yield
         finally:
-            wide_products._MANY_TOKENS = self._many
+            wide_products._MANY_SUMS = self._many
             for module in (wide_products, packed_stack):
                 module.fused_kernels = kept
             for owner, name, function in saved:
                 setattr(owner, name, function)
 
     def _set_many(self) -> None:
-        wide_products._MANY_TOKENS = self._many if self._in_fast else 1 << 30
+        wide_products._MANY_SUMS = self._many if self._in_fast else 1 << 60
 
     def _wrapped(self, function: Callable[..., Any], label: str, state: Any) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -196,7 +196,7 @@ def run_prompts(model: DeepseekV41) -> torch.Tensor:
 def set_least(monkeypatch, least: int) -> None:
     monkeypatch.setattr(prompt_keys, "_MIN_TOKENS", least)
     monkeypatch.setattr(packed_stack, "_MANY_TOKENS", least)
-    monkeypatch.setattr(wide_products, "_MANY_TOKENS", least)
+    monkeypatch.setattr(wide_products, "_MANY_SUMS", least)
 
 
 @pytest.mark.parametrize("least", [1, 1000])

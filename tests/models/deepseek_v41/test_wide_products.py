@@ -27,7 +27,7 @@ def test_weights_of_a_pair_share_memory() -> None:
 
 
 def test_equal_to_fp32_products(monkeypatch) -> None:
-    monkeypatch.setattr(wide_products, "_MANY_TOKENS", 4)
+    monkeypatch.setattr(wide_products, "_MANY_SUMS", 4 * 24)
     generator = torch.Generator().manual_seed(1)
     owner = nn.Module()
     weights = [torch.randn(n, 256, generator=generator) for n in (16, 8)]

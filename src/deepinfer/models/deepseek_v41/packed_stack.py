@@ -33,9 +33,11 @@ from deepinfer.models.packed import PackedWeight
 __all__ = ["enter", "leave", "run_packed_layer", "takes_packed"]
 
 # From here on the two launches over all channels of `mhc_pre` win over one program for each piece of a token.
-_MANY_TOKENS = 256
-# Up to here products share out the channels among programs; weights are read by more of them at once.
-_FEW_TOKENS = 64
+_MANY_TOKENS = 96
+# Up to so many tokens, products with weights of few rows and many channels share out the channels among programs.
+_FEW_TOKENS = 128
+_FEW_ROWS = 2048
+_MANY_CHANNELS = 4096
 _STEP = 128
 _FP8 = torch.float8_e4m3fn
 
@@ -125,12 +127,19 @@ def run_packed_layer(layer: Layer, streams: Tensor, pre: Tensor, run: Any) -> tu
 def product(weight: PackedWeight, codes: Pair, like: Tensor) -> Tensor:
     """A weight's codes times the codes of an input, shape [tokens, out_channels], in the dtype of `like`."""
     out = like.new_empty(len(codes[0]), weight.shape[0])
-    if len(out) <= _FEW_TOKENS and weight.shape[1] % _STEP == 0 and _multiplies_codes(out.device):
+    if _shares_channels(len(out), weight) and _multiplies_codes(out.device):
         few: Tensor = fused_kernels(out.device).code_linear(
             codes, (weight.codes, weight.scale), out
         )
         return few
     return fp8_gemm_nt(codes, (weight.codes.view(_FP8), weight.scale), out)
+
+
+def _shares_channels(tokens: int, weight: PackedWeight) -> bool:
+    """Whether a weight has too few tiles of rows for all processors, and channels enough to be shared out."""
+    rows, channels = weight.shape
+    fits = channels >= _MANY_CHANNELS and channels % _STEP == 0
+    return tokens <= _FEW_TOKENS and rows <= _FEW_ROWS and fits
 
 
 @functools.cache

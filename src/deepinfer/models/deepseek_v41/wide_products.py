@@ -19,7 +19,8 @@ from deepinfer.kernels.fused import fused_kernels
 
 __all__ = ["split_weight", "wide_linear"]
 
-_MANY_TOKENS = 512
+# Sums from which on three products from memory take less time than weights that are split by every program.
+_MANY_SUMS = 3 << 17
 
 
 def split_weight(weight: Tensor) -> Tensor:
@@ -48,7 +49,7 @@ def wide_linear(owner: nn.Module, weights: Sequence[Tensor], y: Tensor) -> list[
     if parts is None or y.dtype != torch.bfloat16 or parts.device != y.device:
         wide = y.float()
         return [F.linear(wide, weight) for weight in weights]
-    if len(y) < _MANY_TOKENS:
+    if len(y) * len(parts) < 3 * _MANY_SUMS:
         whole: Tensor | None = getattr(owner, "wide_whole", None)
         joined = [whole] if whole is not None and whole.device == y.device else weights
         found = [fused_kernels(y.device).wide_linear(y, weight) for weight in joined]
