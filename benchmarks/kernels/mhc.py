@@ -102,7 +102,6 @@ def pre(
     products: int,
     finish: tuple[int, int] | None = None,
     prepared: bool = False,
-    early: bool = True,
 ):
     """Builds coefficients and the sum of streams."""
 
@@ -133,7 +132,6 @@ def pre(
             tuning,
             products,
             finish,
-            early,
         )
 
         def check():
@@ -310,15 +308,11 @@ def cases() -> list[Case]:
         if tokens != 256:
             found.append(Case("mhc_pre", shape, "table", pre(tokens, None, 2)))
     shape = f"{MANY} x 4 x {HIDDEN}"
-    for blocks, side, depth in ((4, 1, 6), (4, 2, 6)):
-        name = f"{before}, 64 x {blocks} channels a part, {side} a piece, {depth} slots"
-        build = pre(MANY, (blocks, side, depth), 2, None, True)
+    for blocks, depth, ahead in ((5, 4, True), (4, 6, True)):
+        name = f"{before}, 64 x {blocks} channels a part, {depth} slots{', L2 ahead' * ahead}"
+        build = pre(MANY, (blocks, depth, ahead), 2, None, True)
         found.append(Case("mhc_pre", shape, name, build))
-    for tokens in (MANY, 64):
-        shape = f"{tokens} x 4 x {HIDDEN}"
-        build = pre(tokens, None, 2, None, True, False)
-        found.append(Case("mhc_pre", shape, f"{before}, one launch behind the other", build))
-    for tokens, at_once in ((64, 2),):
+    for tokens, at_once in ((MANY, 8), (MANY, 32), (64, 2)):
         name = f"{before}, coefficients of {at_once} tokens"
         build = pre(tokens, None, 2, (at_once, 1), True)
         found.append(Case("mhc_pre", f"{tokens} x 4 x {HIDDEN}", name, build))
@@ -328,12 +322,7 @@ def cases() -> list[Case]:
     for tuning in ((1024, 4),):
         name = f"{tuning[0]} channels, {tuning[1]} warps"
         found.append(Case("mhc_post", f"{MANY} x 4 x {HIDDEN}", name, post(tuning, "")))
-    for tuning, evict in (
-        ((1024, 4), ""),
-        ((512, 2), ""),
-        ((1024, 2), ""),
-        ((512, 2), "evict_first"),
-    ):
+    for tuning, evict in (((1024, 4), ""),):
         name = f"{tuning[0]} channels, {tuning[1]} warps{', ' if evict else ''}{evict}"
         found.append(Case("mhc_head", f"{MANY} x 4 x {HIDDEN}", name, head(tuning, evict)))
     found.append(Case("mhc", "contract", "all", contract, check_only=True))

@@ -96,7 +96,7 @@ def test_products_with_coefficients_in_parts(split) -> None:
     streams, pre, fn, base, scale = given(tokens, channels)
     streams = streams.half().contiguous()
     parts = torch.full((split, 24, 4 * channels), 7.0, dtype=torch.float16)
-    kernels.mhc_split_kernel[(8,)](fn, parts, fn.numel(), SPLIT=split, BLOCK=1024, EARLY=False)
+    kernels.mhc_split_kernel[(8,)](fn, parts, fn.numel(), SPLIT=split, BLOCK=1024)
     assert torch.allclose(parts.float().sum(0), fn, atol=2e-7)
     sums, summed = torch.full((tokens, 3, 32), 7.0), torch.full((tokens, channels), 7.0).half()
     kernels.mhc_project_kernel[(3, 2)](
@@ -105,7 +105,7 @@ def test_products_with_coefficients_in_parts(split) -> None:
     )  # fmt: skip
     assert (sums[..., 25:] == 0).all()
     following, post, mix = torch.empty(tokens, 4), torch.empty(tokens, 4), torch.empty(tokens, 16)
-    sizes = {"CHANNELS": channels, "FAST": False, "EARLY": False}
+    sizes = {"CHANNELS": channels, "FAST": False}
     kernels.mhc_coefficients_kernel[(1,)](
         sums, base, scale, following, post, mix, tokens, 20, 1e-20, 1e-6, TOKENS=32, PARTS=3, PIECES=1, **sizes
     )  # fmt: skip

@@ -40,9 +40,9 @@ def prepare(kernel: Any) -> None:
 def project(
     given: tuple[torch.Tensor, ...],
     blocks: int,
-    side: int,
     depth: int,
     programs: int,
+    ahead: bool = False,
     **waits: float,
 ):
     """Sums of the parts, shape [tokens, parts, 32], and the weighted sums of the streams."""
@@ -60,8 +60,8 @@ def project(
         for i in range(programs * parts):
             PROGRAM["id"], PROGRAM["count"] = i, programs * parts
             kernel.mhc_project_bulk_kernel(
-                x, *w, Rows(pre.flatten().numpy(), np.int64(0)), Rows(sums, np.int64(0)), Rows(out, np.int64(0)), tokens,
-                parts, channels, CHANNELS=channels, BLOCKS=blocks, SIDE=side, DEPTH=depth, EARLY=True,
+                x, *w, Rows(streams.flatten().numpy(), np.int64(0)), Rows(pre.flatten().numpy(), np.int64(0)), Rows(sums, np.int64(0)), Rows(out, np.int64(0)), tokens,
+                parts, 4 * channels, channels, CHANNELS=channels, BLOCKS=blocks, DEPTH=depth, AHEAD=ahead,
             )  # fmt: skip
     return torch.from_numpy(sums).view(tokens, parts, 32), torch.from_numpy(out).view(tokens, -1)
 
@@ -75,13 +75,13 @@ def streams_of(tokens: int, channels: int) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "side", "depth", "programs", "waits"),
-    [(2, 1, 3, 2, {}), (4, 2, 6, 1, {}), (2, 1, 2, 1, {"late_s": 0.002}), (4, 2, 4, 2, {"rest_s": 0.002})],
+    ("blocks", "depth", "programs", "waits"),
+    [(2, 3, 2, {}), (4, 6, 1, {"ahead": True}), (2, 2, 1, {"late_s": 0.002}), (4, 4, 2, {"rest_s": 0.002})],
 )  # fmt: skip
-def test_sums(blocks, side, depth, programs, waits) -> None:
+def test_sums(blocks, depth, programs, waits) -> None:
     given = streams_of(300, 256)
     streams, pre, high, low = given
-    sums, out = project(given, blocks, side, depth, programs, **waits)
+    sums, out = project(given, blocks, depth, programs, **waits)
     wide = streams.double().flatten(1)
     wanted = wide @ (high.double() + low.double()).T
     assert torch.allclose(sums[..., :24].sum(1).double(), wanted, atol=2e-5)
@@ -94,8 +94,8 @@ def test_sums(blocks, side, depth, programs, waits) -> None:
 def test_pieces_that_are_programs_of_their_own() -> None:
     """Few tokens: pieces added by the next kernel, one after the other, are the parts of many tokens."""
     given = streams_of(130, 256)
-    whole, out = project(given, 4, 1, 4, 1)
-    apart, same = project(given, 1, 1, 4, 1)
+    whole, out = project(given, 4, 4, 1)
+    apart, same = project(given, 1, 4, 1)
     added = torch.zeros(130, 1, 32)
     for piece in range(4):
         added[:, 0] += apart[:, piece]

@@ -38,11 +38,10 @@ def cases() -> list[CompileCase]:
             )
         )  # fmt: skip
     types = {"fn": "*fp32", "parts": "*bf16"}
-    for chip in (80, 90):
-        constants: dict[str, Any] = {"SPLIT": 2, "BLOCK": 1024, "EARLY": chip == 90}
-        found.append(
-            row_case("mhc_pre", "split", mixes.mhc_split_kernel, types, constants, 4, (chip,))
-        )
+    constants: dict[str, Any] = {"SPLIT": 2, "BLOCK": 1024}
+    found.append(
+        row_case("mhc_pre", "split", mixes.mhc_split_kernel, types, constants, 4, (80, 90))
+    )
     scores = {**_TYPES, "out": "*fp32"}
     found.append(
         row_case(
@@ -68,7 +67,6 @@ def _coefficients(tokens: int, parts: int, pieces: int, chips: tuple[int, ...]) 
     at_once, warps = configs.coefficients(tokens)
     constants: dict[str, Any] = {
         "CHANNELS": 5120, "TOKENS": at_once, "PARTS": parts, "PIECES": pieces, "FAST": True,
-        "EARLY": parts == 16,
     }  # fmt: skip
     entry = f"coefficients of {parts} x {pieces} sums"
     return row_case("mhc_pre", entry, mhc_coefficients_kernel, _TYPES, constants, warps, chips)
@@ -82,15 +80,15 @@ def _bulk(apart: bool) -> CompileCase:
     def tile(rows: int) -> str:
         return f"tensordesc<bf16[{rows}, 64],{tile_layout(128, 16)!r}>"
 
-    blocks, side, depth = configs.project_bulk(5120)
+    blocks, depth, ahead = configs.project_bulk(5120)
     signature = {
         "x_desc": tile(64), "high_desc": tile(32),
-        "low_desc": tile(32), "pre": "*fp32", "sums": "*fp32",
-        "collapsed": "*bf16", "tokens": "i32", "parts": "i32", "x_stream": "i32",
+        "low_desc": tile(32), "x": "*bf16", "pre": "*fp32", "sums": "*fp32",
+        "collapsed": "*bf16", "tokens": "i32", "parts": "i32", "x_token": "i32", "x_stream": "i32",
     }  # fmt: skip
     return CompileCase(
         "mhc_pre", f"bf16 streams, bulk copies, {'few' if apart else 'many'} tokens", mhc_project_bulk_kernel, signature,
-        {"CHANNELS": 5120, "BLOCKS": side if apart else blocks, "SIDE": side, "DEPTH": depth, "EARLY": True},
-        ("pre", "sums", "collapsed", "x_stream"),
+        {"CHANNELS": 5120, "BLOCKS": 1 if apart else blocks, "DEPTH": depth, "AHEAD": ahead and not apart},
+        ("x", "pre", "sums", "collapsed", "x_token", "x_stream"),
         {"num_warps": 4}, (90,), {90: ("HGMMA",)},
     )  # fmt: skip

@@ -110,14 +110,14 @@ def project(channels: int, narrow: bool = True) -> tuple[int, int, int, int, int
     return (64, block, times, 4, 2) if narrow else (16, block, times, 4, 3)
 
 
-def project_bulk(channels: int) -> tuple[int, int, int]:
-    """How often 64 channels make a part, how many of them a piece, and slots of the ring of bulk copies.
+def project_bulk(channels: int) -> tuple[int, int, bool]:
+    """How often 64 channels make a part, slots of the ring of bulk copies, and whether the L2 cache is asked before.
 
     The coefficients of a part stay in shared memory, 32 KB for 64 channels, and the ring beside them.
     """
     blocks = channels // 64
     most = next(n for n in range(5, 0, -1) if blocks % n == 0)
-    return most, 1, 4
+    return most, 4, False
 
 
 def project_bulk_apart(tokens: int) -> bool:
@@ -127,7 +127,7 @@ def project_bulk_apart(tokens: int) -> bool:
 
 def coefficients(tokens: int) -> tuple[int, int]:
     """Tokens and warps of the programs that make coefficients of sums."""
-    return (16, 1) if tokens >= 1024 else (4, 1)
+    return (16, 1) if tokens >= 1024 else (2, 1) if tokens > 128 else (1, 1)
 
 
 def engram_gate(channels: int, tokens: int) -> tuple[int, int]:

@@ -20,17 +20,42 @@ __all__ = ["mhc_project_bulk_kernel"]
 
 
 @gluon.jit
+def _prefetch(given, token, tokens, start, CHANNELS: gl.constexpr):
+    """Asks the L2 cache for a run of channels of all streams of 16 tokens, 64 bytes a thread."""
+    x, x_token, x_stream = given
+    layout: gl.constexpr = gl.BlockedLayout([1, 1], [4, 8], [1, 1], [1, 0])
+    run = gl.arange(0, 16, layout=gl.SliceLayout(1, layout))
+    c = gl.minimum(32 * gl.arange(0, 8, layout=gl.SliceLayout(0, layout)), CHANNELS - 32)
+    for four in range(4):
+        at = gl.minimum(token + four * 4 + run // 4, tokens - 1).to(gl.int64) * x_token
+        at = x + (at + (run % 4) * x_stream + start)[:, None] + c[None, :]
+        gl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at], dtype=gl.int32, is_pure=False,
+            pack=1,
+        )  # fmt: skip
+
+
+@gluon.jit
 def _copies_of_tile(
-    descs, rings, bars, token, start, x_stream, slot, phase, CHANNELS: gl.constexpr,
-    BLOCKS: gl.constexpr, SIDE: gl.constexpr, DEPTH: gl.constexpr, FIRST: gl.constexpr,
+    descs, rings, bars, given, token, later, tokens, start, slot, phase, CHANNELS: gl.constexpr,
+    BLOCKS: gl.constexpr, DEPTH: gl.constexpr, FIRST: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
-    """Fills the ring with the streams of 128 tokens, SIDE times 64 channels of each; the FIRST time with coefficients too."""
+    """Fills the ring with the streams of 128 tokens, 64 channels of each; the FIRST time with coefficients too."""
     x_desc, high_desc, low_desc = descs
     x_ring, w_tiles = rings
     full, empty = bars
+    x_stream = given[2]
     for step in range(4 * BLOCKS):
-        c = start + (step // (4 * SIDE) * SIDE + step % SIDE) * 64
-        stream = step // SIDE % 4
+        if AHEAD:
+            # Half of the channels ahead: the second half of these tokens, then the first of the next ones.
+            part = step % (2 * BLOCKS)
+            second = step < 2 * BLOCKS
+            if part < 8:
+                first = gl.where(second, token, later) + 16 * part
+                at = start + gl.where(second, 32 * BLOCKS, 0)
+                _prefetch(given, first, tokens, at, 32 * BLOCKS)
+        c = start + step // 4 * 64
+        stream = step % 4
         mbarrier.wait(empty.index(slot), phase)
         bar = full.index(slot)
         mbarrier.expect(bar, 24576 if FIRST else 16384)
@@ -50,24 +75,21 @@ def _copies_of_tile(
 
 @gluon.jit
 def _copies(
-    descs, rings, bars, tokens, parts, x_stream, CHANNELS: gl.constexpr, BLOCKS: gl.constexpr,
-    SIDE: gl.constexpr, DEPTH: gl.constexpr, EARLY: gl.constexpr,
+    descs, rings, bars, given, tokens, parts, CHANNELS: gl.constexpr, BLOCKS: gl.constexpr,
+    DEPTH: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     """Copies for all tiles of a program."""
-    if EARLY:
-        gl.inline_asm_elementwise(
-            "griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )
     start = gl.program_id(0) % parts * (64 * BLOCKS)
     tile = gl.program_id(0) // parts
-    slot, phase = _copies_of_tile(
-        descs, rings, bars, tile * 128, start, x_stream, gl.to_tensor(0), gl.to_tensor(1),
-        CHANNELS, BLOCKS, SIDE, DEPTH, True,
-    )  # fmt: skip
     step = gl.num_programs(0) // parts
+    slot, phase = _copies_of_tile(
+        descs, rings, bars, given, tile * 128, (tile + step) * 128, tokens, start, gl.to_tensor(0),
+        gl.to_tensor(1), CHANNELS, BLOCKS, DEPTH, True, AHEAD,
+    )  # fmt: skip
     for more in range(tile + step, gl.cdiv(tokens, 128), step):
         slot, phase = _copies_of_tile(
-            descs, rings, bars, more * 128, start, x_stream, slot, phase, CHANNELS, BLOCKS, SIDE, DEPTH, False
+            descs, rings, bars, given, more * 128, (more + step) * 128, tokens, start, slot, phase,
+            CHANNELS, BLOCKS, DEPTH, False, AHEAD,
         )  # fmt: skip
 
 
@@ -101,7 +123,7 @@ def _weights(pre, tile, tokens, PART: gl.constexpr, layout: gl.constexpr):
 @gluon.jit
 def _products(
     given, rings, bars, tokens, parts, CHANNELS: gl.constexpr, BLOCKS: gl.constexpr,
-    SIDE: gl.constexpr, DEPTH: gl.constexpr, PART: gl.constexpr,
+    DEPTH: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
     """Projections, squares and entering sums of 64 tokens of each tile."""
     pre, sums, collapsed = given
@@ -127,35 +149,23 @@ def _products(
         none = gl.zeros([64, 64], gl.float32, layout)
         total = gl.sum(gl.reshape(gl.zeros([64, 64], gl.float32, sums_layout), [64, 2, 32]), axis=1)
         square = gl.sum(none, axis=1)
-        step = 0
-        for piece in range(BLOCKS // SIDE):
+        for block in range(BLOCKS):
             m = gl.zeros([64, 64], gl.float32, sums_layout)
             squares = gl.sum(gl.reshape(none, [64, 8, 8]), axis=2)
-            left = none
-            right = none
+            entering = none
             for i in gl.static_range(4):
-                for side in gl.static_range(SIDE):
-                    mbarrier.wait(full.index(slot), phase)
-                    x, w = x_ring.index(2 * slot + PART), w_tiles.index(step)
-                    if side == 0:
-                        m, squares, left = _step(
-                            m, squares, left, weights[i], never_at, x, w, layout
-                        )
-                    else:
-                        m, squares, right = _step(
-                            m, squares, right, weights[i], never_at, x, w, layout
-                        )
-                    mbarrier.arrive(empty.index(slot), count=1)
-                    step += 1
-                    slot += 1
-                    if slot == DEPTH:
-                        slot = 0
-                        phase ^= 1
-            at = to + piece * (SIDE * 64)
-            gl.store(at, left.to(gl.bfloat16), mask=there)
-            if SIDE == 2:
-                gl.store(at + 64, right.to(gl.bfloat16), mask=there)
-            # The pieces of a part are added as `mhc_coefficients_kernel` adds those of programs.
+                mbarrier.wait(full.index(slot), phase)
+                m, squares, entering = _step(
+                    m, squares, entering, weights[i], never_at, x_ring.index(2 * slot + PART),
+                    w_tiles.index(4 * block + i), layout,
+                )  # fmt: skip
+                mbarrier.arrive(empty.index(slot), count=1)
+                slot += 1
+                if slot == DEPTH:
+                    slot = 0
+                    phase ^= 1
+            gl.store(to + block * 64, entering.to(gl.bfloat16), mask=there)
+            # The blocks of a part are added as `mhc_coefficients_kernel` adds those of programs.
             square += gl.convert_layout(gl.sum(squares, axis=1), gl.SliceLayout(1, layout))
             total += gl.sum(gl.reshape(m, [64, 2, 32]), axis=1)
         token = first + gl.arange(0, 64, layout=gl.SliceLayout(1, total.type.layout))
@@ -168,9 +178,8 @@ def _products(
 
 @gluon.jit(do_not_specialize=["tokens", "parts"])
 def mhc_project_bulk_kernel(
-    x_desc, high_desc, low_desc, pre, sums, collapsed, tokens, parts, x_stream,
-    CHANNELS: gl.constexpr, BLOCKS: gl.constexpr, SIDE: gl.constexpr, DEPTH: gl.constexpr,
-    EARLY: gl.constexpr,
+    x_desc, high_desc, low_desc, x, pre, sums, collapsed, tokens, parts, x_token, x_stream,
+    CHANNELS: gl.constexpr, BLOCKS: gl.constexpr, DEPTH: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     """As `mhc_project_kernel`, for parts of 64 * BLOCKS channels, with coefficients as two bf16 numbers.
 
@@ -180,17 +189,18 @@ def mhc_project_bulk_kernel(
         x_desc: Streams of 64 tokens, 64 channels of them.
         high_desc: Coefficients as bf16, 64 channels of them.
         low_desc: What bf16 leaves of them.
+        x: The streams.
         pre: Weights of the streams, shape [tokens, 4].
         sums: Shape [tokens, parts, 32]: 24 projections, the squares, zeros.
         collapsed: Weighted sums of the streams.
         tokens: Tokens.
         parts: Parts of the channels.
+        x_token: Distance of tokens.
         x_stream: Distance of streams.
         CHANNELS: Channels of a stream.
         BLOCKS: How often 64 channels are a part.
-        SIDE: How many of them are a piece, whose sums begin anew: 1 or 2.
         DEPTH: Slots of the ring.
-        EARLY: Whether the coefficients may still be on their way when the program begins.
+        AHEAD: Whether to bring longer runs of a token into the L2 cache before they are copied; 4 or 5 blocks.
     """
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [2 * DEPTH, 64, 64], x_desc.layout)
     w_tiles = gl.allocate_shared_memory(high_desc.dtype, [4 * BLOCKS, 64, 64], high_desc.layout)
@@ -199,19 +209,17 @@ def mhc_project_bulk_kernel(
     for i in gl.static_range(DEPTH):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
     descs = (x_desc, high_desc, low_desc)
     rings = (x_ring, w_tiles)
     bars = (full, empty)
     given = (pre, sums, collapsed)
+    read = (x, x_token, x_stream)
     gl.warp_specialize(
         [
-            (_products, (given, rings, bars, tokens, parts, CHANNELS, BLOCKS, SIDE, DEPTH, 0)),
-            (_products, (given, rings, bars, tokens, parts, CHANNELS, BLOCKS, SIDE, DEPTH, 1)),
-            (_copies, (descs, rings, bars, tokens, parts, x_stream, CHANNELS, BLOCKS, SIDE, DEPTH, EARLY)),
+            (_products, (given, rings, bars, tokens, parts, CHANNELS, BLOCKS, DEPTH, 0)),
+            (_products, (given, rings, bars, tokens, parts, CHANNELS, BLOCKS, DEPTH, 1)),
+            (_copies, (descs, rings, bars, read, tokens, parts, CHANNELS, BLOCKS, DEPTH, AHEAD)),
         ],
         [4, 1],
-        [240, 24],
-    )  # fmt: skip
+        [232, 40],
+    )

@@ -46,7 +46,7 @@ def mhc_pre(
     streams: Tensor, pre: Tensor, fn: Tensor, base: Tensor, scale: Tensor, iterations: int,
     norm_eps: float, eps: float, following: Tensor, post: Tensor, mix: Tensor, out: Tensor,
     tuning: tuple[int, ...] | None = None, products: int = _PRODUCTS,
-    finish: tuple[int, int] | None = None, early: bool = True,
+    finish: tuple[int, int] | None = None,
 ) -> None:  # fmt: skip
     """Coefficients and the sum of the streams, in three launches: the projection split, the products, what follows.
 
@@ -63,41 +63,32 @@ def mhc_pre(
         post: Shape [tokens, 4], fp32, contiguous.
         mix: Shape [tokens, 4, 4], fp32, contiguous.
         out: Shape [tokens, channels], contiguous.
-        tuning: Of bulk copies (Hopper): how often 64 channels make a part, how many of them a piece, and the slots of the
-            ring. Of the portable kernel: tokens, channels at once, how often, warps, stages. None for those of the table.
+        tuning: Of bulk copies (Hopper): how often 64 channels make a part, the slots of the ring, and whether runs of a token
+            are brought into the L2 cache first. Of the portable kernel: tokens, channels at once, how often, warps, stages.
+            None for those of the table.
         products: bf16 numbers for a coefficient of `fn`, 2 or 3, when the streams are bf16; 2 with bulk copies.
         finish: Tokens and warps of the programs that make the coefficients; None for those of the table.
-        early: Whether a launch may begin while the one before it ends, on chips that can.
     """
     count, _, channels = streams.shape
     device = streams.device
-    level = hardware_level(streams)
-    early = early and level == 2
     split = products if streams.dtype == torch.bfloat16 else 0
     bulk = split == 2 and len(tuning or (0, 0, 0)) == 3 and _bulk_serves(streams)
     at_once, warps = finish or configs.coefficients(count)
     pieces = 1
-    behind = split > 0 and fn.dtype != torch.bfloat16
     with torch.cuda.device_of(streams):
-        if behind:
+        if split and fn.dtype != torch.bfloat16:
             whole = torch.empty((split, *fn.shape), dtype=torch.bfloat16, device=device)
             mhc_split_kernel[(triton.cdiv(fn.numel(), _SPLIT_BLOCK),)](
-                fn,
-                whole,
-                fn.numel(),
-                SPLIT=split,
-                BLOCK=_SPLIT_BLOCK,
-                EARLY=early and bulk,
-                num_warps=4,
+                fn, whole, fn.numel(), SPLIT=split, BLOCK=_SPLIT_BLOCK, num_warps=4
             )
             fn = whole
         if bulk:
-            blocks, side, depth = tuning or configs.project_bulk(channels)
+            blocks, depth, ahead = tuning or configs.project_bulk(channels)
             if configs.project_bulk_apart(count):
-                pieces, blocks = blocks // side, side
+                pieces, blocks, ahead = blocks, 1, False
             parts = channels // (64 * blocks)
             sums = torch.empty((count, parts, 32), dtype=torch.float32, device=device)
-            _project_bulk(streams, pre, fn, sums, out, blocks, side, depth, early and behind)
+            _project_bulk(streams, pre, fn, sums, out, blocks, depth, bool(ahead) and blocks >= 4)
         else:
             tokens, block, times, wide, stages = tuning or configs.project(channels, bool(split))
             parts = triton.cdiv(channels, block * times)
@@ -107,11 +98,10 @@ def mhc_pre(
                 CHANNELS=channels, TOKENS=tokens, BLOCK=block, BLOCKS=times, SPLIT=split,
                 num_warps=wide, num_stages=stages,
             )  # fmt: skip
-        later = early and bulk
         mhc_coefficients_kernel[(triton.cdiv(count, at_once),)](
             sums, base, scale, following, post, mix, count, iterations, norm_eps, eps,
-            CHANNELS=channels, TOKENS=at_once, PARTS=parts // pieces, PIECES=pieces, FAST=level > 0,
-            EARLY=later, num_warps=warps, **({"launch_pdl": True} if later else {}),
+            CHANNELS=channels, TOKENS=at_once, PARTS=parts // pieces, PIECES=pieces,
+            FAST=hardware_level(streams) > 0, num_warps=warps,
         )  # fmt: skip
 
 
@@ -124,8 +114,8 @@ def _bulk_serves(streams: Tensor) -> bool:
 
 
 def _project_bulk(
-    streams: Tensor, pre: Tensor, fn: Tensor, sums: Tensor, out: Tensor, blocks: int, side: int,
-    depth: int, early: bool,
+    streams: Tensor, pre: Tensor, fn: Tensor, sums: Tensor, out: Tensor, blocks: int, depth: int,
+    ahead: bool,
 ) -> None:  # fmt: skip
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -140,9 +130,8 @@ def _project_bulk(
     parts = sums.shape[1]
     at_once = min(triton.cdiv(count, 128), max(1, num_sms(streams.device.index) // parts))
     mhc_project_bulk_kernel[(parts * at_once,)](
-        x_desc, matrix(fn[0], 32, 64), matrix(fn[1], 32, 64), pre, sums, out, count, parts, stream,
-        CHANNELS=channels, BLOCKS=blocks, SIDE=side, DEPTH=depth, EARLY=early, num_warps=4,
-        launch_pdl=early,
+        x_desc, matrix(fn[0], 32, 64), matrix(fn[1], 32, 64), streams, pre, sums, out, count, parts,
+        strides[0], stream, CHANNELS=channels, BLOCKS=blocks, DEPTH=depth, AHEAD=ahead, num_warps=4,
     )  # fmt: skip
 
 

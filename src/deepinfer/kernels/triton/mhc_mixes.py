@@ -109,22 +109,8 @@ def sinkhorn_kernel(
 
 
 @triton.jit
-def mhc_split_kernel(
-    fn, parts, size, SPLIT: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
-):  # fmt: skip
-    """Writes each coefficient of the projection as the sum of SPLIT short numbers; parts of a kind lie together.
-
-    EARLY: the next launch may begin while this one ends.
-    """
-    if EARLY:
-        tl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; // $0",
-            "=r",
-            [],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+def mhc_split_kernel(fn, parts, size, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
+    """Writes each coefficient of the projection as the sum of SPLIT short numbers; parts of a kind lie together."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = at < size
     w = tl.load(fn + at, mask=there, other=0.0)
@@ -186,7 +172,6 @@ def _eight(x, at, TOKENS: tl.constexpr):
 def mhc_coefficients_kernel(
     sums, base, scale, pre, post, mix, tokens, iterations, norm_eps, eps, CHANNELS: tl.constexpr,
     TOKENS: tl.constexpr, PARTS: tl.constexpr, PIECES: tl.constexpr, FAST: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Sums of the parts, then the three kinds of coefficients of tokens.
 
@@ -206,17 +191,12 @@ def mhc_coefficients_kernel(
         PARTS: Parts, added one after the other.
         PIECES: Pieces of a part, added one after the other before; 1 where who made them added them.
         FAST: Whether quotients may be the chip's approximations.
-        EARLY: Whether the sums may still be on their way when the program begins.
     """
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     there = (token < tokens)[:, None]
     eight, sixteen = tl.arange(0, 8)[None, :], tl.arange(0, 16)[None, :]
     gate_scale, gate_base = tl.load(scale + eight // 4), tl.load(base + eight)
     score_scale, score_base = tl.load(scale + 2), tl.load(base + 8 + sixteen)
-    if EARLY:
-        tl.inline_asm_elementwise(
-            "griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
-        )
     n = tl.arange(0, 32)[None, :]
     # Tokens behind the last are the last again, and not stored.
     at = sums + tl.minimum(token, tokens - 1).to(tl.int64)[:, None] * (PARTS * PIECES * 32) + n
