@@ -22,8 +22,8 @@ import gemm
 import torch
 
 Run = Callable[[], object]
-DENSE = [(2, 256, 4, 8), (2, 256, 4, 8, 1, 1), (2, 256, 4, 8, 1, 2), (2, 256, 4, 16, 1, 1)]
-GROUPS = [(2, 256, 4, 2), (2, 256, 4, 2, 1, 1), (2, 192, 5, 2, 1, 1), (2, 256, 4, 16, 1, 1)]
+DENSE = [(2, 256, 4, 8), (2, 256, 4, 16, 1, 1), (2, 256, 4, 16, 1, 1, 1)]
+GROUPS = [(2, 256, 4, 2), (2, 256, 4, 2, 1, 1), (2, 192, 5, 2, 1, 1), (2, 256, 4, 2, 1, 1, 1)]
 
 
 class Meter:
@@ -74,8 +74,6 @@ def contenders(shape: tuple[int, ...]) -> tuple[dict[str, Run], float]:
         for sizes in DENSE:
             built = gemm.dense("fp8", *shape, sizes, False)
             found["x".join(map(str, sizes))] = built.run
-        built = gemm.dense("fp8_columns", *shape, DENSE[1], False)
-        found["x".join(map(str, DENSE[1])) + " scales by columns"] = built.run
     else:
         for sizes in GROUPS:
             built = gemm.contiguous("fp8", *shape, sizes, False)
@@ -122,12 +120,12 @@ def main() -> int:
     """Prints and writes one line for each kernel of each shape."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", default="gemm_rounds.jsonl")
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=0.06, help="of a turn")
     arguments = parser.parse_args()
     meter = Meter()
     with Path(arguments.out).open("w") as file, meter.running():
-        for shape in ((4096, 4096, 7168), (8192, 8192, 8192), (48, 256, 4608, 5120), (8, 2048, 4096, 7168)):  # fmt: skip
+        for shape in ((4096, 4096, 7168), (4096, 5120, 8192), (8192, 8192, 8192), (48, 256, 4608, 5120), (8, 2048, 4096, 7168)):  # fmt: skip
             runs, flops = contenders(shape)
             replays = {name: recorded(run, 4) for name, run in runs.items()}
             seen: dict[str, list[tuple[float, float, float]]] = {name: [] for name in replays}
@@ -136,7 +134,8 @@ def main() -> int:
                     ms, begin, end = turn(replay, 4, arguments.seconds)
                     seen[name].append((ms, *meter.between(begin, end)))
             for name, rows in seen.items():
-                best = sorted(row[0] for row in rows)[len(rows) // 2]
+                later = sorted(row[0] for row in rows[1:])  # the card is cool in the first round
+                best = later[len(later) // 2]
                 clock, power = (sum(r[i] for r in rows) / len(rows) for i in (1, 2))
                 line = {"shape": shape, "kernel": name, "ms": round(best, 5), "TFLOP/s": round(flops / best / 1e9, 1),
                         "all_ms": [round(row[0], 4) for row in rows], "MHz": round(clock, 0), "W": round(power, 0)}  # fmt: skip

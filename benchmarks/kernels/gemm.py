@@ -302,7 +302,7 @@ FP4X32_MASKED: dict[int, list[Sizes]] = {
     64: [(1, 2, 5), (64, 1, 8, 1, 2)],
 }
 COARSE: Sizes = (2, 256, 4, 8)
-FINE: Sizes = (2, 256, 4, 8, 1, 1)
+FINE: Sizes = (2, 256, 4, 16, 1, 1)
 
 
 def _name(sizes: Sizes) -> str:
@@ -331,35 +331,28 @@ def cases() -> list[Case]:
     contiguous_fp8 = "m_grouped_fp8_gemm_nt_contiguous"
     many: list[Sizes] = [(2, 1, 6)]
     # What is open: FP8 of many tokens with tokens out of registers, products of few tokens and rows, powers as values
-    add("fp8_gemm_nt", dense, "fp8", (8192, 8192, 8192), [FINE, COARSE, (2, 256, 4, 16, 1, 1)])
-    add("fp8_gemm_nt", dense, "fp8", (4096, 5120, 8192), [FINE, COARSE, (2, 128, 6, 8, 2)])
-    add("fp8_gemm_nt", dense, "fp8", (4096, 4096, 7168), [FINE, COARSE])
+    spread: Sizes = (2, 256, 4, 16, 1, 1, 1)
+    add("fp8_gemm_nt", dense, "fp8", (8192, 8192, 8192), [spread, FINE, COARSE])
+    add("fp8_gemm_nt", dense, "fp8", (4096, 5120, 8192), [FINE, spread])
+    add("fp8_gemm_nt", dense, "fp8", (4096, 4096, 7168), [FINE, spread, COARSE])
     add("fp8_gemm_nt", dense, "fp8", (2048, 4096, 7168), [FINE])
     shape = (48, 256, 4608, 5120)
-    add(
-        contiguous_fp8,
-        contiguous,
-        "fp8",
-        shape,
-        [(2, 256, 4, 2, 1, 1), (2, 192, 5, 2, 1, 1), (2, 256, 4, 2)],
-    )
-    shape = (8, 2048, 4096, 7168)
-    add(contiguous_fp8, contiguous, "fp8", shape, [(2, 256, 4, 16, 1, 1), (2, 256, 4, 16)])
+    by_groups: list[Sizes] = [(2, 192, 5, 2, 1, 1), (2, 256, 4, 2), (2, 256, 4, 2, 1, 1)]
+    add(contiguous_fp8, contiguous, "fp8", shape, by_groups)
+    by_groups = [(2, 256, 4, 2, 1, 1, 1), (2, 256, 4, 16, 1, 1, 1)]
+    add(contiguous_fp8, contiguous, "fp8", (8, 2048, 4096, 7168), by_groups)
     dense32: list[Sizes] = [(2, 128, 6, 8, 1, 0, 1), (2, 128, 6, 8)]
-    add("fp8_gemm_nt", dense, "fp8_32", (4096, 4096, 7168), dense32)
     add("fp8_gemm_nt", dense, "fp8_32", (8192, 32768, 1280), dense32)
-    few: list[Sizes] = [(16, 2, 16, 1, 1, 2), (32, 2, 12, 1, 1, 2), (16, 1, 16, 1, 1, 1, 1), (16, 1, 16), (64, 2, 10, 1, 1, 2)]  # fmt: skip
-    add("fp8_gemm_nt", dense, "fp8", (64, 1280, 5120), few)
-    few = [(64, 1, 10, 1, 1, 1, 1), (32, 1, 8, 1, 2, 1, 1), (32, 1, 10, 1, 1, 1, 1), (64, 2, 10, 1, 1, 2)]  # fmt: skip
-    add("fp8_gemm_nt", dense, "fp8", (64, 5120, 8192), few)
-    add("fp8_gemm_nt", dense, "fp8_32", (64, 5120, 8192), [(1, 64, 12, 8), (32, 1, 8, 1, 2), (16, 1, 7, 1, 3), (64, 1, 9, 1, 1)])  # fmt: skip
-    add("fp8_gemm_nt", dense, "fp8_32", (64, 1280, 5120), [(16, 1, 12)])
-    add(masked_fp8, masked, "fp8", (48, 16, 4608, 5120), [(16, 2, 6, 1, 2, 1, 1)])
+    add("fp8_gemm_nt", dense, "fp8_32", (4096, 4096, 7168), dense32)
+    add("fp8_gemm_nt", dense, "fp8", (64, 1280, 5120), [(16, 2, 16, 1, 1, 2)])
+    add("fp8_gemm_nt", dense, "fp8", (64, 5120, 8192), [(64, 1, 10, 1, 1, 1, 1)])
+    add("fp8_gemm_nt", dense, "fp8_32", (64, 5120, 8192), [(1, 64, 12, 8)])
+    add("fp8_gemm_nt", dense, "fp8", (16, 32768, 1280), [(16, 2, 5, 1, 2)])
     shape = (256, 5120, 8192)
-    add("fp8_gemm_nt", dense, "fp8_32", shape, [(2, 128, 6, 8), (64, 1, 6, 1, 2)])
-    few = [(2, 128, 6, 8), (64, 1, 6, 1, 2, 1, 1), (64, 1, 6, 1, 2)]
-    add("fp8_gemm_nt", dense, "fp8", shape, few)
-    add("bf16_gemm_nt", dense, "bf16", shape, [(2, 128, 6, 8), (2, 256, 4, 8)])
+    add("fp8_gemm_nt", dense, "fp8", shape, [(2, 128, 6, 8)])
+    add("fp8_gemm_nt", dense, "fp8_32", shape, [(2, 128, 6, 8)])
+    add("fp8_gemm_nt", dense, "fp8_32", (64, 1280, 5120), [(16, 1, 12)])
+    add("bf16_gemm_nt", dense, "bf16", shape, [(2, 128, 6, 8)])
     # What was measured and did not change
     add("batch_invariant.linear", invariant, "bf16", (4096, 4096, 7168), [()])
     for m, n, k in ((4096, 4096, 7168), (8192, 8192, 8192)):
@@ -373,8 +366,7 @@ def cases() -> list[Case]:
     shape = (96, 16, 4608, 5120)
     add(contiguous_fp4, contiguous, "fp4x32", shape, [(16, 1, 5, 2, 3), (32, 1, 3, 2, 3)])
     add(masked_fp4, masked, "fp4x32", (48, 64, 4608, 5120), FP4X32_MASKED[64])
-    for kind in ("fp8", "fp8_32"):
-        add("fp8_gemm_nt", dense, kind, (16, 32768, 1280), [(16, 2, 5, 1, 2)])
+    add("fp8_gemm_nt", dense, "fp8_32", (16, 32768, 1280), [(16, 2, 5, 1, 2)])
     add(masked_fp8, masked, "fp8_32", (48, 32, 4608, 5120), [(32, 2, 5, 1, 2)])
     for rows in (64, 32, 16):
         add(masked_fp8, masked, "fp8", (48, rows, 4608, 5120), FP8_MASKED[rows])

@@ -106,6 +106,21 @@ def test_only_the_weights_choose_the_order_of_a_sum(calls) -> None:
         assert {tuning.split for _, tuning in calls} == {configs.dense_split(n, k)}
 
 
+def test_tokens_with_powers_of_two_are_the_tall_operand_from_33_on(calls) -> None:
+    b = weights("fp8_32", 5120, 256)
+    for rows in (16, 32, 33, 64, 300):
+        gemm_backends._dense_hopper(*tokens("fp8_32", rows, 256), *b, torch.zeros(rows, 5120))
+    assert [name for name, _ in calls] == ["grouped_swapped"] * 2 + ["gemm_tall"] * 3
+    assert [tuning.parts for _, tuning in calls[2:]] == [1, 1, 2]
+
+
+def test_few_weights_have_small_tiles(calls) -> None:
+    for kind in ("fp8", "fp8_32"):
+        b = weights(kind, 1280, 5120)
+        gemm_backends._dense_hopper(*tokens(kind, 64, 5120), *b, torch.zeros(64, 1280))
+    assert [tuning.block_m for _, tuning in calls] == [16, 16]
+
+
 def test_a_span_divides_the_steps() -> None:
     assert gemm_backends._spanned((16, 1, 5, 2, 3), 256) == (16, 1, 5, 2, 3)
     assert gemm_backends._spanned((16, 1, 5, 2, 3), 384) == (16, 1, 5, 1, 3)

@@ -116,8 +116,15 @@ def _dense_hopper(x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d:
         if xs is not None and ws is not None and w.dtype == torch.int32:
             _folded(x, xs, w[None], ws[None], None, d, m)
         elif xs is not None and ws is not None and m <= 64:
-            split = xs.itemsize == 4 and configs.dense_split(n, k) == 2
-            sizes = _tuning(configs.SPLIT_FP8 if split else configs.DENSE_FP8, x, n, k, m)
+            if xs.itemsize == 1:
+                sizes = _tuning(configs.DENSE_FP8_32, x, n, k, m)
+                sizes = configs.FEW_FP8_32 if n <= configs.FEW_WEIGHTS else sizes
+            else:
+                sizes = _tuning(configs.DENSE_FP8, x, n, k, m)
+                sizes = configs.SPLIT_FP8 if configs.dense_split(n, k) == 2 else sizes
+            if sizes[0] < 8:
+                _tall(x, xs, w[None], ws[None], None, d, sizes)
+                return
             launch.grouped_swapped(
                 x.contiguous()[None],
                 _bytes(xs)[None],
@@ -130,7 +137,7 @@ def _dense_hopper(x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d:
         else:
             sizes = _tuning(configs.TALL_BF16 if xs is None else configs.TALL_FP8, x, n, k, m)
             if xs is not None and xs.itemsize == 1:
-                sizes = configs.TALL_FP8_32
+                sizes = _tuning(configs.TALL_FP8_32, x, n, k, m)
             elif xs is not None and configs.dense_split(n, k) == 2:
                 sizes = configs.TALL_SPLIT
             elif configs.takes_narrow_tiles(m, n, launch.num_sms(x.device.index)):
@@ -227,7 +234,7 @@ def _contiguous_hopper(
         table = configs.TALL_BF16 if xs is None else configs.CONTIGUOUS_FP8
         sizes = _tuning(table, x, n, k, x.shape[0] // w.shape[0])
         if xs is not None and xs.itemsize == 1:
-            sizes = configs.TALL_FP8_32
+            sizes = _tuning(configs.TALL_FP8_32, x, n, k, x.shape[0])
         _tall(x, xs, w, ws, layout.contiguous(), d, sizes)
 
 

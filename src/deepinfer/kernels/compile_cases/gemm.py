@@ -16,12 +16,14 @@ _TENSOR_CORES = ("HMMA", "QMMA", "HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA")
 
 def cases() -> list[CompileCase]:
     """Each entry once, in the form that needs most."""
-    found = [_few(s, 128) for s in _sizes(configs.MASKED_FP8, configs.DENSE_FP8, configs.SPLIT_FP8)]  # fmt: skip
-    found += [_few(s, 32) for s in _sizes(configs.MASKED_FP8_32)]
+    found = [_few(s, 128) for s in [*_sizes(configs.MASKED_FP8, configs.DENSE_FP8), configs.SPLIT_FP8]]  # fmt: skip
+    few = _sizes(configs.MASKED_FP8_32, configs.DENSE_FP8_32)
+    found += [_few(s, 32) for s in [*few, configs.FEW_FP8_32] if s[0] >= 8]
     for table, group in ((configs.FOLDED_MXFP4, 128), (configs.FOLDED_MXFP4_32, 32)):
         found += [(_folded if s[0] >= 8 else _decoded)(s, group) for s in _sizes(table)]
     found += [_many(s, True, True) for s in _sizes(configs.CONTIGUOUS_FP8)]
-    found += [_many(configs.TALL_SPLIT, True, False), _many(configs.TALL_FP8_32, True, True, 32)]
+    found += [_many(s, True, False) for s in [*_sizes(configs.TALL_FP8), configs.TALL_SPLIT]]
+    found += [_many(s, True, s[0] > 1, 32) for s in [*_sizes(configs.TALL_FP8_32), few[-1]]]
     for table, group in ((configs.CONTIGUOUS_MXFP4, 128), (configs.CONTIGUOUS_MXFP4_32, 32)):
         few = [s for s in _sizes(table) if s[0] >= 8]
         found.append(_folded(few[-1], group, True))
@@ -192,7 +194,7 @@ def _many(sizes: tuple[int, ...], scaled: bool, grouped: bool, group: int = 128,
     dtype, columns, bits = ("fp8e4nv", 128, 8) if scaled else ("bf16", 64, 16)
     scales = ["*fp32" if group == 128 else "*i32"] * 2
     if t.spread:
-        scales = [_list("fp32", 256), _list("fp32", 32)]
+        scales = [_list("fp32", 256 if group == 32 else 64), _list("fp32", 32)]
     signature = {
         "x_desc": _tile(dtype, 64, columns, 128, bits), "w_desc": _tile(dtype, 64 if t.block_n == 192 else t.block_n, columns, 128, bits),
         "out": "*bf16", "x_scale": scales[0], "w_scale": scales[1], "layout": "*i32", "sums": "*fp32",
@@ -202,7 +204,7 @@ def _many(sizes: tuple[int, ...], scaled: bool, grouped: bool, group: int = 128,
                  "SPLIT": t.split, "GROUP": group, "CUT": cut, "DEPTH": t.depth, "FINE": t.fine, "SPREAD": t.spread == 1}  # fmt: skip
     name = "m_grouped_gemm_nt_contiguous" if grouped else "gemm_nt"
     entry = f"many tokens {f'FP8 1x{group}' if scaled else 'bf16 in parts' if cut else 'bf16'} {'x'.join(map(str, sizes))}"
-    stack = _TILE_STACK if t.fine else 0  # some compilers keep a constant of the loop there
+    stack = _TILE_STACK if t.fine or t.parts == 1 else 0  # some compilers keep a constant of the loop there
     return _hopper(name, entry, gemm_tall_kernel, signature, constants, {}, stack, scaled)
 
 

@@ -10,6 +10,9 @@ __all__ = [
     "CONTIGUOUS_MXFP4",
     "CONTIGUOUS_MXFP4_32",
     "DENSE_FP8",
+    "DENSE_FP8_32",
+    "FEW_FP8_32",
+    "FEW_WEIGHTS",
     "FOLDED_MXFP4",
     "FOLDED_MXFP4_32",
     "MASKED_FP8",
@@ -70,21 +73,36 @@ CONTIGUOUS_MXFP4_32: tuple[Row, ...] = (
 )
 DENSE_FP8: tuple[Row, ...] = (
     ("", 0, 0, 16, (16, 2, 5, 1, 2)),
-    ("", 0, 0, 32, (32, 1, 10)),
-    ("", 0, 0, 0, (64, 1, 10, 1, 1)),
+    ("", 0, 0, 32, (32, 1, 10, 1, 1, 1, 1)),
+    ("", 0, 0, 0, (64, 1, 10, 1, 1, 1, 1)),
 )
 # The same for products whose even and odd steps are added up apart: `dense_split`
-SPLIT_FP8: tuple[Row, ...] = (
-    ("", 0, 0, 16, (16, 2, 16, 1, 1, 2)),
-    ("", 0, 0, 32, (32, 2, 12, 1, 1, 2)),
-    ("", 0, 0, 0, (64, 2, 10, 1, 1, 2)),
+SPLIT_FP8 = (16, 2, 16, 1, 1, 2)
+# The same with scales for 32 channels; TallTuning where the first size is 1
+DENSE_FP8_32: tuple[Row, ...] = (
+    ("", 0, 0, 16, (16, 2, 5, 1, 2)),
+    ("", 0, 0, 32, (32, 1, 8, 1, 2)),
+    ("", 0, 0, 0, (1, 64, 12, 8)),
 )
+# The same for at most `FEW_WEIGHTS` rows of weights: small tiles, so that there are enough of them
+FEW_FP8_32 = (16, 1, 12)
+FEW_WEIGHTS = 2048
 # (device, N or 0, K or 0, most rows, sizes): TallTuning
-TALL_FP8: tuple[Row, ...] = (("", 0, 0, 6144, (2, 256, 4, 8)), ("", 0, 0, 0, (2, 256, 4, 12)))
+TALL_FP8: tuple[Row, ...] = (
+    ("", 0, 0, 4096, (2, 256, 4, 16, 1, 1)),
+    ("", 0, 0, 0, (2, 256, 4, 16, 1, 1, 1)),
+)
 # (device, N or 0, K or 0, most rows of a group on average, sizes): two warpgroups, whose 128 rows lie in one group
-CONTIGUOUS_FP8: tuple[Row, ...] = (("", 0, 0, 512, (2, 256, 4, 2)), ("", 0, 0, 0, (2, 256, 4, 8)))
+CONTIGUOUS_FP8: tuple[Row, ...] = (
+    ("", 4608, 0, 512, (2, 192, 5, 2, 1, 1)),
+    ("", 0, 0, 512, (2, 256, 4, 2, 1, 1)),
+    ("", 0, 0, 0, (2, 256, 4, 2, 1, 1, 1)),
+)
 TALL_SPLIT = (2, 128, 6, 8, 2)
-TALL_FP8_32 = (2, 128, 6, 8)
+TALL_FP8_32: tuple[Row, ...] = (
+    ("", 0, 0, 1024, (2, 128, 6, 8)),
+    ("", 0, 0, 0, (2, 128, 6, 8, 1, 0, 1)),
+)
 TALL_BF16: tuple[Row, ...] = (("", 0, 0, 0, (2, 256, 4, 8)),)
 # Where 256 columns leave much of the chip idle: `takes_narrow_tiles`
 TALL_NARROW = (2, 128, 6, 8)
@@ -108,8 +126,7 @@ def dense_split(n: int, k: int) -> int:
     Returns:
         1 or 2.
     """
-    few = (n <= 2048 and k >= 2048) or (n <= 5120 and k >= 8192)
-    return 2 if few and k % 256 == 0 else 1
+    return 2 if n <= FEW_WEIGHTS and k >= 2048 and k % 256 == 0 else 1
 
 
 def takes_narrow_tiles(rows: int, n: int, num_sms: int) -> bool:
