@@ -53,7 +53,7 @@ from deepinfer.models.deepseek_v41.decode_inputs import DecodeInputs
 from deepinfer.models.deepseek_v41.decode_step import DecodeStep
 from speculative import planner_lines, prompts
 
-LOADS = (1, 60, 256, 16, 128, 4)
+LOADS = (60, 256, 16, 128, 4, 1)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536)
 REQUESTS = (1, 4, 16, 60, 128, 256)
 
@@ -533,6 +533,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=192, help="recorded prompts of each kind")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of each recorded answer")
     parser.add_argument("--loads", type=int, nargs="+", default=LOADS)
+    parser.add_argument("--wide-loads", type=int, nargs="+", default=(60, 128, 256, 16, 4, 1))
     parser.add_argument(
         "--stretch", type=int, default=64, help="tokens a request before the next way's turn"
     )

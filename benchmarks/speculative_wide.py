@@ -148,7 +148,8 @@ class WideModel:
     @contextlib.contextmanager
     def borrowed_by(self) -> Iterator[None]:
         """Recordings made meanwhile, of any engine, take the time of this model as well."""
-        self.stage.graph(BLOCK)  # fails here, if it does, and not inside of an engine
+        with torch.inference_mode():
+            self.stage.graph(BLOCK)  # fails here, if it does, and not inside of an engine
         record_step, record_draft = DecodeGraphs._record, DraftGraphs._record
 
         def step(graphs: Any, step: Any, bucket: Any) -> Any:

@@ -36,7 +36,7 @@ from deepinfer.engine.step_batch import (
 )
 from deepinfer.engine.step_state import RunningRow, RunningStep, SlotStates
 from deepinfer.engine.verify_lane import VerifyLanes
-from deepinfer.engine.verify_steps import collect_lane, run_verify_lane
+from deepinfer.engine.verify_steps import collect_lane, run_verify_lane, teach_of_lane
 from deepinfer.models.deepseek_v41.batch import to_device
 from deepinfer.models.deepseek_v41.model import DeepseekV41
 
@@ -221,6 +221,8 @@ class ModelRunner(RunsVerifyLanes, SettlesSteps, RecordsSteps):
         self._settle(handle)
         lane = handle.verify
         rows = collect_rows(handle) if lane is None else collect_lane(handle, lane)
+        if lane is not None:
+            teach_of_lane(lane, self.length_policy)
         if self._last is handle:
             self._last = None
         handle.busy_s += time.perf_counter() - began

@@ -21,7 +21,7 @@ from deepinfer.engine.verify_steps import (
     propose_for_lane,
     resolve_lane,
     start_ahead,
-    teach_of_lane,
+    wants_lessons,
 )
 from deepinfer.models.deepseek_v41.verify_books import take_back
 
@@ -62,6 +62,7 @@ class RunsVerifyLanes:
             ahead, self._ahead = self._ahead, None
             given = *rules, self.length_policy, ahead
             if propose_for_lane(step.verify, self._drafter, *given):
+                step.verify.is_taught = wants_lessons(self.length_policy)
                 return
             self._take_apart(step)
         propose_drafts(step, self._drafter, *rules, self.num_legal, self.length_policy)
@@ -83,7 +84,6 @@ class RunsVerifyLanes:
             self._ahead = start_ahead(lane, self._next.rows, self._drafter)
         rows = keep_tokens(lane, self._states, partial(take_back, self.cache))
         last = lane.last
-        teach_of_lane(lane, self.length_policy)
         slots, starts, ends = lane.company.host_slots, lane.starts, lane.starts + lane.used
         if rows is not None:
             slots, last = slots[rows], last[rows]

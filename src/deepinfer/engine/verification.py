@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +12,12 @@ import numpy as np
 from deepinfer.core import _checks as checks
 from deepinfer.core.config import EngineConfig
 from deepinfer.core.errors import ConfigError
-from deepinfer.core.params import SamplingParams
-from deepinfer.core.plan import ROLES, LoadSnapshot, RowRole
 from deepinfer.core.protocols import VerifyLengthPolicy
-from deepinfer.core.types import OutputDelta, Request
 from deepinfer.engine.cost_fit import fit_costs
 from deepinfer.engine.fingerprint import fingerprint as engine_facts
 from deepinfer.engine.graph_buckets import recorded_rows
 from deepinfer.engine.loop import EngineLoop
-from deepinfer.engine.pipeline import Flight
-from deepinfer.engine.stats import StatsRecorder
-from deepinfer.scheduling import Progress
+from deepinfer.engine.step_timing import Crowd, Fixed, FixedLive, Probe, most_tokens
 from deepinfer.speculative import (
     AcceptanceEstimator,
     LiveLengths,
@@ -42,62 +36,6 @@ __all__ = [
     "set_verification",
     "verify_policy",
 ]
-
-_DECODE = ROLES.index(RowRole.DECODE)
-_SHORT = 8  # steps without all requests and without a prompt after which the rest is given up
-_PLAIN = 8
-_WARM = 3  # steps behind a change of lengths that are not counted: recordings, and a step in flight
-
-
-class _Fixed:
-    """Verifies the same number of drafts of every row."""
-
-    def __init__(self) -> None:
-        self.length = 0
-
-    def choose(self, confidences: Sequence[Sequence[float]], num_running: int) -> list[int]:
-        return [min(self.length, len(row)) for row in confidences]
-
-
-class _FixedLive(_Fixed):
-    """The same, decided once the drafts are there, as `LiveLengths` does."""
-
-    takes_arrays = True
-
-    def __init__(self, longest: int) -> None:
-        super().__init__()
-        self._longest = longest
-
-    def drafts(self, num_requests: int) -> bool:
-        return self.length > 0
-
-    def skips(self, num_blocks: int) -> bool:
-        return self.length >= self._longest
-
-    def trim(
-        self, confidences: Any, counts: Sequence[int], other_rows: int = 0, *, margins: Any = ()
-    ) -> Any:
-        return np.minimum(self.length, np.asarray(counts, np.int64))
-
-
-class _Probe(StatsRecorder):
-    """Notes the last step instead of counting it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = self.requests = 0
-        self.is_decoding = False
-        self.draft_s = 0.0
-
-    def step(
-        self, flight: Flight, progress: Sequence[Progress], load: LoadSnapshot | None, *, now: float
-    ) -> None:
-        rows, result = flight.plan.rows, flight.result
-        self.requests = len(rows)
-        self.is_decoding = bool((rows.roles >= _DECODE).all())
-        drafts = 0 if result is None else sum(row.num_drafts for row in result.rows)
-        self.rows = self.requests + drafts
-        self.draft_s = float(getattr(flight.handle, "draft_s", 0.0))
 
 
 def verify_policy(
@@ -219,8 +157,7 @@ def profile_parts(
         lambda v: checks.check_int("max_requests", v, 1, limits.max_num_seqs, ConfigError),
     )
     checks.check_int("context_tokens", context_tokens, 1, 2**31, ConfigError)
-    steps = 2 * (limits.draft_length + 1) * (_WARM + repeats)
-    steps += 2 * _WARM + _PLAIN * repeats
+    steps = most_tokens(limits.draft_length, repeats)
     prompt_len = max(1, min(context_tokens, limits.max_model_len - steps))
     left_out = {*parts.info.eos_token_ids, *parts.ungenerated_ids}
     ids = [token for token in range(parts.info.vocab_size) if token not in left_out] or [0]
@@ -268,7 +205,8 @@ def profile_steps(
 
     Half of a block for twice as many requests is as many rows, and so each number of requests shares a size with the next:
     that tells what rows cost from what requests add, see `fit_costs`, with few shapes to record. Sizes between are
-    interpolated. Steps without drafts are timed for every other number of requests. The steps are those of the engine
+    interpolated. Steps without drafts are timed for every other number of requests. Most requests come first, and some of
+    them leave for the next number, so that prompts are run twice in all. The steps are those of the engine
     itself, with everything that a step costs on the host; of the steps of one size the fastest counts. Nothing of it enters
     the engine's statistics.
 
@@ -295,19 +233,24 @@ def profile_steps(
     scheduler: Any = loop.scheduler
     recorder, before = loop.recorder, getattr(scheduler, "verify_lengths", None)
     trims = hasattr(loop.runner, "length_policy")
-    policy, probe = _FixedLive(draft_length) if trims else _Fixed(), _Probe()
+    policy, probe = FixedLive(draft_length) if trims else Fixed(), Probe()
     if draft_length:
         _use_policy(scheduler, loop.runner, policy)
     loop.recorder = probe
     counts = [1 << k for k in range(max_requests.bit_length()) if 1 << k < max_requests]
+    counts.append(max_requests)
+    drafts = [n for n in (draft_length, (draft_length + 1) // 2 - 1) if n > 0]
+    phases = [(drafts, counts)] if drafts else []
+    phases.append(([0], sorted({*counts[::2], max_requests}) if drafts else counts))
     found: list[tuple[int, int, float, float]] = []
     try:
-        for at, count in enumerate((*counts, max_requests)):
-            lengths = _sampled(draft_length, plain=at % 2 == 0 or count == max_requests)
-            part = _profile(loop, probe, policy, count, lengths, prompt, max_model_len, repeats)
-            if not part:
-                break  # so many do not fit the cache
-            found += [(count, *sample) for sample in part]
+        for lengths, sizes in phases:
+            crowd = Crowd(loop, probe, policy, prompt, max_model_len)
+            try:
+                for count in reversed(sizes):  # more than fit the cache give nothing
+                    found += [(count, *one) for one in crowd.timed(count, lengths, repeats)]
+            finally:
+                crowd.disperse()
     finally:
         loop.recorder = recorder
         if draft_length:
@@ -321,64 +264,3 @@ def profile_steps(
         recorded_rows if getattr(loop.runner, "graph_steps", 0) else None,
         fingerprint=fingerprint,
     )
-
-
-def _sampled(draft_length: int, *, plain: bool) -> list[int]:
-    """Numbers of drafts that are timed, most first."""
-    drafts = [n for n in (draft_length, (draft_length + 1) // 2 - 1) if n > 0]
-    return [*drafts, 0] if plain or not drafts else drafts
-
-
-def _profile(
-    loop: EngineLoop,
-    probe: _Probe,
-    policy: _Fixed,
-    count: int,
-    lengths: Sequence[int],
-    prompt: Sequence[int],
-    max_model_len: int,
-    repeats: int,
-) -> list[tuple[int, float, float]]:
-    """Rows, seconds and seconds of drafting of steps with `count` requests."""
-    names = [f"profile-{count}-{index}" for index in range(count)]
-    params = SamplingParams(
-        temperature=0.0, ignore_eos=True, max_tokens=max_model_len - len(prompt)
-    )
-    for index, rid in enumerate(names):
-        # Different first tokens, so that no prompt is a hit on another's.
-        ids = (*prompt[index % len(prompt) :], *prompt[: index % len(prompt)])
-        request = Request(rid=rid, prompt_token_ids=ids, params=params, cache_salt=rid)
-        loop.submit(rid, [request], _drop)
-    found: list[tuple[int, float, float]] = []
-    probe.requests = 0
-    try:
-        short = 0
-        while probe.requests != count or not probe.is_decoding:
-            loop.run_step()
-            short = short + 1 if probe.is_decoding and probe.requests < count else 0
-            if short > _SHORT or loop.num_live < count:
-                return found  # they do not fit together
-        for length in lengths:
-            policy.length = length
-            # Steps that verify nothing may run ahead of their results: only several of them tell what one takes.
-            warm, steps = (_WARM, repeats) if length else (2 * _WARM, _PLAIN * repeats)
-            together = 1 if length else _PLAIN
-            total = 0.0
-            for step in range(warm + steps):
-                began = time.perf_counter()
-                loop.run_step()
-                elapsed = time.perf_counter() - began
-                if probe.requests != count or not probe.is_decoding:
-                    return found  # the cache is full, or they came to their end
-                total += elapsed if step >= warm else 0.0
-                if step >= warm and (step - warm + 1) % together == 0:
-                    found.append((probe.rows, total / together, probe.draft_s if length else 0.0))
-                    total = 0.0
-    finally:
-        for rid in names:
-            loop.abort(rid)
-    return found
-
-
-def _drop(delta: OutputDelta) -> None:
-    """Takes a delta that nobody wants."""

@@ -82,6 +82,7 @@ class VerifyLane:
         known_s: When the host knew the blocks, in seconds of `time.perf_counter`; 0 when it did not wait for them.
         firsts: Lowest position whose features the draft has seen without a gap, of each row, shape [rows], int64; None when
             not all rows drafted.
+        is_taught: Whether the policy that chose the lengths wants to know how the drafts fared.
         layout: Where tokens and logits lie, once the lengths are known.
         tokens: Chosen tokens that are kept, one row behind the other, once they are known, shape [tokens], int64.
         used: How many each row has of them, shape [rows], int64.
@@ -101,6 +102,7 @@ class VerifyLane:
     pending: PendingBlocks | None = None
     known_s: float = 0.0
     firsts: Ints | None = None
+    is_taught: bool = False
     layout: Layout | None = None
     tokens: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     used: Ints = field(default_factory=lambda: np.zeros(0, np.int64))

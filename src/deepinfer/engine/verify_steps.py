@@ -25,6 +25,7 @@ __all__ = [
     "run_verify_lane",
     "start_ahead",
     "teach_of_lane",
+    "wants_lessons",
 ]
 
 
@@ -257,15 +258,25 @@ def keep_tokens(lane: VerifyLane, states: SlotStates, take_back: TakeBack) -> In
     return rows
 
 
+def wants_lessons(lengths: Any) -> bool:
+    """Whether a policy wants to know how the drafts fare whose lengths it chose last.
+
+    Args:
+        lengths: May have `learn(confidences, verified, accepted, margins=)`.
+    """
+    return hasattr(lengths, "learn") and bool(getattr(lengths, "wants_outcomes", True))
+
+
 def teach_of_lane(lane: VerifyLane, lengths: Any) -> None:
-    """As `teach_lengths`, for all rows at once.
+    """As `teach_lengths`, for all rows at once; once, when the next step is on its way.
 
     Args:
         lane: The rows; they were judged.
-        lengths: Has `learn(confidences, verified, accepted, margins=)`, or cannot learn.
+        lengths: The policy that chose their lengths.
     """
+    is_taught, lane.is_taught = lane.is_taught, False
     learn = getattr(lengths, "learn", None)
-    if learn is None or not getattr(lengths, "wants_outcomes", True):
+    if learn is None or not is_taught:
         return
     at: Any = np.flatnonzero((lane.lengths > 0) & (lane.known > 0))
     if not len(at):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from deepinfer.speculative.calibration.confidences import ConfidenceCalibration
 from deepinfer.speculative.draft_switch import DraftSwitch
-from deepinfer.speculative.outcomes import BlockOutcomes, HeldOutcomes, block_rows, block_widths
+from deepinfer.speculative.outcomes import HeldOutcomes, block_rows, block_widths
 from deepinfer.speculative.scheduler import VerificationScheduler, VerifyPlan
 from deepinfer.speculative.survival import prefix_survival
 
@@ -25,6 +25,7 @@ _ENOUGH = 16  # blocks
 _WHOLE_EVERY = 256  # steps
 _LEAST_GAIN = 0.01
 _OTHER_LOAD = 0.125  # share of the blocks
+_MOST_WAITED = 1  # step: results may come one step late
 
 
 class LiveLengths:
@@ -88,16 +89,16 @@ class LiveLengths:
         )
         self._is_whole = self._calibrated.is_new  # whether everything is verified for now,
         self._skipped = 0  # and for how many steps more without a look
-        self._is_due = False  # whether `learn` is to look at the step that was verified whole last
-        self._held = HeldOutcomes(_ENOUGH)
+        self._is_due = False  # whether `learn` is to look at a step that was verified whole,
+        self._waited = 0  # for so many steps
+        self._held, self._direct = HeldOutcomes(_ENOUGH), HeldOutcomes(1)
         self._steps = 0
         self._rows = 0
-        self._looks = False
+        self._wants = False
         self._planning_s = 0.0
         self._looking_s = 0.0  # of a look at a step that is over
         self._waiting_s = 0.0
         self._note_every = _NOTE_EVERY
-        self._expected = 0.0  # drafts that are accepted, of the step that was planned last
 
     @property
     def calibration(self) -> Any:
@@ -141,16 +142,21 @@ class LiveLengths:
         """
         if not (self._is_whole and self.switch.is_on and num_blocks):
             return False
-        if self._is_due:  # and nobody told how the step before fared
-            self._is_due = self._is_whole = False
-            return False
+        if self._is_due:  # and nobody told how that step fared
+            self._waited += 1
+            if self._waited > _MOST_WAITED:
+                self._is_due = self._is_whole = False
+                return False
         self._steps += 1
-        self._expected, self._looks = 0.0, False
+        self._wants = False
+        if self._is_due:
+            return True
         differs = abs(num_blocks - self._rows) > _OTHER_LOAD * self._rows
         if self._skipped and not differs:
             self._skipped -= 1
         else:
-            self._is_due, self._rows = True, num_blocks
+            self._is_due = self._wants = True
+            self._waited, self._rows = 0, num_blocks
         return True
 
     def trim(
@@ -176,13 +182,12 @@ class LiveLengths:
         if self.skips(len(counts)):
             return _like(counts, counts)
         self._steps += 1
-        self._expected = 0.0
-        self._looks = False
+        self._wants = False
         if not len(counts):
             return _like(counts, counts)
         is_new = self._calibrated.is_new
         began = time.perf_counter()
-        self._looks, self._rows = True, len(counts)
+        self._wants, self._rows = self._is_whole or self._is_noted, len(counts)
         most = np.asarray(counts, np.int64)
         widths = block_widths(confidences)
         known = np.flatnonzero((widths > 0) & (most > 0))
@@ -197,8 +202,7 @@ class LiveLengths:
             self.switch.note(survival)
         room = most[known]
         if is_new:
-            self._is_whole, self._skipped = True, _NOTE_EVERY - 1
-            self._expected = float(survival[np.arange(width) < room[:, None]].sum(dtype=np.float64))
+            self._is_whole, self._skipped, self._wants = True, _NOTE_EVERY - 1, True
             return _like(counts, counts)
         survival = np.where(np.arange(width) < room[:, None], survival, np.float32(0))
         whole = int(most.sum()) - int(room.sum())  # of rows without confidences
@@ -210,13 +214,11 @@ class LiveLengths:
         lengths = most.copy()
         lengths[known] = chosen
         pays = self._pays(plan, survival, int(room.sum())) and not self._teaches
-        verified = chosen if pays else room
-        taken = np.arange(width) < verified[:, None]
-        self._expected = float(survival[: len(known)][taken].sum(dtype=np.float64))
         elapsed = time.perf_counter() - began
         # The least of late: what disturbs the host now and then is no reason to plan less.
         self._planning_s = min(elapsed, 1.1 * self._planning_s or elapsed)
         self._is_whole = not (pays or self._teaches)
+        self._wants = self._wants or self._is_whole
         self._skipped = self._rest(plan.seconds)
         return _like(counts, lengths if pays else most)
 
@@ -277,8 +279,8 @@ class LiveLengths:
 
     @property
     def wants_outcomes(self) -> bool:
-        """Whether `learn` is to be told of this step; it need not be of all."""
-        return self._is_due or (self._looks and (self._is_whole or self._is_noted))
+        """Whether `learn` is to be told of the step that `skips` or `trim` was asked about last; it need not be of all."""
+        return self._wants
 
     def learn(
         self,
@@ -300,50 +302,42 @@ class LiveLengths:
             return
         began = time.perf_counter()
         step_s = self._seconds(len(verified), len(verified) + int(np.sum(verified)))
-        if self._is_due:
-            self._is_due = False
-            found = self._held.add(confidences, verified, accepted, margins)
-            if found is None:
-                return
-            self._look_back(found)
-            self._compare(found.accepted)
-            gaps = () if found.margins is None else found.margins
-            self._calibrated.learn(found.confidences, found.verified, found.accepted, gaps)  # type: ignore[arg-type]
-            self._note_time(began)
+        is_late, self._is_due = self._is_due, False
+        held = self._held if is_late else self._direct
+        found = held.add(confidences, verified, accepted, margins)
+        if found is None:
+            return
+        survival = prefix_survival(self._calibrated(found.confidences, found.margins))
+        if is_late:
+            self.switch.note(survival)
+        taken = np.arange(survival.shape[1]) < found.verified[:, None]
+        survival = np.where(taken, survival, np.float32(0))
+        if is_late and not self._calibrated.is_new:
+            self._look_back(survival[-found.last :], int(found.verified[-found.last :].sum()))
+        self.switch.compare(float(survival.sum(dtype=np.float64)), float(found.accepted.sum()))
+        gaps: Any = () if found.margins is None else found.margins
+        rows: Any = found.confidences
+        counts: Any = found.verified, found.accepted
+        self._calibrated.learn(rows, counts[0], counts[1], gaps)
+        elapsed = time.perf_counter() - began
+        self._looking_s = min(elapsed, 1.1 * self._looking_s or elapsed)
+        if is_late:
             self._skipped = self._rest(step_s)
             if self._calibrated.is_new:  # the sooner it knows something the better
                 self._skipped = min(self._skipped // 5, _NOTE_EVERY - 1)
-            return
-        self._compare(accepted)
-        self._calibrated.learn(confidences, verified, accepted, margins)
-        self._note_time(began)
-        every = self._looking_s / (_LOOK_SHARE * step_s)
-        self._note_every = int(min(_MOST_NOTE_EVERY, max(_NOTE_EVERY, every)))
+        else:
+            every = self._looking_s / (_LOOK_SHARE * step_s)
+            self._note_every = int(min(_MOST_NOTE_EVERY, max(_NOTE_EVERY, every)))
 
-    def _compare(self, accepted: Any) -> None:
-        self.switch.compare(self._expected, float(np.sum(accepted)))
-        self._expected = 0.0
-
-    def _note_time(self, began: float) -> None:
-        elapsed = time.perf_counter() - began
-        self._looking_s = min(elapsed, 1.1 * self._looking_s or elapsed)
-
-    def _look_back(self, found: BlockOutcomes) -> None:
-        """Looks at steps that were verified whole: would a plan of the last have paid?"""
-        survival = prefix_survival(self._calibrated(found.confidences, found.margins))
-        self.switch.note(survival)
-        width = survival.shape[1]
-        survival = np.where(np.arange(width) < found.verified[:, None], survival, np.float32(0))
-        self._expected = float(survival.sum(dtype=np.float64))
-        if self._calibrated.is_new:
-            return
-        requests, drafts = max(found.last, self._rows), int(found.verified[-found.last :].sum())
+    def _look_back(self, survival: npt.NDArray[np.float32], drafts: int) -> None:
+        """Looks at a step that was verified whole: would a plan have paid?"""
+        blocks, width = survival.shape
+        requests = max(blocks, self._rows)
         whole_s = self._seconds(requests, requests + drafts)
         if whole_s / self._seconds(requests, requests) - 1.0 <= self._least_gain(whole_s):
             return  # a plan that saved every draft and lost no token would not pay
         began = time.perf_counter()
-        survival = survival[-found.last :]
-        others = np.zeros((requests - found.last, width), np.float32)
+        others = np.zeros((requests - blocks, width), np.float32)
         survival = np.concatenate([survival, others])
         plan = self.scheduler.plan(survival, lagged=survival)
         self._planning_s = self._planning_s or time.perf_counter() - began
