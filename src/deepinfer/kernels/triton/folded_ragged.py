@@ -22,41 +22,49 @@ from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
 __all__ = ["folded_ragged_kernel"]
 
 
-# The words of four codes that `_UNFOLD` of `folded_words` makes, as words.
-_DECODE = gl.constexpr("""{
-.reg .b32 lo, hi, m, n, s;
+# `_UNFOLD` of `folded_words` in two parts: the magnitudes of four codes as e4m3 bytes, twice; and with their signs.
+_MAGNITUDES = gl.constexpr("""{
+.reg .b32 lo, hi, m, n;
 mad.lo.u32 lo, $3, 0x01010100, 0x0C080000;
 mad.lo.u32 hi, $3, 0x01010101, 0x1C181410;
 and.b32 m, $2, 0x77777777;
 shr.u32 n, m, 16;
+prmt.b32 $0, lo, hi, m;
+prmt.b32 $1, lo, hi, n;
+}""")
+_SIGNS = gl.constexpr("""{
+.reg .b32 s;
 shl.b32 s, $2, 4;
-prmt.b32 m, lo, hi, m;
-prmt.b32 n, lo, hi, n;
-lop3.b32 $0, $2, 0x80808080, m, 0xEA;
-lop3.b32 $1, s, 0x80808080, n, 0xEA;
+lop3.b32 $0, $2, 0x80808080, $3, 0xEA;
+lop3.b32 $1, s, 0x80808080, $4, 0xEA;
 }""")
 
 
 @gluon.jit
-def _decoded(words, steps):
-    """Two words of four e4m3 bytes for each word of eight codes."""
+def _magnitudes(words, steps):
+    """Two words of four magnitudes for each word of eight codes, and the codes."""
     steps = steps.expand_dims(1).broadcast_to([64, 4])
     words = gl.convert_layout(words, gl.SliceLayout(2, WIDE), assert_trivial=True)
-    return gl.inline_asm_elementwise(
-        _DECODE, "=r,=r,r,r", [words, steps], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+    low, high = gl.inline_asm_elementwise(
+        _MAGNITUDES, "=r,=r,r,r", [words, steps], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
     )
+    return words, low, high
 
 
 @gluon.jit
 def _next(w_ring, t_ring, slot, PART: gl.constexpr):
-    """64 rows of weights and 128 channels, decoded, as words: of bytes, a loop would pack and unpack them."""
+    """64 rows of weights and 128 channels, decoded but for their signs, as words.
+
+    The signs come when no product is in flight: the assembler begins the next product only after the present one if the
+    operand in registers is made meanwhile.
+    """
     words = load_words(w_ring.index(2 * slot + PART), 0)
     t = t_ring.index(2 * slot + PART).load(gl.SliceLayout(1, gl.SliceLayout(2, WIDE)))
-    l0, h0 = _decoded(words[0], t & 255)
-    l1, h1 = _decoded(words[1], (t >> 8) & 255)
-    l2, h2 = _decoded(words[2], (t >> 16) & 255)
-    l3, h3 = _decoded(words[3], (t >> 24) & 255)
-    return l0, h0, l1, h1, l2, h2, l3, h3
+    w0, l0, h0 = _magnitudes(words[0], t & 255)
+    w1, l1, h1 = _magnitudes(words[1], (t >> 8) & 255)
+    w2, l2, h2 = _magnitudes(words[2], (t >> 16) & 255)
+    w3, l3, h3 = _magnitudes(words[3], (t >> 24) & 255)
+    return w0, l0, h0, w1, l1, h1, w2, l2, h2, w3, l3, h3
 
 
 @gluon.jit
@@ -69,8 +77,11 @@ def _bytes(word):
 
 
 @gluon.jit
-def _group(low, high):
+def _group(words, low, high):
     """32 channels of e4m3, [64, 32]."""
+    low, high = gl.inline_asm_elementwise(
+        _SIGNS, "=r,=r,r,r,r", [words, low, high], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+    )
     a = gl.join(_bytes(low), _bytes(high)).permute((0, 3, 1, 2)).reshape([64, 32])
     a_layout: gl.constexpr = gl.DotOperandLayout(
         0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 32]), 4
@@ -81,9 +92,9 @@ def _group(low, high):
 @gluon.jit
 def _left(words, acc_layout: gl.constexpr):
     """64 rows of weights and 128 channels as the left operand."""
-    l0, h0, l1, h1, l2, h2, l3, h3 = words
-    low = gl.join(_group(l0, h0), _group(l1, h1)).permute((0, 2, 1)).reshape([64, 64])
-    high = gl.join(_group(l2, h2), _group(l3, h3)).permute((0, 2, 1)).reshape([64, 64])
+    w0, l0, h0, w1, l1, h1, w2, l2, h2, w3, l3, h3 = words
+    low = gl.join(_group(w0, l0, h0), _group(w1, l1, h1)).permute((0, 2, 1)).reshape([64, 64])
+    high = gl.join(_group(w2, l2, h2), _group(w3, l3, h3)).permute((0, 2, 1)).reshape([64, 64])
     a = gl.join(low, high).permute((0, 2, 1)).reshape([64, 128])
     return gl.convert_layout(a, gl.DotOperandLayout(0, acc_layout, 4))
 
@@ -112,11 +123,11 @@ def _add(s_ring, after_ring, slot, acc, more, part, rest, WIDTH: gl.constexpr, M
         acc += part * scale[None, :]
     else:
         after = s.slice(64, MORE) if WIDTH == 64 else after_ring.index(slot).slice(0, MORE)
-        if WIDTH + MORE > 144:  # the registers do not hold the scales meanwhile
+        if WIDTH + MORE > 128:  # the registers do not hold the scales meanwhile
             part, rest = warpgroup_mma_wait(0, [part, rest])
         scale = s.slice(0, WIDTH).load(gl.SliceLayout(0, acc_layout))
         other = after.load(gl.SliceLayout(0, more_layout))
-        if WIDTH + MORE <= 144:
+        if WIDTH + MORE <= 128:
             part, rest = warpgroup_mma_wait(0, [part, rest])
         acc += part * scale[None, :]
         more += rest * other[None, :]
@@ -137,6 +148,28 @@ def _store(acc, factor, to, m0, n0, rows, N, WIDTH: gl.constexpr, acc_layout: gl
 
 
 @gluon.jit
+def _step(rings, bars, words, slot, phase, acc, more, part, rest, never, WIDTH: gl.constexpr, MORE: gl.constexpr,
+          PART: gl.constexpr, DEPTH: gl.constexpr, acc_layout: gl.constexpr, more_layout: gl.constexpr):  # fmt: skip
+    """Multiplies a step, whose weights are decoded, and decodes the next while the tensor cores are at it."""
+    w_ring, x_ring, more_ring, t_ring, s_ring, after_ring = rings
+    full, empty = bars
+    at = slot
+    slot += 1
+    if slot == DEPTH:
+        slot = 0
+        phase ^= 1
+    mbarrier.wait(full.index(slot), phase)
+    a = _left(words, acc_layout)
+    part, rest = _begin(a, x_ring, more_ring, at, part, rest, never, WIDTH, MORE, more_layout)
+    words = _next(w_ring, t_ring, slot, PART)
+    acc, more, part, rest = _add(
+        s_ring, after_ring, at, acc, more, part, rest, WIDTH, MORE, acc_layout, more_layout
+    )
+    mbarrier.arrive(empty.index(at), count=1)
+    return words, slot, phase, acc, more, part, rest
+
+
+@gluon.jit
 def _tile(rings, bars, to, factors, m, n, rows, sizes, slot, phase, never, WIDTH: gl.constexpr, MORE: gl.constexpr,
           PART: gl.constexpr, DEPTH: gl.constexpr):  # fmt: skip
     """One tile of WIDTH tokens and MORE others behind them, of which `rows` are used."""
@@ -153,22 +186,30 @@ def _tile(rings, bars, to, factors, m, n, rows, sizes, slot, phase, never, WIDTH
     rest = more
     mbarrier.wait(full.index(slot), phase)
     words = _next(w_ring, t_ring, slot, PART)
-    for step in range(steps):
-        a = _left(words, acc_layout)
-        part, rest = _begin(a, x_ring, more_ring, slot, part, rest, never, WIDTH, MORE, more_layout)
-        at = slot
-        slot += 1
-        if slot == DEPTH:
-            slot = 0
-            phase ^= 1
-        if step + 1 < steps:
-            # The next weights are decoded while the tensor cores are at these.
-            mbarrier.wait(full.index(slot), phase)
-            words = _next(w_ring, t_ring, slot, PART)
-        acc, more, part, rest = _add(
-            s_ring, after_ring, at, acc, more, part, rest, WIDTH, MORE, acc_layout, more_layout
-        )
-        mbarrier.arrive(empty.index(at), count=1)
+    for _ in range(steps - 1):
+        words, slot, phase, acc, more, part, rest = _step(
+            rings, bars, words, slot, phase, acc, more, part, rest, never, WIDTH, MORE, PART, DEPTH, acc_layout, more_layout
+        )  # fmt: skip
+    part, rest = _begin(
+        _left(words, acc_layout),
+        x_ring,
+        more_ring,
+        slot,
+        part,
+        rest,
+        never,
+        WIDTH,
+        MORE,
+        more_layout,
+    )
+    acc, more, part, rest = _add(
+        s_ring, after_ring, slot, acc, more, part, rest, WIDTH, MORE, acc_layout, more_layout
+    )
+    mbarrier.arrive(empty.index(slot), count=1)
+    slot += 1
+    if slot == DEPTH:
+        slot = 0
+        phase ^= 1
     _store(acc, factor, to, m, n, rows, N, WIDTH, acc_layout)
     if MORE > 0:
         _store(more, factor, to, m + WIDTH, n, rows - WIDTH, N, MORE, more_layout)
