@@ -138,10 +138,24 @@ def pack_ids(ids: Int32Array) -> tuple[IndexArray, Int32Array]:
     ids = np.sort(ids)
     word = (ids >> 5).astype(np.intp)
     bits = np.left_shift(np.uint32(1), (ids & 31).astype(np.uint32))
-    start = np.flatnonzero(np.diff(word, prepend=-1))
+    start = np.flatnonzero(run_starts(word))
     if not len(start):
         return word, bits.view(np.int32)
     return word[start], np.bitwise_or.reduceat(bits, start).view(np.int32)
+
+
+def run_starts(values: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """Where runs of equal values begin, shape [n], bool.
+
+    Args:
+        values: Shape [n], any integer dtype.
+
+    Returns:
+        True at the first value and at each that differs from the one before.
+    """
+    out = np.ones(len(values), dtype=bool)
+    np.not_equal(values[1:], values[:-1], out=out[1:])
+    return out
 
 
 def pack_few(ids: Iterable[int]) -> tuple[IndexArray, Int32Array]:

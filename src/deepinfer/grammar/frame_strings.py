@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer.grammar.bitmask import run_starts
 from deepinfer.grammar.finite import Branch, Keys
 from deepinfer.grammar.frame_entries import Entry, Keep, Places
 from deepinfer.grammar.frame_store import FrameStore, StringTokens
@@ -189,7 +190,7 @@ class StringUnits:
         found = None
         if chunks:
             ranks = np.sort(np.concatenate(chunks))
-            ranks = ranks[np.flatnonzero(np.diff(ranks, prepend=-1))]
+            ranks = ranks[run_starts(ranks)]
             found = Banned(ranks, self._num_places(ranks, entry) == len(ranks), self._vocab)
             self.size_bytes += 200_000
         self._banned[key] = found

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer.grammar.bitmask import pack_few, pack_ids
+from deepinfer.grammar.bitmask import pack_few, pack_ids, run_starts
 from deepinfer.grammar.frame_entries import EntryStore, Keep, WalkSpace
 from deepinfer.grammar.frame_walk import Found
 from deepinfer.grammar.slices import Slice
@@ -132,7 +132,7 @@ class TokenSets:
             if len(ranks) < FEW_IDS:
                 return np.array(list(set(ranks.tolist())), dtype=np.int32)
             ranks = np.sort(ranks)
-            ranks = ranks[np.flatnonzero(np.diff(ranks, prepend=-1))]
+            ranks = ranks[run_starts(ranks)]
         return ranks
 
     @staticmethod

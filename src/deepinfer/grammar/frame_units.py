@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from deepinfer.grammar.automaton import Automaton
 from deepinfer.grammar.bitmask import pack_ids
+from deepinfer.grammar.first_bytes import first_bytes
 from deepinfer.grammar.frame_entries import Entry, Keep, WalkSpace
 from deepinfer.grammar.frame_kinds import KindWalk
 from deepinfer.grammar.frame_leave import LoopUnits
@@ -17,8 +18,8 @@ from deepinfer.grammar.frame_store import FrameStore, Shapes, Unit, unit_bytes
 from deepinfer.grammar.frame_strings import StringUnits
 from deepinfer.grammar.frame_text import TextStates
 from deepinfer.grammar.frame_walk import Found, FrameWalk
-from deepinfer.grammar.mask_states import StateRows
-from deepinfer.grammar.nodes import Node
+from deepinfer.grammar.mask_states import FEW_LIVE, StateRows
+from deepinfer.grammar.nodes import CONS, Node
 from deepinfer.grammar.vocab import TokenVocab
 
 __all__ = ["FrameUnits"]
@@ -27,6 +28,9 @@ Int32Array = NDArray[np.int32]
 
 MAX_KEPT_BYTES = 48 << 20
 """Memory of the walks of one grammar; past it they are forgotten."""
+
+MAX_NESTING = 24
+"""How deep to look into an expression for its first bytes."""
 
 WIDE_TOKENS = 4000
 """A frame that so many tokens may begin in is walked with the next one; see `FrameNodes.unit`."""
@@ -94,12 +98,17 @@ class FrameUnits:
         Returns:
             Whether it has many live bytes, or some with which many tokens begin.
         """
-        shape = self._shapes.of(self.nodes.node(state))
+        node = self.nodes.node(state)
+        shape = self._shapes.of(node)
         found = self.store.wide.get((shape, repeats)) if shape > 0 else None
         if found is None:
-            live, weights = self.states.moves_of(state)[1], self.store.weights
-            found = live is None or (
-                repeats and sum([weights[byte] for byte, _ in live]) >= WIDE_TOKENS
+            # As its expression says: most frames that are wide are never walked alone.
+            frame = node.a if node.kind == CONS else node
+            live, weights = first_bytes(frame, MAX_NESTING), self.store.weights
+            found = live.bit_count() > FEW_LIVE or (
+                repeats
+                and sum([weight for byte, weight in enumerate(weights) if live >> byte & 1])
+                >= WIDE_TOKENS
             )
             if shape > 0:
                 self.store.wide[shape, repeats] = found

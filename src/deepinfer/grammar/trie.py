@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer.grammar.bitmask import run_starts
+
 __all__ = ["TokenTrie"]
 
 Int32Array = NDArray[np.int32]
@@ -155,7 +157,7 @@ class TokenTrie:
             here = out[first:last]
             np.maximum(here, np.where(self.rank[first:last] >= 0, level, 0), out=here)
             above = self.parent[first:last]
-            start = np.flatnonzero(np.diff(above, prepend=-1))
+            start = np.flatnonzero(run_starts(above))
             out[above[start]] = np.maximum.reduceat(here, start)
         return out
 

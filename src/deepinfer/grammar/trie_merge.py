@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer.grammar.bitmask import run_starts
 from deepinfer.grammar.slices import Residue
 from deepinfer.grammar.trie import TokenTrie
 
@@ -42,7 +43,7 @@ def strings_behind(trie: TokenTrie, nodes: Sequence[int]) -> Residue:
         child = np.repeat(low - ends + count, count) + np.arange(total, dtype=np.int32)
         key = np.repeat(group, count).astype(np.int64) * 256 + trie.label_bytes[child]
         order = np.argsort(key, kind="stable")
-        new = np.diff(key[order], prepend=-1) != 0
+        new = run_starts(key[order])
         distinct = key[order[new]]
         place = np.empty(total, dtype=np.int32)
         place[order] = np.cumsum(new, dtype=np.int32) - 1
