@@ -287,8 +287,8 @@ class Bench:
             watch.disable()
         text = io.StringIO()
         found = pstats.Stats(watch, stream=text)
-        found.sort_stats("tottime").print_stats(40)
-        found.sort_stats("cumtime").print_stats(70)
+        found.sort_stats("tottime").print_stats(25)
+        found.sort_stats("cumtime").print_stats(30)
         rows = [line for line in text.getvalue().splitlines() if line.strip()]
         self.tables.append("\n".join([f"-- {case}: the host, five steps", *rows]))
 
@@ -343,7 +343,7 @@ class Bench:
         def call() -> None:
             step(inputs, context + 16)
 
-        ms = self.time(call, record=True)
+        ms = self.time(call, record=True, repeats=30)
         more: dict[str, Any] = {"context": context}
         if options.torch and kind == "S":
             plain = DecodeStep(model, cache, reference)  # type: ignore[arg-type]
@@ -351,10 +351,10 @@ class Bench:
                 more["torch_ms"] = round(
                     self.time(lambda: plain(inputs, context + 16), False, 3), 2
                 )
-        if self.device == "cuda" and rows <= packed_stack._FEW_TOKENS and kind == "S":
-            kept, packed_stack._FEW_TOKENS = packed_stack._FEW_TOKENS, 0
-            more["plain_products_ms"] = round(self.time(call, record=True), 4)
-            packed_stack._FEW_TOKENS = kept
+        if self.device == "cuda" and kind != "SR":
+            packed_stack._ALIGNED = False
+            more["scales_of_32_ms"] = round(self.time(call, record=True, repeats=20), 4)
+            packed_stack._ALIGNED = True
         found[kind] = on_device[kind] = ms
         self.write(f"decode, {rows} requests, layers {kind}", ms, **more)
         if options.profile and kind == "S":
@@ -378,12 +378,16 @@ class Bench:
         if self.device == "cuda":
             more["device_ms"] = round(self.median(call, 5, ahead=True), 4)
             more["host_ms"] = round(self.host(call, 5), 4)
+            if kind != "SR":
+                packed_stack._ALIGNED = False
+                more["scales_of_32_ms"] = round(self.median(call, 5, ahead=True), 4)
+                packed_stack._ALIGNED = True
         found[kind], on_device[kind] = ms, more.get("device_ms", ms)
         self.write(f"prefill, {tokens} tokens, layers {kind}", ms, **more)
         if options.profile and kind == "S":
             least = least_ms(model.config, tokens, tokens, True, prompt=True)
             self.parts(f"prefill {tokens}, layers {kind}", model, call, False, ms, least)
-        if options.profile and self.device == "cuda" and tokens < 4096 and kind != "SR":
+        if options.profile and self.device == "cuda" and tokens < 4096 and kind == "S":
             self.host_functions(f"prefill {tokens}, layers {kind}", call)
 
     def run(self, options: Any) -> None:

@@ -29,11 +29,13 @@ class PackedWeight(Tensor):
         codes: Stored codes, shape of the weight (last axis halved for MXFP4), uint8.
         scale: e8m0 bytes, one a block, uint8.
         kind: Storage kind, which gives the blocks.
+        aligned: Codes and fp32 powers for 128 x 128 beside these, see `deepseek_v41.aligned_products`, or None.
     """
 
     codes: Tensor
     scale: Tensor
     kind: Storage
+    aligned: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
     def __new__(

@@ -18,11 +18,13 @@ from deepinfer.kernels import (
     mhc_post,
     mhc_pre,
     per_token_cast_to_fp8,
+    rms_norm,
     rms_norm_rope_quant,
     silu_and_mul_quant,
 )
 from deepinfer.kernels.fused import fused_kernels, has_triton
 from deepinfer.models.deepseek_v41 import packed_products
+from deepinfer.models.deepseek_v41.aligned_products import aligned_product, cast_aligned
 from deepinfer.models.deepseek_v41.attention import Attention
 from deepinfer.models.deepseek_v41.indexer import IndexQueries
 from deepinfer.models.deepseek_v41.layer import Layer
@@ -39,6 +41,8 @@ _FEW_TOKENS = 128
 _FEW_ROWS = 2048
 _MANY_CHANNELS = 4096
 _STEP = 128
+# Whether weights that were brought to scales for 128 channels are multiplied so.
+_ALIGNED = True
 _FP8 = torch.float8_e4m3fn
 
 Pair = tuple[Tensor, Tensor]
@@ -120,19 +124,34 @@ def run_packed_layer(layer: Layer, streams: Tensor, pre: Tensor, run: Any) -> tu
     streams = leave(streams, _attention(layer.attn, y, run), back, run)
     y, back, pre = enter(layer, streams, pre, run, "ffn")
     weights, experts = _choices(layer.ffn, y, run)
-    output = packed_products.experts(layer.ffn, y, weights, experts, _shared(layer.ffn, y))
+    output = packed_products.experts(layer.ffn, y, weights, experts, _shared(layer.ffn, y, run))
     return leave(streams, output, back, run), pre
 
 
 def product(weight: PackedWeight, codes: Pair, like: Tensor) -> Tensor:
     """A weight's codes times the codes of an input, shape [tokens, out_channels], in the dtype of `like`."""
     out = like.new_empty(len(codes[0]), weight.shape[0])
+    if codes[1].dtype == torch.float32 and weight.aligned is not None:
+        return aligned_product(codes, weight.aligned, out)
     if _shares_channels(len(out), weight) and _multiplies_codes(out.device):
         few: Tensor = fused_kernels(out.device).code_linear(
             codes, (weight.codes, weight.scale), out
         )
         return few
     return fp8_gemm_nt(codes, (weight.codes.view(_FP8), weight.scale), out)
+
+
+def _is_aligned(weight: Tensor, y: Tensor) -> bool:
+    """Whether the product of a weight and an input takes scales for 128 channels."""
+    pair = getattr(weight, "aligned", None)
+    return (
+        _ALIGNED and pair is not None and y.dtype == torch.bfloat16 and pair[0].device == y.device
+    )
+
+
+def _cast(weight: Tensor, y: Tensor) -> Pair:
+    """Codes of an input as the product with a weight takes them."""
+    return cast_aligned(y) if _is_aligned(weight, y) else per_token_cast_to_fp8(y)
 
 
 def _shares_channels(tokens: int, weight: PackedWeight) -> bool:
@@ -152,9 +171,9 @@ def _multiplies_codes(device: torch.device) -> bool:
 
 def _side_by_side(joined: PackedWeight | None, modules: tuple[nn.Module, ...], y: Tensor) -> Tensor:
     """Products of weights with one input, side by side; one product where their bytes lie together."""
-    codes = per_token_cast_to_fp8(y)
     if joined is not None and joined.device == y.device:
-        return product(joined, codes, y)
+        return product(joined, _cast(joined, y), y)
+    codes = per_token_cast_to_fp8(y)
     return torch.cat([product(m.weight, codes, y) for m in modules], 1)
 
 
@@ -165,7 +184,11 @@ def _attention(attention: Attention, y: Tensor, run: Any) -> Tensor:
     narrow, kv = both.split(
         [both.shape[1] - attention.wkv.weight.shape[0], attention.wkv.weight.shape[0]], 1
     )
-    bottleneck = rms_norm_rope_quant(narrow, attention.q_norm.weight, attention.q_norm.eps)
+    gains, eps = attention.q_norm.weight, attention.q_norm.eps
+    if _is_aligned(attention.wq_b.weight, y):
+        bottleneck = cast_aligned(rms_norm(narrow, gains, eps))
+    else:
+        bottleneck = rms_norm_rope_quant(narrow, gains, eps)
     queries = product(attention.wq_b.weight, bottleneck, y).view(len(y), attention.num_heads, -1)
     apply_rope(queries, phases, out=queries)
     norm = attention.kv_norm
@@ -179,7 +202,7 @@ def _attention(attention: Attention, y: Tensor, run: Any) -> Tensor:
         run.pick(attention, IndexQueries(found, phases, weights, indexer.scale, run.kernels))
     attended = run.attend_back(attention, queries, phases)
     hidden = group_outputs(attention, attended)
-    return product(attention.wo_b.weight, per_token_cast_to_fp8(hidden), y)
+    return product(attention.wo_b.weight, _cast(attention.wo_b.weight, hidden), y)
 
 
 def group_outputs(attention: Attention, attended: Tensor) -> Tensor:
@@ -215,8 +238,12 @@ def _choices(moe: MoE, y: Tensor, run: Any) -> tuple[Tensor, Tensor]:
     return weights, experts
 
 
-def _shared(moe: MoE, y: Tensor) -> Tensor:
+def _shared(moe: MoE, y: Tensor, run: Any) -> Tensor:
     """Output of the shared expert, shape [tokens, hidden]."""
     shared = moe.shared_experts
     gate_up = _side_by_side(shared.joined, (shared.w1, shared.w3), y)
-    return product(shared.w2.weight, silu_and_mul_quant(gate_up, limit=moe.limit), y)
+    weight = shared.w2.weight
+    if not _is_aligned(weight, y):
+        return product(weight, silu_and_mul_quant(gate_up, limit=moe.limit), y)
+    hidden = run.kernels.swiglu_round(*gate_up.chunk(2, -1), None, moe.limit, rounding="none")
+    return product(weight, cast_aligned(hidden), y)
