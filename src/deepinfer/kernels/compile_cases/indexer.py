@@ -72,7 +72,7 @@ def _pages(next_n: int, heads: int, packed: bool) -> CompileCase:
 
     from deepinfer.kernels.triton.indexer_pages import page_scores_kernel
 
-    queries, depth, parts, together = configs.lookup_pages(next_n, heads, packed)
+    queries, depth, parts, together, folded = configs.lookup_pages(next_n, heads, packed)
     width, bits, kind = (64, 32, "i32[1, 64, 16]") if packed else (128, 8, "fp8e4nv[1, 64, 128]")
     keys = gl.NVMMASharedLayout(swizzle_byte_width=width, element_bitwidth=bits, rank=3)
     scales = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
@@ -83,10 +83,9 @@ def _pages(next_n: int, heads: int, packed: bool) -> CompileCase:
         {"k_desc": f"tensordesc<{kind},{keys!r}>", "s_desc": f"tensordesc<i32[1, 64],{scales!r}>", "q": "*u8",
          "weights": "*fp32", **dict.fromkeys(("lengths", "table", "meta"), "*i32"), "out": "*fp32",
          **dict.fromkeys(sizes, "i32")},
-        {"HEADS": heads, "QUERIES": queries, "CHUNKS": -(-next_n // queries), "PAGE": 64, "FP4": packed,
+        {"HEADS": heads, "QUERIES": queries, "CHUNKS": -(-next_n // queries), "PAGE": 64, "FP4": int(packed) + int(folded),
          "SPLIT": configs.SPLIT, "DEPTH": depth, "PARTS": parts, "TOGETHER": together},
         ("q", "weights", "lengths", "meta", "out", "stride_w", "stride_out"), {"num_warps": 4}, (90,), {90: ("QGMMA",)},
-        16 if next_n * heads > 128 else 0,
     )  # fmt: skip
 
 
@@ -97,7 +96,7 @@ def _shares() -> CompileCase:
     return CompileCase(
         "get_paged_mqa_logits_metadata", "any", share_splits_kernel,
         {"lengths": "*i32", "meta": "*i32", **dict.fromkeys(names, "i32")},
-        {"SPLIT": configs.SPLIT, "BLOCK": 256, "PLACES": 32}, ("lengths", "meta"),
+        {"SPLIT": configs.SPLIT, "BLOCK": 256, "PLACES": 8}, ("lengths", "meta"),
     )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def lookup_paged(columns: int, packed: bool) -> tuple[int, int, int]:
     return 64, 4 if not packed else 3, 4 if columns <= 64 else 8
 
 
-def lookup_pages(next_n: int, heads: int, packed: bool) -> tuple[int, int, int, bool]:
+def lookup_pages(next_n: int, heads: int, packed: bool) -> tuple[int, int, int, bool, bool]:
     """Sizes over pages of whole tiles, on Hopper.
 
     Args:
@@ -60,12 +60,17 @@ def lookup_pages(next_n: int, heads: int, packed: bool) -> tuple[int, int, int, 
         In the order of the tuning's fields.
     """
     widest = 64 if packed else 128
+    # Five and six queries are three pairs rather than two fours.
+    most = 2 if next_n in (5, 6) else 4
     queries = 1
-    while queries < min(next_n, 4) and 2 * queries * heads <= widest:
+    while queries < min(next_n, most) and 2 * queries * heads <= widest:
         queries *= 2
-    if packed:
-        return queries, 14, 2, heads < 64
-    return queries, 8, 2, queries * heads <= 64
+    columns = queries * heads
+    if not packed:
+        return queries, 8, 2, columns <= 64, False
+    if next_n * heads > 128:
+        return queries, 14, 2, False, True
+    return (queries, 15, 3, False, False) if columns <= 32 else (queries, 14, 2, False, False)
 
 
 def num_sms(device: torch.device) -> int:

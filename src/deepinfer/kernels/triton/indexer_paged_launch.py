@@ -98,6 +98,6 @@ def share_splits(lengths: Tensor, meta: Tensor) -> None:
     many = lengths if lengths.dim() == 2 else lengths[:, None]
     requests, next_n = many.shape
     shares = meta.shape[0] - 1
-    share_splits_kernel[(triton.cdiv(shares + 1, 32),)](
-        many, meta, requests, next_n, shares, many.stride(0), many.stride(1), SPLIT=SPLIT, BLOCK=256, PLACES=32
+    share_splits_kernel[(triton.cdiv(shares + 1, 8),)](
+        many, meta, requests, next_n, shares, many.stride(0), many.stride(1), SPLIT=SPLIT, BLOCK=256, PLACES=8
     )  # fmt: skip

@@ -153,6 +153,14 @@ def _sums(parts, scales, w, QUERIES: gl.constexpr, HEADS: gl.constexpr, FP4: gl.
 
 
 @gluon.jit
+def _whole(sums, FP4: gl.constexpr):
+    """Sums, NaN where they are infinite: a scale of MXFP4 that is NaN was taken as a power of two."""
+    if FP4 != 0:
+        sums = gl.where(gl.abs(sums) == float("inf"), float("nan"), sums)
+    return sums
+
+
+@gluon.jit
 def _finish(parts, FP4: gl.constexpr):
     """Waits for products that were begun."""
     if FP4 == 1:
@@ -263,70 +271,45 @@ def _products(
                 count = passed + step - first
                 slot = count % DEPTH
                 mbarrier.wait(full.index(slot), (count // DEPTH) & 1)
-                if QUERIES == 1:
-                    key, query = _places(0, QUERIES, layout)
+                if TOGETHER and QUERIES == 1:
+                    key, query = _places(0, 1, layout)
                     for chunk in gl.static_range(CHUNKS):
                         mine = q_tiles.index(PART * CHUNKS + chunk)
-                        if TOGETHER:
-                            keys = _operand(
-                                k_ring.index(2 * slot), s_ring.index(2 * slot), zero, FP4
-                            )
-                            parts = _start(keys, mine, zero, FP4)
-                            keys = _operand(
-                                k_ring.index(2 * slot + 1), s_ring.index(2 * slot + 1), zero, FP4
-                            )
-                            more = _start(keys, mine, zero, FP4)
-                            parts, more = _finish_two(parts, more, FP4)
-                            y = _sums(parts, s_ring.index(2 * slot), w[chunk], QUERIES, HEADS, FP4)
-                            z = _sums(
-                                more, s_ring.index(2 * slot + 1), w[chunk], QUERIES, HEADS, FP4
-                            )
-                        else:
-                            y = own
-                            z = own
-                            for half in range(2):
-                                keys = _operand(
-                                    k_ring.index(2 * slot + half),
-                                    s_ring.index(2 * slot + half),
-                                    zero,
-                                    FP4,
-                                )
-                                parts = _finish(_start(keys, mine, zero, FP4), FP4)
-                                y = z
-                                z = _sums(
-                                    parts,
-                                    s_ring.index(2 * slot + half),
-                                    w[chunk],
-                                    QUERIES,
-                                    HEADS,
-                                    FP4,
-                                )
-                        found = lane_sums(y, z, QUERIES)[0]
+                        lower, upper = s_ring.index(2 * slot), s_ring.index(2 * slot + 1)
+                        keys = _operand(k_ring.index(2 * slot), lower, zero, FP4)
+                        parts = _start(keys, mine, zero, FP4)
+                        keys = _operand(k_ring.index(2 * slot + 1), upper, zero, FP4)
+                        more = _start(keys, mine, zero, FP4)
+                        parts, more = _finish_two(parts, more, FP4)
+                        y = _sums(parts, lower, w[chunk], QUERIES, HEADS, FP4)
+                        z = _sums(more, upper, w[chunk], QUERIES, HEADS, FP4)
+                        found = _whole(lane_sums(y, z, QUERIES)[0], FP4)
                         seen = gl.where(key < 64, low_is, high_is) & (base + key < ends[chunk])
                         found = gl.where(seen, found, float("-inf"))
                         to = out + (of + chunk + query) * stride_out + (base + key)
                         gl.store(to, found.to(kind), mask=(base + key < stop) & (chunk < next_n))
                 else:
                     for half in range(2):
-                        keys = _operand(
-                            k_ring.index(2 * slot + half), s_ring.index(2 * slot + half), zero, FP4
-                        )
+                        scales = s_ring.index(2 * slot + half)
+                        keys = _operand(k_ring.index(2 * slot + half), scales, zero, FP4)
                         page_is = gl.where(half == 1, high_is, low_is)
                         for chunk in gl.static_range(CHUNKS):
                             mine = q_tiles.index(PART * CHUNKS + chunk)
                             parts = _finish(_start(keys, mine, zero, FP4), FP4)
-                            y = _sums(
-                                parts, s_ring.index(2 * slot + half), w[chunk], QUERIES, HEADS, FP4
-                            )
+                            y = _sums(parts, scales, w[chunk], QUERIES, HEADS, FP4)
                             sums = lane_sums(y, y, QUERIES)
                             for i in gl.static_range(OUTPUTS):
                                 key, query = _places(i, QUERIES, layout)
+                                # With one query half of the lanes have what the others have, too.
+                                mine_is = key < 64
                                 key = base + half * 64 + key
                                 j = chunk * QUERIES + query
                                 seen = page_is & (key < ends[chunk * OUTPUTS + i])
-                                found = gl.where(seen, sums[i], float("-inf"))
+                                found = gl.where(seen, _whole(sums[i], FP4), float("-inf"))
                                 to = out + (of + j) * stride_out + key
-                                gl.store(to, found.to(kind), mask=(key < stop) & (j < next_n))
+                                gl.store(
+                                    to, found.to(kind), mask=mine_is & (key < stop) & (j < next_n)
+                                )
                 # Behind the stores, and so behind every use of what was read from the slot.
                 block_barrier()
                 mbarrier.arrive(empty.index(slot), count=1)

@@ -73,17 +73,12 @@ def spread(words, a_layout: gl.constexpr):
 
 @gluon.jit
 def powers(scales):
-    """Four e8m0 bytes of a word to fp32; the first is NaN where any byte is 255."""
-    all_ones = (((scales & 0x7F7F7F7F) + 0x01010101) & scales & -0x7F7F7F80) != 0
-    p0 = _power(scales & 255)
-    p0 = gl.where(all_ones, float("nan"), p0)
-    return p0, _power((scales >> 8) & 255), _power((scales >> 16) & 255), _power((scales >> 24) & 255)  # fmt: skip
-
-
-@gluon.jit
-def _power(byte):
-    """2^(byte - 127), a subnormal number where the byte is 0."""
-    return gl.maximum(byte << 23, 0x00400000).to(gl.float32, bitcast=True)
+    """Four e8m0 bytes of a word to fp32: exponents, so 0 for 2^-127 and infinite for NaN."""
+    p0 = ((scales << 23) & 0x7F800000).to(gl.float32, bitcast=True)
+    p1 = ((scales << 15) & 0x7F800000).to(gl.float32, bitcast=True)
+    p2 = ((scales << 7) & 0x7F800000).to(gl.float32, bitcast=True)
+    p3 = ((scales >> 1) & 0x7F800000).to(gl.float32, bitcast=True)
+    return p0, p1, p2, p3
 
 
 @gluon.jit
@@ -95,9 +90,8 @@ def _largest(scales):
 
 @gluon.jit
 def largest_power(scales):
-    """The largest of four e8m0 bytes of a word as fp32; NaN where it is 255."""
-    most = _largest(scales)
-    return gl.where(most == 255, float("nan"), _power(most))
+    """The largest of four e8m0 bytes of a word as fp32; as in `powers`."""
+    return (_largest(scales) << 23).to(gl.float32, bitcast=True)
 
 
 @gluon.jit

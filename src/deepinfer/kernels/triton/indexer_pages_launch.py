@@ -25,7 +25,7 @@ class PageTuning:
         queries: Queries of a product, 1, 2 or 4.
         depth: Slots of 128 keys in the ring of shared memory, a multiple of the parts.
         parts: Warpgroups that multiply, 2 to 4.
-        together: Whether, with one query, both halves of a slot are multiplied at once.
+        together: Whether both halves of a slot are multiplied at once; for one query of a product.
         folded: Whether the scales of MXFP4 keys become exponents of e4m3 codes, see `fold`.
     """
 
@@ -33,7 +33,7 @@ class PageTuning:
     depth: int
     parts: int
     together: bool
-    folded: bool = False
+    folded: bool
 
 
 def page_scores(
