@@ -169,7 +169,8 @@ def _ragged(sizes: tuple[int, ...]) -> CompileCase:
 
     signature = {
         "w_desc": _tile("u32", 64, 16, 64, 32), "x_desc": _tile("fp8e4nv", 128, 128, 128, 8),
-        "more_desc": _tile("fp8e4nv", 32, 128, 128, 8), "t_desc": _list("i32", 64), "out": "*bf16", "factors": "*fp32",
+        "half_desc": _tile("fp8e4nv", 64, 128, 128, 8), "more_desc": _tile("fp8e4nv", 32, 128, 128, 8),
+        "t_desc": _list("i32", 64), "out": "*bf16", "factors": "*fp32",
         "x_scale": "*fp32", "layout": "*i32", "tiles": "*i32",
         **_integers("M", "N", "steps", "stride_om", "stride_fg", "stride_tg", "stride_tk", "stride_xm", "stride_xk"),
     }  # fmt: skip

@@ -266,7 +266,20 @@ def _products(given, DEPTH: gl.constexpr, PART: gl.constexpr):
 @gluon.jit
 def _copies(given, DEPTH: gl.constexpr):
     """Fills the ring, tile after tile."""
-    w_desc, x_desc, more_desc, t_desc, x_scale, layout, tiles, rings, bars, sizes, strides = given
+    (
+        w_desc,
+        x_desc,
+        half_desc,
+        more_desc,
+        t_desc,
+        x_scale,
+        layout,
+        tiles,
+        rings,
+        bars,
+        sizes,
+        strides,
+    ) = given
     w_ring, x_ring, more_ring, t_ring, s_ring, after_ring = rings
     full, empty = bars
     M, N, steps = sizes
@@ -283,18 +296,23 @@ def _copies(given, DEPTH: gl.constexpr):
         m = found // 256 * 128
         n0 = (tile % tiles_n) * 128
         g = gl.load(layout + m)
-        wide = found % 256 > 128
+        rows = found % 256
         xs = x_scale + gl.minimum(m + token, M - 1).to(gl.int64) * stride_xm
         xs_after = x_scale + gl.minimum(m + after, M - 1).to(gl.int64) * stride_xm
         for step in range(steps):
             mbarrier.wait(empty.index(slot), phase)
             bar = full.index(slot)
-            if wide:
+            if rows <= 64:
+                mbarrier.expect(bar, size - 64 * 128)
+                load_tile(half_desc, [m, step * 128], bar, x_ring.index(slot).slice(0, 64))
+            elif rows <= 128:
+                mbarrier.expect(bar, size)
+                load_tile(x_desc, [m, step * 128], bar, x_ring.index(slot))
+            else:
                 mbarrier.expect(bar, size + 32 * 128)
+                load_tile(x_desc, [m, step * 128], bar, x_ring.index(slot))
                 load_tile(more_desc, [m + 128, step * 128], bar, more_ring.index(slot))
                 copy_elements(after_ring.index(slot), xs_after + step * stride_xk)
-            else:
-                mbarrier.expect(bar, size)
             for part in gl.static_range(2):
                 n = gl.minimum(n0 + 64 * part, (N - 1) // 64 * 64)
                 load_tile(w_desc, [g * N + n, step * 16], bar, w_ring.index(slot * 2 + part))
@@ -304,7 +322,6 @@ def _copies(given, DEPTH: gl.constexpr):
                     bar,
                     t_ring.index(slot * 2 + part),
                 )
-            load_tile(x_desc, [m, step * 128], bar, x_ring.index(slot))
             copy_elements(s_ring.index(slot), xs + step * stride_xk)
             async_copy.mbarrier_arrive(bar, increment_count=False)
             slot += 1
@@ -317,6 +334,7 @@ def _copies(given, DEPTH: gl.constexpr):
 def folded_ragged_kernel(
     w_desc,
     x_desc,
+    half_desc,
     more_desc,
     t_desc,
     out,
@@ -355,7 +373,20 @@ def folded_ragged_kernel(
     sizes = (M, N, steps)
     multiply = (out, factors, layout, tiles, rings, bars, sizes, (stride_om, stride_fg))
     of = (stride_tg, stride_tk, stride_xm, stride_xk)
-    copy = (w_desc, x_desc, more_desc, t_desc, x_scale, layout, tiles, rings, bars, sizes, of)
+    copy = (
+        w_desc,
+        x_desc,
+        half_desc,
+        more_desc,
+        t_desc,
+        x_scale,
+        layout,
+        tiles,
+        rings,
+        bars,
+        sizes,
+        of,
+    )
     gl.warp_specialize(
         [
             (_products, (multiply, DEPTH, 0)),

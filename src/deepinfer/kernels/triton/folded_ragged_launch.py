@@ -70,6 +70,7 @@ def folded_ragged(
     folded_ragged_kernel[(min(most, num_sms(x.device.index)),)](
         matrix(words.view(torch.uint32).view(groups * n, k // 8), 64, 16),
         matrix(x, 128, 128),
+        matrix(x, 64, 128),
         matrix(x, 32, 128),
         TensorDescriptor(flat, [flat.numel()], [1], [64], list_layout()),
         out,
