@@ -180,7 +180,7 @@ def gather(form: KVCacheFormat, rows: int, tuning: tuple[int, ...]):
     return build
 
 
-def compress(tokens: int, pair: bool, tuning: tuple[int, ...]):
+def compress(tokens: int, pair: bool, tuning: tuple[int, ...], early: bool = True):
     """Builds the compressor over requests of 1,024 tokens."""
     form = F.V41_NVFP4
 
@@ -207,10 +207,10 @@ def compress(tokens: int, pair: bool, tuning: tuple[int, ...]):
             launch.insert_rows(
                 values, data, slots, form, PAGE, conf, kind=torch.bfloat16, gates=gates if pair else None,
                 state=state if pair else None, requests=requests, last=last, weight=weight, eps=1e-20,
-                phases=phases, positions=positions, latents=latents, early=True,
+                phases=phases, positions=positions, latents=latents, early=early,
             )  # fmt: skip
             if pair:
-                launch.keep_state(values, gates, requests, positions, state, early=True)
+                launch.keep_state(values, gates, requests, positions, state, early=early)
 
         def check():
             at = torch.arange(count, device="cuda") if last is None else last
@@ -271,7 +271,8 @@ def cases() -> list[Case]:
     def add(op: str, shape: str, build: Callable, *tunings: tuple[int, ...]) -> None:
         for tuning in tunings:
             single = " one by one" if len(tuning) > 2 and not tuning[2] else ""
-            variant = f"{tuning[0]} rows {tuning[1]} warps{single}"
+            each = f" {tuning[3]} pairs" if len(tuning) > 3 else ""
+            variant = f"{tuning[0]} rows {tuning[1]} warps{single}{each}"
             found.append(Case(op, shape, variant, build(tuning)))
 
     def inserts(form: F, rows: int, norm: bool, rope: bool, *tunings: tuple[int, ...]) -> None:
@@ -287,19 +288,22 @@ def cases() -> list[Case]:
         op, shape = "gather_and_dequantize_k_cache", f"{form.name} {rows} rows"
         add(op, shape, lambda t: gather(form, rows, t), *tunings)
 
-    # "One by one": values rounded and coded one at a time, not two.
-    latents(32768, True, (4, 4), (1, 1))
-    inserts(F.V41_NVFP4, 32768, False, True, (4, 4), (8, 4))
-    inserts(F.V41_MXFP8, 32768, True, True, (4, 4), (8, 4))
-    latents(32768, False, (4, 4))
-    inserts(F.V41_NVFP4, 32768, False, False, (4, 4))
-    inserts(F.V41_MXFP8, 32768, False, False, (4, 4))
-    inserts(F.INDEXER_MXFP4, 32768, True, True, (16, 4))
-    latents(64, True, (1, 1))
-    inserts(F.V41_MXFP8, 64, True, True, (1, 1))
-    latents(8192, True, (4, 4))
-    gathers(F.V41_MXFP8, 65536, (8, 4))
-    gathers(F.V41_NVFP4, 65536, (8, 4), (16, 4))
+    # "One by one": values rounded and coded one at a time, not two; pairs of a thread side by side.
+    latents(32768, True, (4, 4, True, 4), (1, 1, True, 4))
+    build = compress(32768, True, (1, 1, True, 4), False)
+    name = "1 rows 1 warps 4 pairs, one launch behind the other"
+    found.append(Case("compress_norm", "32768 tokens, pairs", name, build))
+    inserts(F.V41_NVFP4, 32768, False, True, (4, 4, True, 4), (4, 4, True, 8))
+    inserts(F.V41_MXFP8, 32768, True, True, (4, 4, True, 4), (4, 4, True, 8))
+    latents(32768, False, (4, 4, True, 4))
+    inserts(F.V41_NVFP4, 32768, False, False, (4, 4, True, 4))
+    inserts(F.V41_MXFP8, 32768, False, False, (4, 4, True, 4))
+    inserts(F.INDEXER_MXFP4, 32768, True, True, (16, 4, True, 4), (16, 4, True, 8))
+    latents(64, True, (1, 1, True, 4))
+    inserts(F.V41_MXFP8, 64, True, True, (1, 1, True, 4))
+    latents(8192, True, (4, 4, True, 4))
+    gathers(F.V41_MXFP8, 65536, (8, 4, True, 4), (8, 4, False))
+    gathers(F.V41_NVFP4, 65536, (8, 4, True, 4), (8, 4, False))
     inserts(F.V4_FP8, 32768, False, True, (1, 1))
     for form, norm in ((F.V41_NVFP4, False), (F.V41_MXFP8, True)):
         build = insert(form, 777, norm, True, (1, 1, False))

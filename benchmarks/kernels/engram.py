@@ -249,7 +249,7 @@ def cases() -> list[Case]:
         ),
     ]
     shape = f"{MANY} x 24 x 256 of"
-    for tuning in ((16, 4, 1, False), (8, 2, 1, False)):
+    for tuning in ((16, 4, 1, False),):
         name = f"{tuning[0]} rows {tuning[2]} times, {tuning[1]} warps{' streamed' * tuning[3]}"
         found.append(Case("engram_lookup", f"{shape} 20 M rows", name, lookup(MANY, tuning)))
     # What bounds it: the same rows one behind the other, and at random in tables that a TLB holds.
@@ -260,7 +260,6 @@ def cases() -> list[Case]:
     for tokens, tuning in (
         (64, (1, 4)),
         (MANY, (4, 4)),
-        (MANY, (1, 4)),
     ):
         name = f"{tuning[0]} tokens one by one, {tuning[1]} warps"
         found.append(Case("engram_gate", f"{tokens} x 4 x {HIDDEN}", name, gate(tokens, tuning)))

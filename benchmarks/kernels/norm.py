@@ -172,7 +172,7 @@ def rope(heads: int, in_place: bool, tuning: tuple[int, int] | None):
     return build
 
 
-def norm_rope_cast(heads: int, format: str, tuning: tuple[int, int] | None, pairs: bool = True):
+def norm_rope_cast(heads: int, format: str, tuning: tuple[int, ...] | None, pairs: bool = True):
     """Builds norm, rotation and cast of rows of 512 channels."""
 
     def build(small: bool) -> Built:
@@ -323,7 +323,7 @@ def cases() -> list[Case]:
         name = f"{tuning[0]} rows, {tuning[1]} warps"
         found.append(Case("rms_norm", "65536 x 512", name, norm(512, 65536, tuning)))
     found.append(Case("rms_norm", "64 x 5120", "1 rows, 2 warps", norm(HIDDEN, 64, (1, 2))))
-    for tuning in ((16, 4), (32, 4)):
+    for tuning in ((16, 4),):
         name = f"{tuning[0]} rows, {tuning[1]} warps"
         found.append(
             Case("apply_rope", f"{MANY} x 64 x 512, in place", name, rope(64, True, tuning))
@@ -333,8 +333,8 @@ def cases() -> list[Case]:
         found.append(Case("apply_rope", f"{MANY} x 64 x 512", name, rope(64, False, tuning)))
     for format in ("fp8", "mxfp4", "nvfp4"):
         shape = f"{MANY} x 16 x 512, {format}"
-        for tuning in ((8, 2), (4, 1)):
-            name = f"{tuning[0]} rows, {tuning[1]} warps" if tuning else "table"
+        for tuning in ((4, 1), (4, 1, 4)):
+            name = f"{tuning[0]} rows, {tuning[1]} warps{', 4 pairs' if len(tuning) > 2 else ''}"
             found.append(
                 Case("rms_norm_rope_quant", shape, name, norm_rope_cast(16, format, tuning))
             )

@@ -91,7 +91,7 @@ def intact(*buffers: torch.Tensor) -> bool:
     return all(bool((b[:128] == 111).all()) and bool((b[-128:] == 111).all()) for b in buffers)
 
 
-def cast(format: str, group: int, tuning: tuple[int, int] | None):
+def cast(format: str, group: int, tuning: tuple[int, ...] | None):
     """Builds a cast of rows."""
 
     def build(small: bool) -> Built:
@@ -216,7 +216,7 @@ def back(format: str, block: tuple[int, int], tuning: tuple[int, int] | None):
 def swiglu(
     format: str,
     group: int,
-    tuning: tuple[int, int, int] | None,
+    tuning: tuple[int, ...] | None,
     pairs: bool = True,
     inner: int = INNER,
 ):
@@ -383,8 +383,9 @@ def cases() -> list[Case]:
                 if tuning
                 else "table"
             )
-            if tuning and len(tuning) == 3:
+            if len(words) == 2 and tuning and len(tuning) > 2:
                 name += ", as torch" if tuning[2] == 2 else ", fast"
+                name += f", {tuning[3]} pairs" if len(tuning) > 3 else ""
             found.append(Case(op, f"{MANY} x {shape}", name, build(tuning)))
 
     of_groups = "groups", "warps"
@@ -403,21 +404,23 @@ def cases() -> list[Case]:
         [(16, 4)],
         *of_groups,
     )
-    pairs = [(128, 4), (64, 2)]
+    pairs = [(128, 4, 4), (128, 4, 8), (128, 4, 16)]
     add(
         "per_token_cast_to_fp4",
         f"{HIDDEN}, MXFP4",
         lambda t: cast("mxfp4", 32, t),
         pairs,
         *of_groups,
+        "pairs",
     )
-    pairs = [(256, 4), (128, 2)]
+    pairs = [(256, 4, 4), (256, 4, 8)]
     add(
         "per_token_cast_to_fp4",
         f"{HIDDEN}, e4m3 scales",
         lambda t: cast("nvfp4", 16, t),
         pairs,
         *of_groups,
+        "pairs",
     )
     side = "side by side", "warps"
     small = [(8, 4)]
@@ -442,7 +445,7 @@ def cases() -> list[Case]:
             wide,
             *of_groups,
         )
-    forms = [(64, 4, 1), (16, 1, 1)]
+    forms = [(64, 4, 1, 4)]
     add(
         "silu_and_mul_quant",
         f"{INNER}, fp8 32, clamp, weights",
@@ -450,12 +453,12 @@ def cases() -> list[Case]:
         forms,
         *of_groups,
     )
-    add("silu_and_mul", f"{INNER}", lambda t: swiglu("none", 32, t), forms[:1], *of_groups)
+    add("silu_and_mul", f"{INNER}", lambda t: swiglu("none", 32, t), [(64, 4, 1)], *of_groups)
     add(
         "silu_and_mul_quant",
         f"{INNER}, fp8 128, clamp, weights",
         lambda t: swiglu("fp8", 128, t),
-        [(16, 4, 1), (4, 1, 1)],
+        [(16, 4, 1, 4)],
         *of_groups,
     )
     for format in ("mxfp4", "nvfp4"):
@@ -464,15 +467,18 @@ def cases() -> list[Case]:
             "silu_and_mul_quant",
             f"{INNER}, {format}, clamp, weights",
             lambda t, f=format, g=group: swiglu(f, g, t),
-            [(2048 // group, 4, 1), (512 // group, 1, 1)],
+            [(2048 // group, 4, 1, 4), (512 // group, 1, 1, 8)],
             *of_groups,
         )
+    for group, groups in ((32, 64), (128, 16)):
+        name = f"{MANY} x {INNER}, fp8 {group}, clamp, weights"
+        build = swiglu("fp8", group, (groups, 4, 1), False)
+        found.append(
+            Case("silu_and_mul_quant", name, f"{groups} groups, 4 warps, one at a time", build)
+        )
+    build = swiglu("fp8", 32, (64, 4, 2), True)
     name = f"{MANY} x {INNER}, fp8 32, clamp, weights"
-    for tuning, pairs in (((64, 4, 1), False), ((64, 4, 2), True)):
-        words = "one at a time" if not pairs else "as torch, in pairs"
-        build = swiglu("fp8", 32, tuning, pairs)
-        name_of = f"64 groups, 4 warps, {words}"
-        found.append(Case("silu_and_mul_quant", name, name_of, build, check_only=pairs))
+    found.append(Case("silu_and_mul_quant", name, "as torch, in pairs", build, check_only=True))
     found.append(Case("quant", "contract", "rows", contract, check_only=True))
     for dtype in (torch.bfloat16, torch.float32, torch.float16):
         for width in (1280, 96, 200):

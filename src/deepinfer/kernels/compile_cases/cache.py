@@ -119,13 +119,13 @@ def _pairs_of_fp32(pools: bool, chips: tuple[int, ...]) -> CompileCase:
 
 
 def _two_at_a_time(
-    operation: str, form: KVCacheFormat, sizes: tuple[int, int], chips: tuple[int, ...],
+    operation: str, form: KVCacheFormat, sizes: tuple[int, int, int], chips: tuple[int, ...],
     constants: dict[str, object],
 ) -> CompileCase:  # fmt: skip
     from deepinfer.kernels.triton.cache_pairs import cache_pairs_kernel
     from deepinfer.kernels.triton.cache_pairs_launch import constants as of_form
 
-    rows, warps = sizes
+    rows, warps, each = sizes
     words = "*i64" if constants["WIDE"] else "*i32"
     types = {
         "x": words, "gates": words, "state": words, "requests": "*i32", "last": "*i64", "gains": "*i32",
@@ -134,7 +134,7 @@ def _two_at_a_time(
     }  # fmt: skip
     constants = dict(constants) | of_form(form, 64)
     constants |= {
-        "HAS_PHASE_INDEX": False, "ROPE": 64, "ROWS": rows, "ALIGNED": True, "EARLY": True,
+        "HAS_PHASE_INDEX": False, "ROPE": 64, "ROWS": rows, "EACH": each, "ALIGNED": True, "EARLY": True,
     }  # fmt: skip
     names = [n for n in cache_pairs_kernel.arg_names if n not in constants]
     signature = {n: types.get(n, "i32") for n in names}
@@ -173,7 +173,7 @@ def _gather_pairs(form: KVCacheFormat, chips: tuple[int, ...]) -> CompileCase:
     return CompileCase(
         "gather_and_dequantize_k_cache", f"{form.name}, two values at a time", cache_gather_pairs_kernel,
         types | dict.fromkeys(("num_rows", "num_pages", *strides), "i32"),
-        {**of_form(form, 64), "ROWS": rows}, (*types, *strides), {"num_warps": warps}, chips,
+        {**of_form(form, 64), "ROWS": rows, "EACH": 4}, (*types, *strides), {"num_warps": warps}, chips,
     )  # fmt: skip
 
 

@@ -46,9 +46,9 @@ def cases() -> list[CompileCase]:
 def _pairs(power: bool, group: int) -> CompileCase:
     from deepinfer.kernels.triton.fp4_pairs import cast_pairs_kernel
 
-    groups, warps = configs.pairs(group)
+    groups, warps, each = configs.pairs(group)
     constants: dict[str, Any] = {
-        "CHANNELS": 5120, "POWER": power, "GROUPS": groups, "GROUP": group,
+        "CHANNELS": 5120, "POWER": power, "GROUPS": groups, "GROUP": group, "EACH": each,
     }  # fmt: skip
     types, entry = {**_BYTES, "x": "*i32"}, f"groups of {group}, in pairs"
     chips = (90, 100, 120)
@@ -63,7 +63,7 @@ def _swiglu_pairs(format: int, group: int) -> CompileCase:
     groups, warps, mode = configs.swiglu(group)
     constants: dict[str, Any] = {
         "CHANNELS": 2304, "HAS_LIMIT": 2, "HAS_WEIGHTS": True, "MODE": mode, "FORMAT": format,
-        "GROUPS": groups, "GROUP": group,
+        "GROUPS": groups, "GROUP": group, "EACH": 8,
     }  # fmt: skip
     types = {**_BYTES, "x": "*i32", "weights": "*fp32", "limit": "fp32"}
     types["q"] = "*i16" if format == 1 else "*u8"

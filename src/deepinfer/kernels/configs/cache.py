@@ -21,7 +21,7 @@ def lookup_insert(rows: int, channels: int, plain: bool) -> tuple[int, int]:
     return (1, 1) if rows <= 512 or not plain else (4, 4)
 
 
-def lookup_pairs(rows: int, channels: int) -> tuple[int, int]:
+def lookup_pairs(rows: int, channels: int) -> tuple[int, int, int]:
     """For inserts and the compressor two values at a time; a row is summed in one order whatever these are.
 
     Args:
@@ -29,11 +29,11 @@ def lookup_pairs(rows: int, channels: int) -> tuple[int, int]:
         channels: Channels of a row.
 
     Returns:
-        In the order of the tuning's fields.
+        Rows and warps of a program, and pairs of a thread side by side.
     """
     if channels <= 128:
-        return (4, 1) if rows <= 512 else (16, 4)
-    return (1, 1) if rows <= 512 else (4, 4)
+        return (4, 1, 4) if rows <= 512 else (16, 4, 4)
+    return (1, 1, 4) if rows <= 512 else (4, 4, 4)
 
 
 def lookup_gather(rows: int, channels: int) -> tuple[int, int]:

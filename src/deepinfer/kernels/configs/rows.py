@@ -71,9 +71,9 @@ def groups(group: int) -> tuple[int, int]:
     return max(1, 2048 // group), 4
 
 
-def pairs(group: int) -> tuple[int, int]:
-    """Groups and warps of a cast to e2m1 two values at a time."""
-    return max(1, 4096 // group), 4
+def pairs(group: int) -> tuple[int, int, int]:
+    """Groups and warps of a cast to e2m1 two values at a time, and pairs of a thread side by side."""
+    return max(1, 4096 // group), 4, 4
 
 
 def swiglu(group: int) -> tuple[int, int, int]:

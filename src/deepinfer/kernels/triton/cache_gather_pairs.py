@@ -61,7 +61,7 @@ def _e4m3_pair_values(codes, factor):
 def cache_gather_pairs_kernel(
     codes, scales, slots, out, num_rows, num_pages, stride_codes, stride_scales, stride_out,
     CHANNELS: gl.constexpr, FORMAT: gl.constexpr, GROUP: gl.constexpr, ROW_STRIDE: gl.constexpr,
-    SCALE_STRIDE: gl.constexpr, SCALES_AT: gl.constexpr, PAGE: gl.constexpr, ROWS: gl.constexpr,
+    SCALE_STRIDE: gl.constexpr, SCALES_AT: gl.constexpr, PAGE: gl.constexpr, ROWS: gl.constexpr, EACH: gl.constexpr,
 ):  # fmt: skip
     """As `cache_gather_kernel`, for rows of a power of two of groups whose scales are bytes.
 
@@ -83,11 +83,12 @@ def cache_gather_pairs_kernel(
         SCALES_AT: Where a page's scales begin.
         PAGE: Rows of a page.
         ROWS: Rows of a program.
+        EACH: Pairs of a thread side by side.
     """
     PAIRS: gl.constexpr = GROUP // 2
     SPAN: gl.constexpr = CHANNELS // GROUP
     BYTES: gl.constexpr = 2 if FORMAT == 1 else 1
-    layout: gl.constexpr = lanes(8, SPAN, PAIRS, gl.num_warps())
+    layout: gl.constexpr = lanes(EACH, SPAN, PAIRS, gl.num_warps())
     row_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, layout))
     group = gl.arange(0, SPAN, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout)))[None, :]
     c = gl.arange(0, PAIRS, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]

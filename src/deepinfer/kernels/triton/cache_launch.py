@@ -36,11 +36,13 @@ class CacheTuning:
         rows: Rows of a program, a power of two.
         num_warps: Warps of a program.
         pairs: Whether bf16 is rounded and coded two values at a time, on chips that can (compute capability 9.0 and above).
+        each: Pairs of a thread side by side, with pairs.
     """
 
     rows: int
     num_warps: int
     pairs: bool = True
+    each: int = 8
 
 
 def constants(form: KVCacheFormat, page_size: int, native: bool) -> dict[str, int | bool]:
@@ -111,7 +113,7 @@ def insert_rows(
     ):  # fmt: skip
         sizes = configs.lookup_pairs(rows, form.channels)
         if tuning is not None:
-            sizes = tuning.rows, tuning.num_warps
+            sizes = tuning.rows, tuning.num_warps, tuning.each
         insert_pairs(
             x, cache, slots, form, page_size, sizes, gates=gates, state=state,
             requests=requests, last=last, weight=weight, eps=eps, phases=phases, phase_index=phase_index,
@@ -193,10 +195,11 @@ def gather_rows(
     """
     rows = slots.shape[0]
     sizes = configs.lookup_gather(rows, form.channels)
+    pairs = *sizes, 4
     if (tuning is None or tuning.pairs) and serves_gather(out, cache, form):
         if tuning is not None:
-            sizes = tuning.rows, tuning.num_warps
-        gather_pairs(cache, slots, out, form, page_size, sizes)
+            pairs = tuning.rows, tuning.num_warps, tuning.each
+        gather_pairs(cache, slots, out, form, page_size, pairs)
         return
     tuning = tuning or CacheTuning(*sizes)
     cache_gather_kernel[(triton.cdiv(rows, tuning.rows),)](

@@ -50,7 +50,7 @@ def cache_pairs_kernel(
     WIDE: gl.constexpr, PAIR: gl.constexpr, HAS_LAST: gl.constexpr, HAS_NORM: gl.constexpr, HAS_FLOOR: gl.constexpr,
     HAS_LATENTS: gl.constexpr, HAS_PHASE_INDEX: gl.constexpr, ROPE: gl.constexpr, CHANNELS: gl.constexpr,
     FORMAT: gl.constexpr, GROUP: gl.constexpr, ROW_STRIDE: gl.constexpr, SCALE_STRIDE: gl.constexpr,
-    SCALES_AT: gl.constexpr, PAGE: gl.constexpr, ROWS: gl.constexpr, ALIGNED: gl.constexpr, EARLY: gl.constexpr,
+    SCALES_AT: gl.constexpr, PAGE: gl.constexpr, ROWS: gl.constexpr, EACH: gl.constexpr, ALIGNED: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """As `cache_insert_kernel`, for rows of a power of two of groups whose scales are bytes.
 
@@ -103,6 +103,7 @@ def cache_pairs_kernel(
         SCALES_AT: Where a page's scales begin.
         PAGE: Rows of a page.
         ROWS: Rows of a program.
+        EACH: Pairs of a thread side by side.
         ALIGNED: Whether rows that are chosen begin at multiples of 16 bytes.
         EARLY: Whether the next launch may begin while this one ends.
     """
@@ -117,7 +118,7 @@ def cache_pairs_kernel(
         )
     PAIRS: gl.constexpr = GROUP // 2
     SPAN: gl.constexpr = CHANNELS // GROUP
-    layout: gl.constexpr = lanes(8, SPAN, PAIRS, gl.num_warps())
+    layout: gl.constexpr = lanes(EACH, SPAN, PAIRS, gl.num_warps())
     row_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, layout))
     group = gl.arange(0, SPAN, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout)))[None, :]
     c = gl.arange(0, PAIRS, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
@@ -142,8 +143,7 @@ def cache_pairs_kernel(
         position = gl.load(positions + token, mask=read, other=0).to(gl.int64)
         floor = gl.load(floors + token, mask=read, other=0).to(gl.int64)
         kept = kept & (position >= floor)
-    if not HAS_LATENTS:
-        read = kept
+    # Rows without a slot are read all the same, so that none waits for its slot.
     there = read[:, None][:, :, None] & (c < PAIRS)
     w = gl.load(x + (token * stride_x)[:, None][:, :, None] + at, mask=there, other=0)
     if PAIR:

@@ -112,15 +112,15 @@ def _pairs(x: Tensor | None, other: Tensor) -> tuple[Tensor, int]:
 
 
 def insert_pairs(
-    x: Tensor, cache: Tensor, slots: Tensor, form: KVCacheFormat, page_size: int, sizes: tuple[int, int],
+    x: Tensor, cache: Tensor, slots: Tensor, form: KVCacheFormat, page_size: int, sizes: tuple[int, int, int],
     *, gates: Tensor | None, state: Tensor | None, requests: Tensor | None, last: Tensor | None,
     weight: Tensor | None, eps: float, phases: Tensor | None, phase_index: Tensor | None,
     positions: Tensor | None, floors: Tensor | None, latents: Tensor | None, early: bool,
 ) -> None:  # fmt: skip
-    """Writes rows into a cache; see `insert_rows`. `sizes`: rows and warps of a program."""
+    """Writes rows into a cache; see `insert_rows`. `sizes`: rows and warps of a program, pairs of a thread."""
     from deepinfer.kernels.triton.cache_pairs import cache_pairs_kernel
 
-    rows, warps = sizes
+    rows, warps, each = sizes
     words, stride_x = _pairs(x, x)
     others = [_pairs(t, words) for t in (gates, latents, phases)]
     (gate_words, stride_gates), (latent_words, stride_latents), (turns, stride_phases) = others
@@ -138,24 +138,24 @@ def insert_pairs(
         cache.stride(0), WIDE=x.dtype == torch.float32, PAIR=gates is not None,
         HAS_LAST=last is not None, HAS_NORM=weight is not None, HAS_FLOOR=floors is not None,
         HAS_LATENTS=latents is not None, HAS_PHASE_INDEX=phase_index is not None,
-        ROPE=0 if phases is None else 2 * phases.shape[1], **constants(form, page_size), ROWS=rows,
+        ROPE=0 if phases is None else 2 * phases.shape[1], **constants(form, page_size), ROWS=rows, EACH=each,
         ALIGNED=gates is not None and state is not None and aligned(x, gates, state), EARLY=early,
         num_warps=warps, enable_fp_fusion=False,
     )  # fmt: skip
 
 
 def gather_pairs(
-    cache: Tensor, slots: Tensor, out: Tensor, form: KVCacheFormat, page_size: int, sizes: tuple[int, int]
+    cache: Tensor, slots: Tensor, out: Tensor, form: KVCacheFormat, page_size: int, sizes: tuple[int, int, int]
 ) -> None:  # fmt: skip
-    """Reads rows of a cache; see `gather_rows`. `sizes`: rows and warps of a program."""
+    """Reads rows of a cache; see `gather_rows`. `sizes`: rows and warps of a program, pairs of a thread."""
     from deepinfer.kernels.triton.cache_gather_pairs import cache_gather_pairs_kernel
 
-    rows, warps = sizes
+    rows, warps, each = sizes
     words, stride = _pairs(out, out)
     codes = cache.view(torch.int16) if form.code_bits == 8 else cache
     cache_gather_pairs_kernel[(triton.cdiv(len(slots), rows),)](
         codes, cache, slots, words, len(slots), cache.shape[0], codes.stride(0), cache.stride(0), stride,
-        **constants(form, page_size), ROWS=rows, num_warps=warps,
+        **constants(form, page_size), ROWS=rows, EACH=each, num_warps=warps,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ def group_lanes(groups, pairs, each, warps):
 @gluon.jit(do_not_specialize=["groups"])
 def cast_pairs_kernel(
     x, q, scale, groups, x_row, CHANNELS: gl.constexpr, POWER: gl.constexpr, GROUPS: gl.constexpr,
-    GROUP: gl.constexpr,
+    GROUP: gl.constexpr, EACH: gl.constexpr,
 ):  # fmt: skip
     """Quantises groups of rows of pairs to e2m1; POWER: power-of-two scales, else e4m3.
 
@@ -38,10 +38,11 @@ def cast_pairs_kernel(
         POWER: See above.
         GROUPS: Groups of a program.
         GROUP: Channels of a group.
+        EACH: Pairs of a group that a thread has at most.
     """
     A_ROW: gl.constexpr = CHANNELS // GROUP
     PAIRS: gl.constexpr = GROUP // 2
-    layout: gl.constexpr = group_lanes(GROUPS, PAIRS, 16, gl.num_warps())
+    layout: gl.constexpr = group_lanes(GROUPS, PAIRS, EACH, gl.num_warps())
     f = gl.program_id(0) * GROUPS + gl.arange(0, GROUPS, layout=gl.SliceLayout(1, layout))
     there = f < groups
     row = (f // A_ROW).to(gl.int64)

@@ -47,7 +47,7 @@ def rms_norm(
 
 def norm_rope_cast(
     x: Tensor, weight: Tensor | None, eps: float, phases: Tensor | None, positions: Tensor | None,
-    q: Tensor, scale: Tensor, format: int, group: int, tuning: tuple[int, int] | None = None,
+    q: Tensor, scale: Tensor, format: int, group: int, tuning: tuple[int, ...] | None = None,
     pairs: bool = True,
 ) -> None:  # fmt: skip
     """RMS norm, rotation and cast of the heads of tokens.
@@ -70,7 +70,7 @@ def norm_rope_cast(
     if pairs and _in_pairs(x, weight, phases, q):
         _norm_rope_pairs(x, weight, eps, phases, positions, q, scale, format, group, turned, tuning)
         return
-    rows, warps = tuning or configs.norm_rope_cast(channels)
+    rows, warps = tuning[:2] if tuning else configs.norm_rope_cast(channels)
     with torch.cuda.device_of(x):
         norm_rope_cast_kernel[(triton.cdiv(tokens * heads, rows),)](
             x, x if weight is None else weight, x if phases is None else phases,
@@ -97,12 +97,12 @@ def _in_pairs(x: Tensor, weight: Tensor | None, phases: Tensor | None, q: Tensor
 
 def _norm_rope_pairs(
     x: Tensor, weight: Tensor | None, eps: float, phases: Tensor | None, positions: Tensor | None,
-    q: Tensor, scale: Tensor, format: int, group: int, turned: int, tuning: tuple[int, int] | None,
+    q: Tensor, scale: Tensor, format: int, group: int, turned: int, tuning: tuple[int, ...] | None,
 ) -> None:  # fmt: skip
     from deepinfer.kernels.triton.norm_pairs import norm_rope_pairs_kernel
 
     tokens, heads, channels = x.shape
-    rows, warps = tuning or configs.norm_rope_pairs(channels)
+    rows, warps, each = (*(tuning or configs.norm_rope_pairs(channels)), 8)[:3]
     words = x.view(torch.int32)
     flat = heads == 1 or x.stride(0) == heads * x.stride(1)
     with torch.cuda.device_of(x):
@@ -116,7 +116,7 @@ def _norm_rope_pairs(
             ROPE=0 if phases is None else 2 * phases.shape[1], HAS_NORM=weight is not None,
             HAS_POSITIONS=positions is not None, FLAT=flat, FORMAT=format, ROWS=rows,
             SPAN=triton.next_power_of_2(channels // group),
-            TURNED=triton.next_power_of_2(turned) if turned else 0, GROUP=group, num_warps=warps,
+            TURNED=triton.next_power_of_2(turned) if turned else 0, GROUP=group, EACH=each, num_warps=warps,
             enable_fp_fusion=False,
         )  # fmt: skip
 

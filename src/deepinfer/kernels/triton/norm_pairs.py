@@ -46,7 +46,7 @@ def norm_rope_pairs_kernel(
     x, gains, phases, positions, q, scale, rows, places, heads, x_token, x_head, eps,
     CHANNELS: gl.constexpr, ROPE: gl.constexpr, HAS_NORM: gl.constexpr,
     HAS_POSITIONS: gl.constexpr, FLAT: gl.constexpr, FORMAT: gl.constexpr, ROWS: gl.constexpr,
-    SPAN: gl.constexpr, TURNED: gl.constexpr, GROUP: gl.constexpr,
+    SPAN: gl.constexpr, TURNED: gl.constexpr, GROUP: gl.constexpr, EACH: gl.constexpr,
 ):  # fmt: skip
     """As `norm_rope_cast_kernel`.
 
@@ -73,12 +73,13 @@ def norm_rope_pairs_kernel(
         SPAN: Groups of a row, up to a power of two.
         TURNED: Groups with rotated channels, up to a power of two.
         GROUP: Channels of a group.
+        EACH: Pairs of a thread side by side.
     """
     PAIRS: gl.constexpr = GROUP // 2
     REAL: gl.constexpr = CHANNELS // GROUP
     LAST: gl.constexpr = REAL - TURNED
     WARPS: gl.constexpr = gl.num_warps()
-    layout: gl.constexpr = lanes(8, SPAN, PAIRS, WARPS)
+    layout: gl.constexpr = lanes(EACH, SPAN, PAIRS, WARPS)
     row_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, layout))
     first = gl.program_id(0) * ROWS
     row = first + gl.arange(0, ROWS, layout=row_layout)
@@ -88,19 +89,8 @@ def norm_rope_pairs_kernel(
     start = _starts(x, gl.minimum(row, rows - 1), heads, x_token, x_head, FLAT)
     at = (gl.minimum(group, REAL - 1) * PAIRS)[None, :][:, :, None] + c
     w = gl.load(start[:, None][:, :, None] + at)
-    factor = row.to(gl.float32)
-    if HAS_NORM:
-        g = gl.load(gains + at)
-        square = gl.fma(even(w), even(w), odd(w) * odd(w))
-        if REAL < SPAN:
-            square = gl.where((group < REAL)[None, :][:, :, None], square, 0.0)
-        square = gl.sum(gl.sum(square, axis=2), axis=1)
-        factor = gl.rsqrt(square / CHANNELS + eps)
-        f = factor[:, None][:, :, None]
-        w = pair_of(even(w) * f * even(g), odd(w) * f * odd(g))
-    there = (row < rows)[:, None] & (group < LAST)[None, :]
-    _put(w, q, scale, row.to(gl.int64)[:, None] * REAL + group[None, :], c, there, FORMAT, PAIRS)
     if TURNED > 0:
+        # Asked for now, so that they are here when the groups that are not turned are done.
         START: gl.constexpr = (CHANNELS - ROPE) // 2
         turned_layout: gl.constexpr = lanes(4, TURNED, PAIRS, WARPS)
         row_layout2: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, turned_layout))
@@ -126,6 +116,20 @@ def norm_rope_pairs_kernel(
         sin = (phase >> 32).to(gl.int32).to(gl.float32, bitcast=True)
         if HAS_NORM:
             g2 = gl.load(gains + at2)
+    factor = row.to(gl.float32)
+    if HAS_NORM:
+        g = gl.load(gains + at)
+        square = gl.fma(even(w), even(w), odd(w) * odd(w))
+        if REAL < SPAN:
+            square = gl.where((group < REAL)[None, :][:, :, None], square, 0.0)
+        square = gl.sum(gl.sum(square, axis=2), axis=1)
+        factor = gl.rsqrt(square / CHANNELS + eps)
+        f = factor[:, None][:, :, None]
+        w = pair_of(even(w) * f * even(g), odd(w) * f * odd(g))
+    there = (row < rows)[:, None] & (group < LAST)[None, :]
+    _put(w, q, scale, row.to(gl.int64)[:, None] * REAL + group[None, :], c, there, FORMAT, PAIRS)
+    if TURNED > 0:
+        if HAS_NORM:
             f2 = gl.convert_layout(factor, row_layout2)[:, None][:, :, None]
             w2 = pair_of(even(w2) * f2 * even(g2), odd(w2) * f2 * odd(g2))
         a, b = even(w2), odd(w2)

@@ -68,7 +68,7 @@ def cast_groups(
     scale: Tensor,
     format: int,
     group: int,
-    tuning: tuple[int, int] | None = None,
+    tuning: tuple[int, ...] | None = None,
 ) -> None:
     """Quantises groups of rows.
 
@@ -78,20 +78,20 @@ def cast_groups(
         scale: Shape [rows, groups], uint8 or fp32, contiguous.
         format: As in `small_floats`.
         group: Channels of a group, a power of two.
-        tuning: Groups a program, and warps; None for those of the table.
+        tuning: Groups a program, and warps; two values at a time also pairs of a thread. None for those of the table.
     """
     if format != E4M3_E8M0 and _in_pairs(x):
         from deepinfer.kernels.triton.fp4_pairs import cast_pairs_kernel
 
-        groups, warps = tuning or configs.pairs(group)
+        groups, warps, each = (*tuning, 4)[:3] if tuning else configs.pairs(group)
         with torch.cuda.device_of(x):
             cast_pairs_kernel[(triton.cdiv(scale.numel(), groups),)](
                 x.view(torch.int32), q, scale, scale.numel(), x.stride(0) // 2, CHANNELS=x.shape[1],
-                POWER=format == E2M1_E8M0, GROUPS=groups, GROUP=group, num_warps=warps,
+                POWER=format == E2M1_E8M0, GROUPS=groups, GROUP=group, EACH=each, num_warps=warps,
                 enable_fp_fusion=False,
             )  # fmt: skip
         return
-    groups, warps = tuning or configs.groups(group)
+    groups, warps = tuning[:2] if tuning else configs.groups(group)
     with torch.cuda.device_of(x):
         cast_groups_kernel[(triton.cdiv(scale.numel(), groups),)](
             x, q, scale, scale.numel(), x.stride(0), CHANNELS=x.shape[1], FORMAT=format,
@@ -159,7 +159,7 @@ def cast_back(
 
 def swiglu_cast(
     x: Tensor, weights: Tensor | None, limit: float, q: Tensor, scale: Tensor, format: int, group: int,
-    tuning: tuple[int, int, int] | None = None, pairs: bool = True,
+    tuning: tuple[int, ...] | None = None, pairs: bool = True,
 ) -> None:  # fmt: skip
     """SwiGLU of rows, and its cast.
 
@@ -171,10 +171,11 @@ def swiglu_cast(
         scale: Shape [rows, groups], uint8 or fp32, contiguous; not touched with format 0.
         format: As in `small_floats`, or 0 for no cast.
         group: Channels of a group, a power of two.
-        tuning: Groups a program, warps, and how exact the steps are (1 fast, 2 as torch); None for those of the table.
+        tuning: Groups a program, warps, how exact the steps are (1 fast, 2 as torch), and pairs of a thread when two values go
+            at a time; None for those of the table.
         pairs: Whether two values may go at a time where they can.
     """
-    groups, warps, mode = tuning or configs.swiglu(group)
+    groups, warps, mode, each = (*(tuning or configs.swiglu(group)), 8)[:4]
     if contract.interpreted():
         mode = 0
     channels = x.shape[1] // 2
@@ -188,7 +189,7 @@ def swiglu_cast(
                 x.view(torch.int32), x if weights is None else weights,
                 q.view(torch.int16) if format == E4M3_E8M0 else q, scale, total, x.stride(0) // 2, limit,
                 _pair_of(limit), CHANNELS=channels, HAS_LIMIT=_kind_of(limit), HAS_WEIGHTS=weights is not None,
-                MODE=mode, FORMAT=format, GROUPS=groups, GROUP=group, num_warps=warps,
+                MODE=mode, FORMAT=format, GROUPS=groups, GROUP=group, EACH=each, num_warps=warps,
                 enable_fp_fusion=False,
             )  # fmt: skip
         return

@@ -16,7 +16,7 @@ __all__ = ["swiglu_pairs_kernel"]
 def swiglu_pairs_kernel(
     x, weights, q, scale, groups, x_row, limit, bound, CHANNELS: gl.constexpr, HAS_LIMIT: gl.constexpr,
     HAS_WEIGHTS: gl.constexpr, MODE: gl.constexpr, FORMAT: gl.constexpr, GROUPS: gl.constexpr,
-    GROUP: gl.constexpr,
+    GROUP: gl.constexpr, EACH: gl.constexpr,
 ):  # fmt: skip
     """As `swiglu_cast_kernel`, with scales as bytes.
 
@@ -36,10 +36,11 @@ def swiglu_pairs_kernel(
         FORMAT: As in `small_floats`.
         GROUPS: Groups of a program.
         GROUP: Channels of a group.
+        EACH: Pairs of a group that a thread has at most.
     """
     A_ROW: gl.constexpr = CHANNELS // GROUP
     PAIRS: gl.constexpr = GROUP // 2
-    layout: gl.constexpr = group_lanes(GROUPS, PAIRS, 8, gl.num_warps())
+    layout: gl.constexpr = group_lanes(GROUPS, PAIRS, EACH, gl.num_warps())
     f = gl.program_id(0) * GROUPS + gl.arange(0, GROUPS, layout=gl.SliceLayout(1, layout))
     there = f < groups
     row = (f // A_ROW).to(gl.int64)
