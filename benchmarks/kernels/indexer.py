@@ -97,6 +97,7 @@ def paged(
     packed: bool,
     tuning: tuple[int, ...],
     shares: int = 4,
+    page: int = 64,
 ):
     """Builds scores over paged keys.
 
@@ -119,28 +120,32 @@ def paged(
         if small:
             lengths = torch.randint(1, most, (count,), device="cuda", dtype=torch.int32)
             lengths[4 : 4 + len(edges)] = torch.tensor(edges, device="cuda", dtype=torch.int32)
-        each = -(-most // 64)
-        size = form.page_bytes(64)
+        each = -(-most // page)
+        size = form.page_bytes(page)
         cache = torch.full((count * each + 3, size + 256), 0xFF, device="cuda", dtype=torch.uint8)[
             :, :size
         ]
         table = torch.randperm(count * each, device="cuda").view(count, each).int()
         if small:
-            at = torch.arange(each * 64, device="cuda")
+            at = torch.arange(each * page, device="cuda")
             for b in range(count):
-                slots = table[b, at // 64].long() * 64 + at % 64
+                slots = table[b, at // page].long() * page + at % page
                 used = slots[: int(lengths[b])]
-                rows.insert_rows(torch.randn(len(used), 128, device="cuda"), cache, used, form, 64)
+                rows.insert_rows(
+                    torch.randn(len(used), 128, device="cuda"), cache, used, form, page
+                )
             # Pages that are none, at places that the first request and the longest one see.
-            table[0, 0], table[count - 10, 3], table[count - 10, 4] = -1, len(cache), 2**31 - 1
-            table[count - 10, 9], table[count - 10, 10] = -(2**31), -1
+            table[0, 0] = -1
+            if each > 10:
+                table[count - 10, 3], table[count - 10, 4] = len(cache), 2**31 - 1
+                table[count - 10, 9], table[count - 10, 10] = -(2**31), -1
         else:
             # Any codes, no NaN; scales of 1, or of 2^-7 to 1.
-            codes = 64 * (64 if packed else 128)
+            codes = page * (64 if packed else 128)
             cache[:, :codes] = torch.randint(0, 120, (len(cache), codes), device="cuda").byte()
-            one = torch.ones(64, device="cuda").view(torch.uint8)
-            powers = torch.randint(120, 128, (len(cache), 256), device="cuda").byte()
-            cache[:, codes : codes + 256] = powers if packed else one
+            one = torch.ones(page, device="cuda").view(torch.uint8)
+            powers = torch.randint(120, 128, (len(cache), 4 * page), device="cuda").byte()
+            cache[:, codes : codes + 4 * page] = powers if packed else one
         back = torch.arange(next_n - 1, -1, -1, device="cuda", dtype=torch.int32)
         ends = lengths[:, None] - back
         q = torch.randn(count, next_n, heads, 128, device="cuda").to(FP8)
@@ -156,11 +161,11 @@ def paged(
             conf, launch = hopper.PageTuning(*wanted), hopper.page_scores
 
         def run():
-            launch(q, cache, w, ends, table, meta, out, 64, packed, conf)
+            launch(q, cache, w, ends, table, meta, out, page, packed, conf)
 
         def check():
             right = torch.full_like(out, 777.0)
-            reference.paged_mqa_logits(q, cache, w, ends, table, right, form, 64)
+            reference.paged_mqa_logits(q, cache, w, ends, table, right, form, page)
             assert torch.equal(right.isinf(), out.isinf()), "another mask"
             assert torch.equal(right == 777, out == 777), "columns behind the keys"
             assert bool((wide[:, :16] == 777).all() and (wide[:, 16 + most :] == 777).all())
@@ -174,13 +179,15 @@ def paged(
             for other in (7, 1, 1000):
                 other = reference.share_splits(ends, other, configs.SPLIT)
                 out.fill_(777.0)
-                launch(q, cache, w, ends, table, other, out, 64, packed, conf)
+                launch(q, cache, w, ends, table, other, out, page, packed, conf)
                 assert torch.equal(first, out), "scores hang on the number of programs"
             turned = torch.full_like(out, 777.0)
             flip = lambda x: x.flip(0).contiguous()  # noqa: E731
             w_flip = flip(w.view(count, next_n, heads)).view(count * next_n, heads)
             other = reference.share_splits(flip(ends), 50, configs.SPLIT)
-            launch(flip(q), cache, w_flip, flip(ends), flip(table), other, turned, 64, packed, conf)
+            launch(
+                flip(q), cache, w_flip, flip(ends), flip(table), other, turned, page, packed, conf
+            )
             same = flip(turned.view(count, next_n, most)).view_as(out)
             assert torch.equal(first, same), "scores hang on the order of requests"
             # The first query of each request alone: other products, the same bits.
@@ -190,7 +197,7 @@ def paged(
                 sizes = hopper.PageTuning(*configs.lookup_pages(1, heads, packed))
                 hopper.page_scores(
                     q[:, :1].contiguous(), cache, one, ends[:, :1].contiguous(), table,
-                    reference.share_splits(ends[:, :1], 99, configs.SPLIT), alone, 64, packed, sizes,
+                    reference.share_splits(ends[:, :1], 99, configs.SPLIT), alone, page, packed, sizes,
                 )  # fmt: skip
                 both = (alone != 777) & (first[::next_n] != 777)
                 same = bool(torch.equal(alone[both], first[::next_n][both]))
@@ -207,7 +214,7 @@ def paged(
                 q, theirs, w, lens, table, plan, most, clean_logits=False
             )
 
-        peers = {} if packed or next_n > 2 else {"deepgemm": deepgemm}
+        peers = {} if packed or next_n > 2 or page != 64 else {"deepgemm": deepgemm}
         flops = 2.0 * count * next_n * most * heads * 128
         size = count * most * form.bytes_per_token + 4 * count * next_n * most
         return Built(run, check, flops, size, "fp8", peers)
@@ -278,6 +285,10 @@ def cases() -> list[Case]:
     found.append(_paged((9, 1, 1500, 32, True), (64, 3, 4), True))
     found.append(_paged((9, 2, 1500, 64, True), (1, 14, 2, True, True), True))
     found.append(_paged((9, 1, 1500, 32, False), (1, 9, 3, False, False), True))
+    for packed in (False, True):
+        build = paged(9, 1, 1500, 32, packed, (), page=1504)
+        op = "fp8_fp4_paged_mqa_logits" if packed else "fp8_paged_mqa_logits"
+        found.append(Case(op, "9x1x1500 32 heads, a page a request", "table", build, True))
     for t, s, heads in PEER:
         for keys, op in (("fp4", "fp8_fp4_mqa_logits"), ("fp8", "fp8_mqa_logits")):
             shape = f"{t}x{s} {heads} heads"

@@ -90,7 +90,16 @@ def right(case, form, page_size) -> torch.Tensor:
 @pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
 @pytest.mark.parametrize(
     ("next_n", "heads", "page_size"),
-    [(1, 32, 64), (2, 32, 64), (3, 8, 128), (6, 32, 64), (1, 64, 64), (2, 64, 64), (1, 8, 64)],
+    [
+        (1, 32, 64),
+        (2, 32, 64),
+        (3, 8, 128),
+        (6, 32, 64),
+        (1, 64, 64),
+        (2, 64, 64),
+        (1, 8, 64),
+        (1, 16, 912),
+    ],
 )
 def test_scores(form, next_n, heads, page_size) -> None:
     lengths = [300, 0, 1, 63, 64, 65, 900, 128, 129]

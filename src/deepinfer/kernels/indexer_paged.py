@@ -260,8 +260,10 @@ def _pages_refusal(packed, q, cache, weights, lengths, table, meta, out, page_si
     _, next_n, heads, _ = q.shape
     if heads * next_n > 256 or heads > (64 if packed else 128):
         return f"it takes 256 queries times heads and {64 if packed else 128} heads at most, not {next_n} x {heads}"
-    if page_size % 64 or (cache.data_ptr() | cache.stride(0)) % 16 or not len(cache):
-        return "it takes pages of multiples of 64 keys that begin at multiples of 16 bytes"
+    if page_size % 64 and table.shape[1] > 1:
+        return f"it takes pages of multiples of 64 keys, or one page a request, not pages of {page_size}"
+    if (cache.data_ptr() | cache.stride(0)) % 16 or not len(cache):
+        return "it takes pages that begin at multiples of 16 bytes"
     return None
 
 

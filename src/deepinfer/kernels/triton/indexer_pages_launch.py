@@ -58,7 +58,7 @@ def page_scores(
         table: Pages of each request, shape [requests, most pages], int32, last stride 1.
         meta: Shares of the work, shape [shares + 1, 2], int32, contiguous.
         out: Shape [requests * next_n, most keys], last stride 1.
-        page_size: Keys of a page, a multiple of 64.
+        page_size: Keys of a page: a multiple of 64, or whatever if the table has one page a request.
         packed: Whether the cache is INDEXER_MXFP4.
         tuning: Sizes.
     """
