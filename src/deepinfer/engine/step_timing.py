@@ -21,6 +21,7 @@ __all__ = ["Crowd", "Fixed", "FixedLive", "Probe", "most_tokens"]
 _DECODE = ROLES.index(RowRole.DECODE)
 _SHORT = 8  # steps without all requests and without a prompt after which the rest is given up
 _PLAIN = 8
+_LONG_S = 1.0  # after which two timings of a size are enough
 _WARM = 3  # steps behind a change of lengths that are not counted: recordings, and a step in flight
 
 
@@ -153,7 +154,7 @@ class Crowd:
             # Steps that verify nothing may run ahead of their results: only several of them tell what one takes.
             warm, steps = (_WARM, repeats) if length else (2 * _WARM, _PLAIN * repeats)
             together = 1 if length else _PLAIN
-            total = 0.0
+            total, first, known = 0.0, time.perf_counter(), len(found)
             for step in range(warm + steps):
                 began = time.perf_counter()
                 self._loop.run_step()
@@ -166,6 +167,8 @@ class Crowd:
                 if step >= warm and (step - warm + 1) % together == 0:
                     found.append((probe.rows, total / together, probe.draft_s if length else 0.0))
                     total = 0.0
+                    if len(found) - known > 1 and time.perf_counter() - first > _LONG_S:
+                        break
         return found
 
     def _gather(self, count: int, lengths: Sequence[int], repeats: int) -> bool:
