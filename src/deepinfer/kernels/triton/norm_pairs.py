@@ -89,8 +89,19 @@ def norm_rope_pairs_kernel(
     start = _starts(x, gl.minimum(row, rows - 1), heads, x_token, x_head, FLAT)
     at = (gl.minimum(group, REAL - 1) * PAIRS)[None, :][:, :, None] + c
     w = gl.load(start[:, None][:, :, None] + at)
+    factor = row.to(gl.float32)
+    if HAS_NORM:
+        g = gl.load(gains + at)
+        square = gl.fma(even(w), even(w), odd(w) * odd(w))
+        if REAL < SPAN:
+            square = gl.where((group < REAL)[None, :][:, :, None], square, 0.0)
+        square = gl.sum(gl.sum(square, axis=2), axis=1)
+        factor = gl.rsqrt(square / CHANNELS + eps)
+        f = factor[:, None][:, :, None]
+        w = pair_of(even(w) * f * even(g), odd(w) * f * odd(g))
+    there = (row < rows)[:, None] & (group < LAST)[None, :]
+    _put(w, q, scale, row.to(gl.int64)[:, None] * REAL + group[None, :], c, there, FORMAT, PAIRS)
     if TURNED > 0:
-        # Asked for now, so that they are here when the groups that are not turned are done.
         START: gl.constexpr = (CHANNELS - ROPE) // 2
         turned_layout: gl.constexpr = lanes(4, TURNED, PAIRS, WARPS)
         row_layout2: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, turned_layout))
@@ -116,20 +127,6 @@ def norm_rope_pairs_kernel(
         sin = (phase >> 32).to(gl.int32).to(gl.float32, bitcast=True)
         if HAS_NORM:
             g2 = gl.load(gains + at2)
-    factor = row.to(gl.float32)
-    if HAS_NORM:
-        g = gl.load(gains + at)
-        square = gl.fma(even(w), even(w), odd(w) * odd(w))
-        if REAL < SPAN:
-            square = gl.where((group < REAL)[None, :][:, :, None], square, 0.0)
-        square = gl.sum(gl.sum(square, axis=2), axis=1)
-        factor = gl.rsqrt(square / CHANNELS + eps)
-        f = factor[:, None][:, :, None]
-        w = pair_of(even(w) * f * even(g), odd(w) * f * odd(g))
-    there = (row < rows)[:, None] & (group < LAST)[None, :]
-    _put(w, q, scale, row.to(gl.int64)[:, None] * REAL + group[None, :], c, there, FORMAT, PAIRS)
-    if TURNED > 0:
-        if HAS_NORM:
             f2 = gl.convert_layout(factor, row_layout2)[:, None][:, :, None]
             w2 = pair_of(even(w2) * f2 * even(g2), odd(w2) * f2 * odd(g2))
         a, b = even(w2), odd(w2)
