@@ -18,6 +18,7 @@ from deepinfer.speculative.survival import best_lengths, slot_order
 
 __all__ = ["BudgetDecision", "VerificationScheduler", "VerifyPlan"]
 
+_Floats = npt.NDArray[np.float64]
 _Ints = npt.NDArray[np.int64]
 
 
@@ -150,11 +151,13 @@ class VerificationScheduler:
             ShapeError: There are not two axes.
         """
         cut = self._cut(survival)
-        found = self._budget(self._falling(cut), cut.shape[0], capacity, sampling_requests)
-        if not math.isfinite(found.baseline_theta):
-            cut = _in_range(cut)
-            found = self._budget(self._falling(cut), cut.shape[0], capacity, sampling_requests)
-        return found
+        requests = cut.shape[0]
+        k, theta, seconds = self._budget(self._falling(cut), requests, capacity, sampling_requests)
+        if not math.isfinite(theta[-1]):
+            falling = self._falling(_in_range(cut))
+            k, theta, seconds = self._budget(falling, requests, capacity, sampling_requests)
+        found = (float(theta[k]), float(seconds[k]), float(theta[-1]), float(theta[0]))
+        return BudgetDecision(k, *found)
 
     def allocate(self, survival: Any, k: int, *, capacity: int | None = None) -> _Ints:
         """Gives K slots to those that survive best.
@@ -231,13 +234,13 @@ class VerificationScheduler:
             least = self.min_survival
             if known is cut:
                 order = slot_order(cut, min_survival=least)
-                decision = self._budget(order.survival, requests, capacity, sampling_requests)
-                lengths = order.lengths(decision.k)
+                k, rates, _ = self._budget(order.survival, requests, capacity, sampling_requests)
+                lengths = order.lengths(k)
             else:
                 falling = self._falling(known)
-                decision = self._budget(falling, requests, capacity, sampling_requests)
-                lengths = best_lengths(cut, decision.k, min_survival=least)
-            theta = decision.theta
+                k, rates, _ = self._budget(falling, requests, capacity, sampling_requests)
+                lengths = best_lengths(cut, k, min_survival=least)
+            theta = float(rates[k])
         room = None if capacity is None else max(0, capacity - requests)
         if room is not None and int(lengths.sum()) > room:
             lengths = best_lengths(cut, room)
@@ -285,7 +288,8 @@ class VerificationScheduler:
         requests: int,
         capacity: int | None,
         sampling: int | None,
-    ) -> BudgetDecision:
+    ) -> tuple[int, _Floats, _Floats]:
+        """How many slots; expected tokens a second and seconds of each number of them."""
         most = falling.size
         if capacity is not None:
             most = min(most, max(0, capacity - requests))
@@ -305,8 +309,7 @@ class VerificationScheduler:
             k = int(theta.argmax())
             if k < most and theta[k] < theta[most] * (1.0 + self.min_gain):
                 k = most  # not after an early stop: that would look at what it stopped before
-        whole = float(theta[most])
-        return BudgetDecision(k, float(theta[k]), float(seconds[k]), whole, float(theta[0]))
+        return k, theta, seconds
 
     def _static(self, survival: npt.NDArray[np.float32]) -> _Ints:
         before = np.concatenate([np.ones((survival.shape[0], 1), np.float32), survival[:, :-1]], 1)
