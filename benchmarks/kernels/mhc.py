@@ -312,9 +312,9 @@ def cases() -> list[Case]:
         name = f"{before}, 64 x {blocks} channels a part, {depth} slots{', L2 ahead' * ahead}"
         build = pre(MANY, (blocks, depth, ahead), 2, None, True)
         found.append(Case("mhc_pre", shape, name, build))
-    for tokens, at_once in ((MANY, 8), (MANY, 32), (64, 2)):
-        name = f"{before}, coefficients of {at_once} tokens"
-        build = pre(tokens, None, 2, (at_once, 1), True)
+    for tokens, finish in ((MANY, (4, 1)), (MANY, (16, 1)), (MANY, (16, 4)), (64, (2, 1))):
+        name = f"{before}, coefficients of {finish[0]} tokens, {finish[1]} warps"
+        build = pre(tokens, None, 2, finish, True)
         found.append(Case("mhc_pre", f"{tokens} x 4 x {HIDDEN}", name, build))
     entry = (64, 64, 10, 4, 2)
     name = "64 tokens, 64 x 10 channels, 4 warps, 2 stages, 2 products"

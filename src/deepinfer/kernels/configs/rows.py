@@ -127,7 +127,7 @@ def project_bulk_apart(tokens: int) -> bool:
 
 def coefficients(tokens: int) -> tuple[int, int]:
     """Tokens and warps of the programs that make coefficients of sums."""
-    return (16, 1) if tokens >= 1024 else (2, 1) if tokens > 128 else (1, 1)
+    return (8, 1) if tokens >= 1024 else (2, 1) if tokens > 128 else (1, 1)
 
 
 def engram_gate(channels: int, tokens: int) -> tuple[int, int]:
