@@ -443,9 +443,6 @@ class Bench:
         run = SimpleNamespace(kernels=fused_kernels(self.device))
         gate, pool = layer.ffn.gate, layer.attn.compressor
         pair = [pool.wkv.weight, pool.wgate.weight]
-        attention, shared = layer.attn, layer.ffn.shared_experts
-        weights = (attention.joined, shared.joined)  # fmt: skip
-        self.tables += [self.code_sizes(rows, w) for rows in (16, 64, 128) for w in weights]
         for rows in (16, 64, 128, 256, 512, 1024):
             streams = torch.randn(rows, 4, hidden, device=self.device, dtype=torch.bfloat16)
             pre = torch.rand(rows, 4, device=self.device)
@@ -474,42 +471,6 @@ class Bench:
                 self.tables.append(f"-- {call.__name__}, {rows} tokens: {times}; {name} {kept}")
             for name, weight in (("router", gate.weight), ("compressor", pool.wide_whole)):
                 self.tables.append(self.wide_sizes(f"{name}, {rows} tokens", y, weight))
-
-    def code_sizes(self, rows: int, weight: PackedWeight) -> str:
-        """Times of a product with FP8 codes, by the sizes of the kernel."""
-        from deepinfer.kernels import fp8_gemm_nt, per_token_cast_to_fp8
-        from deepinfer.kernels.triton.code_products import code_linear, tuning_for
-
-        outputs, channels = weight.shape
-        x = per_token_cast_to_fp8(
-            torch.randn(rows, channels, device=self.device, dtype=torch.bfloat16)
-        )
-        pair = (weight.codes.view(torch.float8_e4m3fn), weight.scale)
-        out, other = (
-            torch.empty(rows, outputs, device=self.device, dtype=torch.bfloat16) for _ in range(2)
-        )
-        exact = reference.code_linear(x, pair, torch.empty(rows, outputs, device=self.device))
-        plain = self.time(lambda: fp8_gemm_nt(x, pair, other), record=True)
-        usual = tuning_for(rows, outputs, channels)
-        half = max(usual.pieces // 2, 1)
-        sizes = [
-            usual,
-            dataclasses.replace(usual, pieces=half),
-            dataclasses.replace(usual, pieces=2 * usual.pieces),
-        ]
-        sizes += [dataclasses.replace(usual, tokens=32), dataclasses.replace(usual, stages=3)]
-        found = []
-        for one in dict.fromkeys(sizes):
-            ms = self.time(lambda: code_linear(x, pair, out, one), record=True)  # noqa: B023
-            error = (out.float() - exact).norm() / exact.norm()
-            found.append(f"   {ms:.4f} ms, error {float(error):.1e}: {one}")
-        error = (other.float() - exact).norm() / exact.norm()
-        return "\n".join(
-            [
-                f"-- codes, {rows} x {outputs} x {channels}: fp8_gemm_nt {plain:.4f} ms, error {float(error):.1e}",
-                *found,
-            ]
-        )
 
     def wide_sizes(self, case: str, y: torch.Tensor, weight: torch.Tensor) -> str:
         """Times and errors of products with an fp32 weight, by the sizes of the kernel."""

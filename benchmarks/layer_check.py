@@ -115,16 +115,14 @@ class Stages:
         for owner, name, label, state in found:
             setattr(owner, name, self._wrapped(getattr(owner, name), label, state))
         self._many, kept = wide_products._MANY_SUMS, wide_products.fused_kernels
-        for module in (wide_products, packed_stack):
-            module.__dict__["fused_kernels"] = lambda device: self.row_kernels()
+        wide_products.__dict__["fused_kernels"] = lambda device: self.row_kernels()
         self._set_many()
         try:
             with use_backend(None if self._in_fast else "torch"):
                 yield
         finally:
             wide_products._MANY_SUMS = self._many
-            for module in (wide_products, packed_stack):
-                module.__dict__["fused_kernels"] = kept
+            wide_products.__dict__["fused_kernels"] = kept
             for owner, name, function in saved:
                 setattr(owner, name, function)
 

@@ -21,7 +21,6 @@ if not INTERPRETED and not torch.cuda.is_available():
 
 from deepinfer.core.errors import ShapeError  # noqa: E402
 from deepinfer.kernels.triton import fused  # noqa: E402
-from deepinfer.kernels.triton.code_products import CodeTuning  # noqa: E402
 from deepinfer.kernels.triton.wide_products import WideTuning  # noqa: E402
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -148,31 +147,6 @@ def test_wide_linear(dtype, tokens) -> None:
         fused.wide_linear(x, weight.half())
 
 
-@pytest.mark.parametrize(("tokens", "outputs", "channels"), [(1, 64, 128), (5, 96, 640), (33, 100, 1280), (70, 32, 256)])  # fmt: skip
-def test_code_linear(tokens, outputs, channels) -> None:
-    """On the interpreter, which has no e4m3, with the values of codes in fp32."""
-    blocks = -(-outputs // 32)
-    x, weight = (randn(n, channels, seed=n).to(torch.float8_e4m3fn) for n in (tokens, outputs))
-    powers = [
-        torch.randint(120, 131, (n, channels // 32), dtype=torch.uint8, device=DEVICE)
-        for n in (tokens, blocks)
-    ]
-    wanted = torch.empty(tokens, outputs, dtype=torch.float32, device=DEVICE)
-    reference.code_linear((x, powers[0]), (weight, powers[1]), wanted)
-    if INTERPRETED:
-        x, weight = x.float(), weight.float()
-    for tuning in (None, CodeTuning(3, 16), CodeTuning(2, 32, 2)):
-        found = torch.full_like(wanted, torch.nan)
-        fused.code_linear((x, powers[0]), (weight, powers[1]), found, tuning)
-        # The tensor cores' own sums of 32 products keep 13 bits.
-        assert float((found - wanted).norm()) <= (1e-6 if INTERPRETED else 5e-4) * float(
-            wanted.norm()
-        )
-    with pytest.raises(ShapeError, match="128"):
-        fused.code_linear((x[:, :32], powers[0][:, :1]), (weight, powers[1]), found)
-
-
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "heads", "channels"), [(0, 4, 128), (3, 8, 128), (5, 32, 128), (1, 2, 64)])  # fmt: skip
 def test_index_queries(dtype, tokens, heads, channels) -> None:

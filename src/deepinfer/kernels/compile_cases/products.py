@@ -11,16 +11,13 @@ from deepinfer.kernels.compile_cases.rows import row_case
 __all__ = ["cases"]
 
 _BF16 = {80: ("HMMA",), 89: ("HMMA",), 90: ("HGMMA",), 100: ("UTCHMMA", "HMMA"), 120: ("HMMA",)}
-_FP8 = {89: ("QMMA",), 90: ("QGMMA",), 120: ("QMMA",)}
 
 
 def cases() -> list[CompileCase]:
     """The cases; needs Triton."""
     found = [_wide(tokens) for tokens in (16, 32, 64)]
-    found += [_codes(tokens, (89, 90, 120)) for tokens in (16, 32, 64)]
     return [
         *found,
-        _codes(64, (100,)),
         _project(CHIPS),
         _queries((80,)),
         _queries((89, 90, 100, 120)),
@@ -39,26 +36,6 @@ def _wide(tokens: int) -> CompileCase:
         CHIPS, 16,
     )  # fmt: skip
     return _with(case, {chip: _BF16[chip] for chip in case.chips})
-
-
-def _codes(tokens: int, chips: tuple[int, ...]) -> CompileCase:
-    from deepinfer.kernels.triton.code_products import code_products_kernel
-
-    types = {
-        "x": "*fp8e4nv", "weight": "*fp8e4nv", "x_scale": "*i32", "w_scale": "*i32", "sums": "*fp32",
-    }  # fmt: skip
-    constants = {"ROWS": 64, "TOKENS": tokens, "STAGES": 4}
-    case = row_case(
-        "code_linear",
-        f"{tokens} rows",
-        code_products_kernel,
-        types,
-        constants,
-        4,
-        chips,
-        352 if 100 in chips else 0,
-    )
-    return _with(case, {chip: _FP8[chip] for chip in chips if chip in _FP8})
 
 
 def _project(chips: tuple[int, ...]) -> CompileCase:

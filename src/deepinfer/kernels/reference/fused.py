@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from deepinfer.kernels.reference.code_products import code_linear as code_linear
 from deepinfer.kernels.reference.engram import add_engram as add_engram
 from deepinfer.kernels.reference.engram import pair_latents as pair_latents
 from deepinfer.kernels.reference.experts import ExpertOrder as ExpertOrder
@@ -24,7 +23,6 @@ __all__ = [
     "ExpertOrder",
     "RoundingFormat",
     "add_engram",
-    "code_linear",
     "enter_streams",
     "expert_order",
     "grouped_linear",

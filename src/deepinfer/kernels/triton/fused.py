@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from deepinfer.kernels.reference.experts import ExpertOrder as ExpertOrder
 from deepinfer.kernels.reference.rows import RoundingFormat as RoundingFormat
-from deepinfer.kernels.triton.code_products import code_linear as code_linear
 from deepinfer.kernels.triton.engram import add_engram as add_engram
 from deepinfer.kernels.triton.engram import pair_latents as pair_latents
 from deepinfer.kernels.triton.experts import expert_order as expert_order
@@ -24,7 +23,6 @@ __all__ = [
     "ExpertOrder",
     "RoundingFormat",
     "add_engram",
-    "code_linear",
     "enter_streams",
     "expert_order",
     "grouped_linear",

@@ -6,7 +6,6 @@ the values before rounding: the codes are those of the rounded values.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from deepinfer.kernels import (
     rms_norm_rope_quant,
     silu_and_mul_quant,
 )
-from deepinfer.kernels.fused import fused_kernels, has_triton
 from deepinfer.models.deepseek_v41 import packed_products
 from deepinfer.models.deepseek_v41.aligned_products import aligned_product, cast_aligned
 from deepinfer.models.deepseek_v41.attention import Attention
@@ -36,11 +34,6 @@ __all__ = ["enter", "leave", "run_packed_layer", "takes_packed"]
 
 # From here on the two launches over all channels of `mhc_pre` win over one program for each piece of a token.
 _MANY_TOKENS = 96
-# Up to so many tokens, products with weights of few rows and many channels share out the channels among programs.
-_FEW_TOKENS = 128
-_FEW_ROWS = 2048
-_MANY_CHANNELS = 4096
-_STEP = 128
 # Whether weights that were brought to scales for 128 channels are multiplied so.
 _ALIGNED = True
 _FP8 = torch.float8_e4m3fn
@@ -133,11 +126,6 @@ def product(weight: PackedWeight, codes: Pair, like: Tensor) -> Tensor:
     out = like.new_empty(len(codes[0]), weight.shape[0])
     if codes[1].dtype == torch.float32 and weight.aligned is not None:
         return aligned_product(codes, weight.aligned, out)
-    if _shares_channels(len(out), weight) and _multiplies_codes(out.device):
-        few: Tensor = fused_kernels(out.device).code_linear(
-            codes, (weight.codes, weight.scale), out
-        )
-        return few
     return fp8_gemm_nt(codes, (weight.codes.view(_FP8), weight.scale), out)
 
 
@@ -152,21 +140,6 @@ def _is_aligned(weight: Tensor, y: Tensor) -> bool:
 def _cast(weight: Tensor, y: Tensor) -> Pair:
     """Codes of an input as the product with a weight takes them."""
     return cast_aligned(y) if _is_aligned(weight, y) else per_token_cast_to_fp8(y)
-
-
-def _shares_channels(tokens: int, weight: PackedWeight) -> bool:
-    """Whether a weight has too few tiles of rows for all processors, and channels enough to be shared out."""
-    rows, channels = weight.shape
-    fits = channels >= _MANY_CHANNELS and channels % _STEP == 0
-    return tokens <= _FEW_TOKENS and rows <= _FEW_ROWS and fits
-
-
-@functools.cache
-def _multiplies_codes(device: torch.device) -> bool:
-    """Whether a device has products of e4m3, and Triton."""
-    if device.type != "cuda" or not has_triton():
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _side_by_side(joined: PackedWeight | None, modules: tuple[nn.Module, ...], y: Tensor) -> Tensor:
