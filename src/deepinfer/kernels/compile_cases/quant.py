@@ -22,7 +22,10 @@ def cases() -> list[CompileCase]:
     found += [_cast(3, 16, 89), _pairs(True, 32), _pairs(False, 16)]
     found += [_back(False, 1, 32, chip) for chip in CHIPS]
     found += [_back(True, 2, 16, 90), _back(False, 1, 128, 90)]
-    found += [_swiglu(1, 32, chip) for chip in (80, 89)] + [_swiglu(0, 32, 90), _swiglu(2, 32, 80)]
+    found += [_swiglu(1, 32, chip) for chip in (80, 89, 90)] + [
+        _swiglu(0, 32, 90),
+        _swiglu(2, 32, 80),
+    ]
     found += [_swiglu_pairs(format, 16 if format == 3 else 32) for format in (1, 2, 3)]
     for rows, columns, chip in (
         *((32, 32, chip) for chip in CHIPS),
@@ -60,10 +63,10 @@ def _pairs(power: bool, group: int) -> CompileCase:
 def _swiglu_pairs(format: int, group: int) -> CompileCase:
     from deepinfer.kernels.triton.swiglu_pairs import swiglu_pairs_kernel
 
-    groups, warps, mode = configs.swiglu(group)
+    groups, warps, mode, each = configs.swiglu(group, 8 if format == 1 else 4)
     constants: dict[str, Any] = {
         "CHANNELS": 2304, "HAS_LIMIT": 2, "HAS_WEIGHTS": True, "MODE": mode, "FORMAT": format,
-        "GROUPS": groups, "GROUP": group, "EACH": 8,
+        "GROUPS": groups, "GROUP": group, "EACH": each or 8,
     }  # fmt: skip
     types = {**_BYTES, "x": "*i32", "weights": "*fp32", "limit": "fp32"}
     types["q"] = "*i16" if format == 1 else "*u8"
@@ -107,7 +110,7 @@ def _back(packed: bool, scale: int, group: int, chip: int) -> CompileCase:
 def _swiglu(format: int, group: int, chip: int) -> CompileCase:
     from deepinfer.kernels.triton.swiglu_cast import swiglu_cast_kernel
 
-    groups, warps, mode = configs.swiglu(group)
+    groups, warps, mode, _ = configs.swiglu(group, 8)
     constants: dict[str, Any] = {
         "CHANNELS": 2304, "HAS_LIMIT": True, "HAS_WEIGHTS": True, "MODE": mode, "FORMAT": format,
         "SCALE_FP32": False, "HARDWARE": level(chip), "GROUPS": groups, "GROUP": group,

@@ -76,9 +76,14 @@ def pairs(group: int) -> tuple[int, int, int]:
     return max(1, 4096 // group), 4, 4
 
 
-def swiglu(group: int) -> tuple[int, int, int]:
-    """Groups and warps of SwiGLU with its cast, and how exact its steps are."""
-    return max(1, 2048 // group), 4, 1
+def swiglu(group: int, bits: int) -> tuple[int, int, int, int]:
+    """Groups and warps of SwiGLU with a cast to codes of some bits, how exact its steps are, and pairs of a thread.
+
+    With no pairs values go one at a time.
+    """
+    if bits == 4:
+        return max(1, 512 // group), 1, 1, 8
+    return max(1, 2048 // group), 4, 1, 0
 
 
 def cast_back(group: int) -> tuple[int, int]:

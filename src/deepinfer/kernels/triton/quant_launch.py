@@ -16,7 +16,7 @@ from deepinfer.kernels.triton.quant_casts import (
     cast_blocks_kernel,
     cast_groups_kernel,
 )
-from deepinfer.kernels.triton.small_floats import E2M1_E8M0, E4M3_E8M0
+from deepinfer.kernels.triton.small_floats import E2M1_E4M3, E2M1_E8M0, E4M3_E8M0
 from deepinfer.kernels.triton.swiglu_cast import swiglu_cast_kernel
 
 __all__ = [
@@ -175,13 +175,14 @@ def swiglu_cast(
             at a time; None for those of the table.
         pairs: Whether two values may go at a time where they can.
     """
-    groups, warps, mode, each = (*(tuning or configs.swiglu(group)), 8)[:4]
+    sizes = tuning or configs.swiglu(group, 4 if format in (E2M1_E8M0, E2M1_E4M3) else 8)
+    groups, warps, mode, each = (*sizes, 8)[:4]
     if contract.interpreted():
         mode = 0
     channels = x.shape[1] // 2
     total = x.shape[0] * (channels // group)
     even = format and scale.dtype == torch.uint8 and q.data_ptr() % 2 == 0
-    if pairs and even and _in_pairs(x):
+    if pairs and each and even and _in_pairs(x):
         from deepinfer.kernels.triton.swiglu_pairs import swiglu_pairs_kernel
 
         with torch.cuda.device_of(x):
