@@ -147,6 +147,7 @@ def test_wide_linear(dtype, tokens) -> None:
         fused.wide_linear(x, weight.half())
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "heads", "channels"), [(0, 4, 128), (3, 8, 128), (5, 32, 128), (1, 2, 64)])  # fmt: skip
 def test_index_queries(dtype, tokens, heads, channels) -> None:
