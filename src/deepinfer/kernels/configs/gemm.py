@@ -45,8 +45,8 @@ MASKED_FP8_32: tuple[Row, ...] = (
 )
 # Prepared MXFP4 weights: SwappedTuning, or DecodedTuning where the first size is below 8
 FOLDED_MXFP4: tuple[Row, ...] = (
-    ("", 0, 0, 16, (16, 1, 5, 2, 3)),
-    ("", 0, 0, 32, (32, 1, 3, 2, 3)),
+    ("", 0, 0, 16, (16, 1, 4, 2, 4)),
+    ("", 0, 0, 32, (32, 1, 3, 2, 4)),
     ("", 0, 0, 64, (64, 1, 4, 2, 2)),
     ("", 0, 0, 0, (128, 2, 8, 1, 1)),
 )
@@ -60,7 +60,7 @@ CONTIGUOUS_MXFP4: tuple[Row, ...] = (
 # The same with a scale for 32 channels of a token
 FOLDED_MXFP4_32: tuple[Row, ...] = (
     ("", 0, 0, 8, (8, 2, 11, 1, 2)),
-    ("", 0, 0, 16, (16, 1, 5, 2, 3)),
+    ("", 0, 0, 16, (16, 1, 4, 2, 4)),
     ("", 0, 0, 32, (32, 1, 3, 2, 3)),
     ("", 0, 0, 64, (1, 2, 5)),
     ("", 0, 0, 0, (2, 1, 6)),
