@@ -229,8 +229,8 @@ def keep_state(
     Args:
         x: Rows, shape [tokens, channels].
         gates: Shape [tokens, channels].
-        requests: Request of each token.
-        positions: Position of each token.
+        requests: Request of each token, shape [tokens].
+        positions: Position of each token, shape [tokens].
         state: Shape [requests, ring, 2, channels].
         early: Whether to begin while `insert_rows`, called just before with the same, ends.
     """

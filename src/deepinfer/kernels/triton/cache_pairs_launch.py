@@ -29,15 +29,15 @@ def serves_pairs(
     """Whether rows can be read and written two values at a time, on a chip that computes with pairs of bf16.
 
     Args:
-        x: As in `insert_rows`; so are the others.
+        x: Rows, shape [tokens, channels]; this and the others as in `insert_rows`.
         cache: Shape [pages, bytes].
         form: Format of the cache.
         kind: Dtype that values pass through.
-        gates: Gates or None.
-        state: Tokens of earlier steps or None.
-        weight: Gains or None.
-        phases: Cosines and sines or None.
-        latents: Rows before the rotation or None.
+        gates: Shape [tokens, channels], or None.
+        state: Shape [requests, ring, 2, channels], or None.
+        weight: Gains, shape [channels], or None.
+        phases: Cosines and sines, shape [entries, rotated / 2, 2], or None.
+        latents: Rows before the rotation, shape [rows, channels], or None.
 
     Returns:
         True if `insert_pairs` can be called.
@@ -163,7 +163,7 @@ def aligned(*tensors: Tensor) -> bool:
     """Whether all rows of fp32 begin at multiples of 16 bytes.
 
     Args:
-        tensors: The tensors, last stride 1.
+        tensors: Of any shape, last stride 1.
     """
     starts = (x.data_ptr() | 4 * stride for x in tensors for stride in x.stride()[:-1])
     return all(start % 16 == 0 for start in starts)
