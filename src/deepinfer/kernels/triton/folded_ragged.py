@@ -148,11 +148,11 @@ def _store(acc, factor, to, m0, n0, rows, N, WIDTH: gl.constexpr, acc_layout: gl
 
 
 @gluon.jit
-def _step(rings, bars, words, slot, phase, acc, more, part, rest, never, WIDTH: gl.constexpr, MORE: gl.constexpr,
-          PART: gl.constexpr, DEPTH: gl.constexpr, acc_layout: gl.constexpr, more_layout: gl.constexpr):  # fmt: skip
+def _step(rings, bars, words, slot, phase, turn, acc, more, part, rest, never, WIDTH: gl.constexpr, MORE: gl.constexpr,
+          PART: gl.constexpr, DEPTH: gl.constexpr, ORDER: gl.constexpr, acc_layout: gl.constexpr, more_layout: gl.constexpr):  # fmt: skip
     """Multiplies a step, whose weights are decoded, and decodes the next while the tensor cores are at it."""
     w_ring, x_ring, more_ring, t_ring, s_ring, after_ring = rings
-    full, empty = bars
+    full, empty, turns = bars
     at = slot
     slot += 1
     if slot == DEPTH:
@@ -160,21 +160,26 @@ def _step(rings, bars, words, slot, phase, acc, more, part, rest, never, WIDTH: 
         phase ^= 1
     mbarrier.wait(full.index(slot), phase)
     a = _left(words, acc_layout)
+    if ORDER:
+        mbarrier.wait(turns.index(PART), turn)
+        turn ^= 1
     part, rest = _begin(a, x_ring, more_ring, at, part, rest, never, WIDTH, MORE, more_layout)
+    if ORDER:
+        mbarrier.arrive(turns.index(1 - PART), count=1)
     words = _next(w_ring, t_ring, slot, PART)
     acc, more, part, rest = _add(
         s_ring, after_ring, at, acc, more, part, rest, WIDTH, MORE, acc_layout, more_layout
     )
     mbarrier.arrive(empty.index(at), count=1)
-    return words, slot, phase, acc, more, part, rest
+    return words, slot, phase, turn, acc, more, part, rest
 
 
 @gluon.jit
-def _tile(rings, bars, to, factors, m, n, rows, sizes, slot, phase, never, WIDTH: gl.constexpr, MORE: gl.constexpr,
-          PART: gl.constexpr, DEPTH: gl.constexpr):  # fmt: skip
+def _tile(rings, bars, to, factors, m, n, rows, sizes, slot, phase, turn, never, WIDTH: gl.constexpr, MORE: gl.constexpr,
+          PART: gl.constexpr, DEPTH: gl.constexpr, ORDER: gl.constexpr):  # fmt: skip
     """One tile of WIDTH tokens and MORE others behind them, of which `rows` are used."""
     w_ring, x_ring, more_ring, t_ring, s_ring, after_ring = rings
-    full, empty = bars
+    full, empty, turns = bars
     _M, N, steps = sizes
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 32])
     more_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MORE or 32, 32])
@@ -187,9 +192,12 @@ def _tile(rings, bars, to, factors, m, n, rows, sizes, slot, phase, never, WIDTH
     mbarrier.wait(full.index(slot), phase)
     words = _next(w_ring, t_ring, slot, PART)
     for _ in range(steps - 1):
-        words, slot, phase, acc, more, part, rest = _step(
-            rings, bars, words, slot, phase, acc, more, part, rest, never, WIDTH, MORE, PART, DEPTH, acc_layout, more_layout
+        words, slot, phase, turn, acc, more, part, rest = _step(
+            rings, bars, words, slot, phase, turn, acc, more, part, rest, never, WIDTH, MORE, PART, DEPTH, ORDER, acc_layout, more_layout
         )  # fmt: skip
+    if ORDER:
+        mbarrier.wait(turns.index(PART), turn)
+        turn ^= 1
     part, rest = _begin(
         _left(words, acc_layout),
         x_ring,
@@ -202,6 +210,8 @@ def _tile(rings, bars, to, factors, m, n, rows, sizes, slot, phase, never, WIDTH
         MORE,
         more_layout,
     )
+    if ORDER:
+        mbarrier.arrive(turns.index(1 - PART), count=1)
     acc, more, part, rest = _add(
         s_ring, after_ring, slot, acc, more, part, rest, WIDTH, MORE, acc_layout, more_layout
     )
@@ -213,11 +223,11 @@ def _tile(rings, bars, to, factors, m, n, rows, sizes, slot, phase, never, WIDTH
     _store(acc, factor, to, m, n, rows, N, WIDTH, acc_layout)
     if MORE > 0:
         _store(more, factor, to, m + WIDTH, n, rows - WIDTH, N, MORE, more_layout)
-    return slot, phase
+    return slot, phase, turn
 
 
 @gluon.jit
-def _products(given, DEPTH: gl.constexpr, PART: gl.constexpr):
+def _products(given, DEPTH: gl.constexpr, ORDER: gl.constexpr, PART: gl.constexpr):
     """Multiplies, scales and writes 64 rows of weights of every tile."""
     out, factors, layout, tiles, rings, bars, sizes, strides = given
     _M, N, _steps = sizes
@@ -228,6 +238,7 @@ def _products(given, DEPTH: gl.constexpr, PART: gl.constexpr):
     count = gl.load(tiles) * tiles_n
     slot = 0
     phase = 0
+    turn = 1 - PART
     after = gl.load(tiles + 1 + gl.minimum(gl.program_id(0), count - 1) // tiles_n)
     for tile in range(gl.program_id(0), count, gl.num_programs(0)):
         # What the next tile asks for comes while this one is multiplied.
@@ -238,28 +249,124 @@ def _products(given, DEPTH: gl.constexpr, PART: gl.constexpr):
         n = (tile % tiles_n) * 128 + 64 * PART
         of = factors + gl.load(layout + m).to(gl.int64) * stride_fg
         if rows <= 64:
-            slot, phase = _tile(
-                rings, bars, to, of, m, n, rows, sizes, slot, phase, never, 64, 0, PART, DEPTH
+            slot, phase, turn = _tile(
+                rings,
+                bars,
+                to,
+                of,
+                m,
+                n,
+                rows,
+                sizes,
+                slot,
+                phase,
+                turn,
+                never,
+                64,
+                0,
+                PART,
+                DEPTH,
+                ORDER,
             )
         elif rows <= 80:
-            slot, phase = _tile(
-                rings, bars, to, of, m, n, rows, sizes, slot, phase, never, 64, 16, PART, DEPTH
+            slot, phase, turn = _tile(
+                rings,
+                bars,
+                to,
+                of,
+                m,
+                n,
+                rows,
+                sizes,
+                slot,
+                phase,
+                turn,
+                never,
+                64,
+                16,
+                PART,
+                DEPTH,
+                ORDER,
             )
         elif rows <= 96:
-            slot, phase = _tile(
-                rings, bars, to, of, m, n, rows, sizes, slot, phase, never, 64, 32, PART, DEPTH
+            slot, phase, turn = _tile(
+                rings,
+                bars,
+                to,
+                of,
+                m,
+                n,
+                rows,
+                sizes,
+                slot,
+                phase,
+                turn,
+                never,
+                64,
+                32,
+                PART,
+                DEPTH,
+                ORDER,
             )
         elif rows <= 128:
-            slot, phase = _tile(
-                rings, bars, to, of, m, n, rows, sizes, slot, phase, never, 128, 0, PART, DEPTH
+            slot, phase, turn = _tile(
+                rings,
+                bars,
+                to,
+                of,
+                m,
+                n,
+                rows,
+                sizes,
+                slot,
+                phase,
+                turn,
+                never,
+                128,
+                0,
+                PART,
+                DEPTH,
+                ORDER,
             )
         elif rows <= 144:
-            slot, phase = _tile(
-                rings, bars, to, of, m, n, rows, sizes, slot, phase, never, 128, 16, PART, DEPTH
+            slot, phase, turn = _tile(
+                rings,
+                bars,
+                to,
+                of,
+                m,
+                n,
+                rows,
+                sizes,
+                slot,
+                phase,
+                turn,
+                never,
+                128,
+                16,
+                PART,
+                DEPTH,
+                ORDER,
             )
         else:
-            slot, phase = _tile(
-                rings, bars, to, of, m, n, rows, sizes, slot, phase, never, 128, 32, PART, DEPTH
+            slot, phase, turn = _tile(
+                rings,
+                bars,
+                to,
+                of,
+                m,
+                n,
+                rows,
+                sizes,
+                slot,
+                phase,
+                turn,
+                never,
+                128,
+                32,
+                PART,
+                DEPTH,
+                ORDER,
             )
 
 
@@ -281,7 +388,7 @@ def _copies(given, DEPTH: gl.constexpr):
         strides,
     ) = given
     w_ring, x_ring, more_ring, t_ring, s_ring, after_ring = rings
-    full, empty = bars
+    full, empty, turns = bars
     M, N, steps = sizes
     stride_tg, stride_tk, stride_xm, stride_xk = strides
     size: gl.constexpr = 128 * (64 + 4 + 128)
@@ -352,6 +459,7 @@ def folded_ragged_kernel(
     stride_xm,
     stride_xk,
     DEPTH: gl.constexpr,
+    ORDER: gl.constexpr,
 ):
     """`out[m, n] = sum over k of x[m, k] * weight[group of m, n, k]`; `tiles` as `ragged_tiles_kernel` writes them."""
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -364,12 +472,15 @@ def folded_ragged_kernel(
     after_ring = gl.allocate_shared_memory(gl.float32, [DEPTH, 32], flat)
     full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], bar_layout)
     empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], bar_layout)
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], bar_layout)
+    mbarrier.init(turns.index(0), count=1)
+    mbarrier.init(turns.index(1), count=1)
     for i in gl.static_range(DEPTH):
         # Bulk copies count as one; each lane of the copying warp adds one when its scales are there.
         mbarrier.init(full.index(i), count=33)
         mbarrier.init(empty.index(i), count=2)
     rings = (w_ring, x_ring, more_ring, t_ring, s_ring, after_ring)
-    bars = (full, empty)
+    bars = (full, empty, turns)
     sizes = (M, N, steps)
     multiply = (out, factors, layout, tiles, rings, bars, sizes, (stride_om, stride_fg))
     of = (stride_tg, stride_tk, stride_xm, stride_xk)
@@ -389,8 +500,8 @@ def folded_ragged_kernel(
     )
     gl.warp_specialize(
         [
-            (_products, (multiply, DEPTH, 0)),
-            (_products, (multiply, DEPTH, 1)),
+            (_products, (multiply, DEPTH, ORDER, 0)),
+            (_products, (multiply, DEPTH, ORDER, 1)),
             (_copies, (copy, DEPTH)),
         ],
         [4, 1],

@@ -21,9 +21,11 @@ class RaggedTuning:
 
     Attributes:
         depth: Steps in the ring of shared memory.
+        order: 1 to let the two begin their products in turn.
     """
 
     depth: int
+    order: int = 0
 
 
 def ragged_tiles(layout: Tensor) -> Tensor:
@@ -88,5 +90,6 @@ def folded_ragged(
         x_scale.stride(0),
         x_scale.stride(1),
         DEPTH=tuning.depth,
+        ORDER=tuning.order == 1,
         num_warps=4,
     )
