@@ -388,7 +388,7 @@ def _copies(given, DEPTH: gl.constexpr):
         strides,
     ) = given
     w_ring, x_ring, more_ring, t_ring, s_ring, after_ring = rings
-    full, empty, turns = bars
+    full, empty, _turns = bars
     M, N, steps = sizes
     stride_tg, stride_tk, stride_xm, stride_xk = strides
     size: gl.constexpr = 128 * (64 + 4 + 128)
