@@ -234,21 +234,12 @@ ONE = (
 """The same at one row."""
 
 FORMS: tuple[tuple[int, float, str, dict[str, dict]], ...] = (
-    (0, 0.95, "normal", {
-        "sample 4096": {"sample": 4096},
-        "next 4096 w8": {"next_sizes": (4096, 8), "programs": 1056},
-        "first 1024 w2": {"sizes": (1024, 2)},
-    }),
-    (0, 0.95, "flat", {"sample 4096": {"sample": 4096}, "judge w8": {"judge_warps": 8}}),
-    (1000, 1.0, "normal", {
-        "4096 w8": {"sizes": (4096, 8)},
-        "1024 w4": {"sizes": (1024, 4)},
-        "finish w16": {"finish_warps": 16},
-        "finish w4": {"finish_warps": 4},
-        "sample 4096": {"sample": 4096, "capacity": 4096},
-    }),
-    (50, 0.95, "normal", {"sample 4096": {"sample": 4096}}),
-)  # fmt: skip
+    (0, 0.95, "normal", {"bounds 1024": {"sample": 1024}, "rounds 3": {"rounds": 3}}),
+    (0, 0.95, "flat", {"bounds 1024": {"sample": 1024}}),
+    (0, 0.95, "equal", {"bounds 1024": {"sample": 1024}}),
+    (0, 0.5, "flat", {"bounds 1024": {"sample": 1024}}),
+    (1000, 1.0, "normal", {"finish w8": {"finish_warps": 8}}),
+)
 """Forms at many rows."""
 
 

@@ -41,6 +41,7 @@ _ROW = {
     "bound_ids": "*i32",
     "counts": "*i32",
     "found": "*i32",
+    "scratch": "*i32",
     "tokens": "*i32",
     "tops": "*fp32",
     "groups": "*fp32",
@@ -70,42 +71,53 @@ def _chosen() -> list[_Form]:
 
     highest, warps = configs.lookup("argmax", _VOCAB)
     drawn, more = configs.lookup("gumbel", _VOCAB)
-    noise = {"WARM": True, "FAST": True, "BLOCK": drawn}
+    none = {"DRAWN": False, "WARM": False, "CUT": False}
+    noise = {"DRAWN": True, "WARM": True, "CUT": False}
+    whole, cut = {"FAST": True, "BLOCK": drawn}, {"CUT": True, "FAST": True, "BLOCK": drawn}
+    kernel, row = draw.best_token_kernel, draw.best_of_chunks_kernel
     return [
-        ("argmax_sample", f"chunk of {highest}", draw.chunk_top_kernel, {"BLOCK": highest}, warps, CHIPS),
-        ("argmax_sample", "row", draw.first_of_row_kernel,
-         {"CHUNKS": _chunks(highest), "BLOCK": highest}, warps, (90,)),
-        ("gumbel_sample", f"chunk of {drawn}", draw.best_token_kernel, noise | {"CUT": False}, more, CHIPS),
-        ("gumbel_sample", f"chunk of {drawn} cut", draw.best_token_kernel, noise | {"CUT": True}, more, (90,)),
-        ("gumbel_sample", "row", draw.best_of_chunks_kernel,
-         {"WARM": True, "CUT": False, "CHUNKS": _chunks(drawn)}, 4, (90,)),
+        ("argmax_sample", f"chunk of {highest}", kernel, none | {"FAST": True, "BLOCK": highest}, warps, CHIPS),
+        ("argmax_sample", "row", row, none | {"CHUNKS": _chunks(highest)}, 1, (90,)),
+        ("gumbel_sample", f"chunk of {drawn}", kernel, noise | whole, more, CHIPS),
+        ("gumbel_sample", f"chunk of {drawn} cut", kernel, noise | cut, more, (90,)),
+        ("gumbel_sample", "row", row, noise | {"CHUNKS": _chunks(drawn)}, 4, (90,)),
     ]  # fmt: skip
 
 
-def _listed() -> list[_Form]:
-    """The same of bounds, and of lists of the tokens between them."""
+def _highest() -> list[_Form]:
+    """The same of draws and cuts by top-k."""
     from deepinfer.kernels.triton import sampling_bounds as bounds
+    from deepinfer.kernels.triton import sampling_draw as draw
+    from deepinfer.kernels.triton import sampling_groups as groups
     from deepinfer.kernels.triton import sampling_list as lists
 
     block, warps = configs.lookup("gather", _VOCAB)
+    wide, wide_warps = configs.lookup("maxima", _VOCAB)
+    highest, few_warps = configs.lookup("argmax", _VOCAB)
     sample, most = configs.SAMPLE, configs.MOST_LISTED
-    op, other = "top_k_top_p_sample", (80, 90, 120)
-    every = {"WARM": True, "TOP_K": True, "MIN_P": True, "FAST": True, "CHUNKS": _chunks(block)}
-    drawn = every | {"TOP_P": True, "DRAWN": True}
-    few = {"WARM": True, "SIZE": sample}
+    op, mask = "top_k_top_p_sample", "top_k_top_p_mask"
+    every = {"WARM": True, "TOP_K": True, "MIN_P": True, "FAST": True}
+    drawn = every | {"TOP_P": True, "DRAWN": True, "CHUNKS": _chunks(highest)}
+    few = {"WARM": True, "TOP_P": True, "MIN_P": True, "SAMPLE": True, "CHUNKS": _chunks(wide),
+           "MOST_K": 2 * configs.FEW_TOP_K, "CAPACITY": 2048}  # fmt: skip
+    row = {"BLOCK": wide, "GROUPS": wide // 32, "ALL_GROUPS": _chunks(wide) * wide // 32,
+           "SPAN": 2048, "STEPS": 14, "FAST": True}  # fmt: skip
+    bound = {"WARM": True, "SIZE": sample}
     return [
-        (op, "bounds of top-k", bounds.bounds_kernel,
-         few | {"TOP_K": True, "TOP_P": False, "CUT": False, "UPPER": True}, sample // 512, (90,)),
-        (op, "bounds of top-p", bounds.bounds_kernel,
-         few | {"TOP_K": False, "TOP_P": True, "CUT": True, "UPPER": True}, sample // 512, other),
-        (op, "list above a bound", lists.gather_kernel,
-         {"UPPER": False, "BLOCK": block, "CAPACITY": 2048}, warps, other),
-        (op, "list between bounds", lists.gather_kernel,
-         {"UPPER": True, "BLOCK": block, "CAPACITY": most}, warps, (90,)),
-        (op, "draw from 2048", lists.finish_kernel, drawn | {"CAPACITY": 2048}, 8, (90,)),
-        (op, f"draw from {most}", lists.finish_kernel, drawn | {"CAPACITY": most}, 16, (80, 90, 120)),
-        ("top_k_top_p_mask", "cut by top-k", lists.finish_kernel,
-         every | {"TOP_P": False, "DRAWN": False, "CAPACITY": most}, 16, (90,)),
+        (op, "maxima", groups.chunk_maxima_kernel, {"BLOCK": wide, "GROUPS": wide // 32}, wide_warps,
+         (80, 90, 120)),
+        (op, "groups", groups.row_cut_kernel, few | row, 8, (90,)),
+        (op, "few", groups.few_cut_kernel, few, 1, (90,)),
+        (op, "tops", draw.chunk_top_kernel, {"BLOCK": highest}, few_warps, (90,)),
+        (op, "draw from 1024", lists.finish_kernel, drawn | {"CAPACITY": 1024}, 4, (90,)),
+        (op, "draw from 4096", lists.finish_kernel, drawn | {"CAPACITY": 4096}, 16, (80, 90, 120)),
+        (mask, "bounds of top-k", bounds.bounds_kernel,
+         bound | {"TOP_K": True, "TOP_P": False, "CUT": False, "ALIGN": 1}, sample // 512, (90,)),
+        (mask, "bounds of top-p", bounds.bounds_kernel,
+         bound | {"TOP_K": False, "TOP_P": True, "CUT": True, "ALIGN": block}, sample // 512, (90,)),
+        (mask, "list between bounds", lists.gather_kernel, {"BLOCK": block, "CAPACITY": most}, warps, (90,)),
+        (mask, "cut by top-k", lists.finish_kernel,
+         every | {"TOP_P": False, "DRAWN": False, "CHUNKS": _chunks(block), "CAPACITY": most}, 16, (90,)),
     ]  # fmt: skip
 
 
@@ -127,11 +139,20 @@ def _by_mass() -> list[_Form]:
         return {"CHUNKS": chunks, "GROUPS": size // 16, "ALL_GROUPS": chunks * size // 16}
 
     lists = {"CHUNKS": _chunks(block), "CAPACITY": configs.MOST_LISTED}
+    drawn = {
+        "WARM": True,
+        "DRAWN": True,
+        "FAST": True,
+        "BLOCK": first,
+        "GROUPS": first // 16,
+        "PARTS": 4,
+    }
     return [
-        (op, "first round", rounds.first_round_kernel,
-         flags | {"DRAWN": True, "FAST": True, "BLOCK": first, "GROUPS": first // 16, "PARTS": 4},
-         warps, (80, 90, 120)),
-        (op, "first judge", rounds.first_judge_kernel, flags | groups(first), 16, (90,)),
+        (op, "first round", rounds.first_round_kernel, drawn | {"CUT": False, "BOUNDS": False}, warps,
+         (80, 90, 120)),
+        (op, "first round cut", rounds.first_round_kernel, drawn | {"CUT": True, "BOUNDS": True}, warps,
+         (90,)),
+        (op, "first judge", rounds.first_judge_kernel, flags | groups(first) | {"BOUNDS": False}, 16, (90,)),
         (op, "next round", rounds.next_round_kernel,
          {"WARM": True, "FAST": True, "CHUNKS": _chunks(following), "BLOCK": following}, more, (90,)),
         (op, "settle", settle.settle_kernel, flags | {"FAST": True, "BLOCK": last}, most_warps, (90,)),
@@ -156,7 +177,7 @@ def _edits() -> list[CompileCase]:
         _case(
             "apply_token_bitmask", "rows", edit.token_bitmask_kernel,
             {"logits": "*fp32", "bitmask": "*i32", "rows": "*i32"},
-            {"ROWS": True, "BLOCK": bits, "stride_mask_word": 1},
+            {"ROWS": True, "BLOCK": bits, "stride_column": 1, "stride_mask_word": 1},
             options={"num_warps": few},
         ),
         _case(
@@ -214,6 +235,6 @@ def cases() -> list[CompileCase]:
             stack_bytes=160,  # around the calls of fp64 divisions
             chips=chips,
         )
-        for operation, entry, kernel, constants, warps, chips in _chosen() + _listed() + _by_mass()
+        for operation, entry, kernel, constants, warps, chips in _chosen() + _highest() + _by_mass()
     ]
     return found + _edits() + _logprobs()

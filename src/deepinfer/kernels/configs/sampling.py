@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 __all__ = [
+    "FEW_TOP_K",
     "MOST_LISTED",
     "MOST_SORTED",
     "MOST_TOP_K",
@@ -12,7 +11,6 @@ __all__ = [
     "PROGRAMS",
     "SAMPLE",
     "chunk_of",
-    "listed_of",
     "lookup",
     "rounds_of",
 ]
@@ -20,10 +18,13 @@ __all__ = [
 MOST_TOP_K = 4096
 """Tokens are drawn from a list when every row has a top-k up to this."""
 
+FEW_TOP_K = 256
+"""Up to this the highest tokens are looked for in the groups with the highest maxima."""
+
 MOST_LISTED = 8192
 """Tokens of the longest list of a row."""
 
-SAMPLE = 8192
+SAMPLE = 4096
 """Tokens of a row that the bounds of its cut are taken from."""
 
 PROGRAMS = 2112
@@ -37,8 +38,9 @@ PENALTY_BLOCK = 256
 
 # (tokens of a chunk, warps)
 _SIZES = {
-    "argmax": (8192, 4),
+    "argmax": (4096, 4),
     "gumbel": (2048, 4),
+    "maxima": (8192, 8),
     "gather": (2048, 4),
     "first_round": (2048, 4),
     "next_round": (2048, 4),
@@ -66,31 +68,13 @@ def chunk_of(vocab: int, most: int) -> int:
     return size
 
 
-def listed_of(vocab: int, k: int) -> tuple[int, int]:
-    """Sizes of draws from lists.
-
-    Args:
-        vocab: Tokens of a row.
-        k: The largest top-k of a row.
-
-    Returns:
-        Tokens of the sample, and of the list of a row.
-    """
-    sample = min(vocab, SAMPLE)
-    rank = k * sample / vocab
-    rank += 3.5 * rank**0.5 + 2 if sample < vocab else 0
-    expected = rank * vocab / sample
-    most = expected * (1 + 4.5 / max(rank, 1) ** 0.5) if sample < vocab else k
-    return SAMPLE, min(MOST_LISTED, max(256, 1 << (math.ceil(most) - 1).bit_length()))
-
-
 def rounds_of(rows: int) -> int:
     """Rounds behind the first that many programs share, before one program finishes what is left of a row.
 
     Args:
         rows: Rows of the call.
     """
-    return 2 if rows <= 64 else 3
+    return 2 if rows <= 64 else 4
 
 
 def lookup(kernel: str, vocab: int) -> tuple[int, int]:

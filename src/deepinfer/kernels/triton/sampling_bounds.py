@@ -121,12 +121,13 @@ def bounds_kernel(
     TOP_K: tl.constexpr,
     TOP_P: tl.constexpr,
     CUT: tl.constexpr,
-    UPPER: tl.constexpr,
     SIZE: tl.constexpr,
+    ALIGN: tl.constexpr,
 ):
     """Lower and upper bound of one row: of its top-k, or with TOP_P of its top-p among what its cut keeps.
 
-    Without UPPER the upper bound holds nothing. The counters of the row and those of open rows begin at 0.
+    A lower bound of -inf holds all. Ids are those of the last of ALIGN tokens,
+    such that the lower bound holds more, and the upper one less. The counters of the row and those of open rows begin at 0.
     """
     row = tl.program_id(0).to(tl.int64)
     x = logits + row * stride
@@ -136,13 +137,10 @@ def bounds_kernel(
         temperatures, top_ks, top_ps, top_ps, row, vocab, WARM, TOP_K, TOP_P, False
     )
     k = tl.where(temperature <= 0, 1, k)
-    cut = float("-inf")
-    cut_id = 2147483647
-    if CUT:
-        cut = tl.load(cuts + row)
-        cut_id = tl.load(cut_ids + row)
-    lower, upper = cut, cut
-    lower_id, upper_id = cut_id, cut_id
+    lower = float("-inf")
+    upper = float("-inf")
+    lower_id = 2147483647
+    upper_id = 2147483647
     restricted = (temperature > 0) & (top_p < 1) if TOP_P else k < vocab
     if restricted:
         upper = float("inf")
@@ -150,7 +148,8 @@ def bounds_kernel(
         ids, values = _sample(x, vocab, SIZE)
         sampled = tl.sum((ids < vocab).to(tl.int32), 0)
         if CUT:
-            values = kept_values(values, ids, cut, cut_id, True)
+            cut_id = tl.load(cut_ids + row)
+            values = kept_values(values, ids, tl.load(cuts + row), cut_id, True)
         used = (values > float("-inf")) & (values < float("inf"))
         keys = tl.where(used, key_of(values), 0).to(tl.uint32)
         high = tl.max(keys, 0)
@@ -182,10 +181,10 @@ def bounds_kernel(
         a, b = _two_of_weight(keys, weights, first, second, low, high, steps, TOP_P)
         if (first <= most) & (high > 0):
             lower = value_of(a)
-            lower_id = _id_at(ids, keys, weights, a, first, 2147483647, vocab)
-        if UPPER:  # noqa: SIM102 - known when it is compiled
-            if (second >= 1) & (second <= most):
-                upper = value_of(b)
-                upper_id = _id_at(ids, keys, weights, b, second, -1, vocab)
+            lower_id = _id_at(ids, keys, weights, a, first, 2147483647, vocab) | (ALIGN - 1)
+        if (second >= 1) & (second <= most):
+            upper = value_of(b)
+            upper_id = _id_at(ids, keys, weights, b, second, -1, vocab)
+            upper_id = (upper_id + 1) // ALIGN * ALIGN - 1
     tl.store(bounds + row * 2 + pair, tl.where(pair == 0, lower, upper))
     tl.store(bound_ids + row * 2 + pair, tl.where(pair == 0, lower_id, upper_id))

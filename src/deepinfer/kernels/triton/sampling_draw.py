@@ -11,16 +11,17 @@ import triton
 import triton.language as tl
 
 from deepinfer.kernels.triton.philox import exact_gumbel, fast_log2_exponential, token_words
-from deepinfer.kernels.triton.sampling_keys import larger
+from deepinfer.kernels.triton.sampling_keys import key_of, larger, value_of
 
 __all__ = [
     "best_of_chunks_kernel",
     "best_token_kernel",
     "chunk_top_kernel",
     "exact_scores",
-    "first_of_row_kernel",
     "holds",
     "kept_values",
+    "limit_of",
+    "limits_of",
     "noisy_block",
     "scale_of",
     "winner_of_chunks",
@@ -43,6 +44,23 @@ def holds(values, at, bound, bound_id):
 
 
 @triton.jit
+def limit_of(bound, bound_id, first, BLOCK: tl.constexpr):
+    """The logit that tokens of a chunk must exceed to be held by a bound whose id is the last of a chunk."""
+    under = tl.where(bound > float("-inf"), value_of((key_of(bound) - 1).to(tl.uint32)), bound)
+    return tl.where(first + BLOCK - 1 <= bound_id, under, bound)
+
+
+@triton.jit
+def limits_of(bound, bound_id, first, BLOCK: tl.constexpr):
+    """The logit that each token of a chunk must exceed to be held by a bound: one comparison for each instead of three."""
+    limits = tl.zeros((BLOCK,), tl.float32) + limit_of(bound, bound_id, first, BLOCK)
+    if (first <= bound_id) & (first + BLOCK - 1 > bound_id):
+        under = limit_of(bound, bound_id, first - BLOCK, BLOCK)
+        limits = tl.where(first + tl.arange(0, BLOCK) <= bound_id, under, bound)
+    return limits
+
+
+@triton.jit
 def scale_of(temperature):
     """log2(e) / temperature in fp32, finite."""
     return tl.minimum(1.4426950408889634 / temperature, 3e38).to(tl.float32)
@@ -60,21 +78,19 @@ def exact_scores(x, at, inside, highest, temperature, seed, position, stream, cu
 
 @triton.jit
 def noisy_block(
-    x, values, first, vocab, highest, temperature, seed, position, stream, cut, cut_id,
+    x, scaled, first, vocab, highest, temperature, seed, position, stream, cut, cut_id,
     CUT: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The block of four tokens in which the highest `value / temperature + noise` of a chunk is; -1 if there is none.
 
-    `values` are those of the chunk's tokens, from token `first` on, -inf where a token does not count; none is above
-    `highest`.
+    `scaled` are `value - highest` times `scale_of(temperature)`, from token `first` on, -inf where a token does not count;
+    `highest` is any logit that none is above, or that of the row.
     """
-    anchor = tl.where(highest == float("-inf"), 0.0, highest)
     quarter = tl.arange(0, BLOCK // 4) + first // 4
     w0, w1, w2, w3 = token_words(seed, position, quarter, stream)
     words = tl.join(tl.join(w0, w2), tl.join(w1, w3)).reshape(BLOCK)
-    factor = scale_of(temperature)
     # Times log2(e), like the noise.
-    scores = (values - anchor) * factor - fast_log2_exponential(words, FAST)
+    scores = scaled - fast_log2_exponential(words, FAST)
     best = tl.max(scores.reshape(BLOCK // 4, 4), 1)
     peak = tl.max(best, 0)
     is_open = best >= peak - 1e-3
@@ -86,7 +102,7 @@ def noisy_block(
         while block < 2147483647:
             at = block * 4 + tl.arange(0, 4)
             exact = exact_scores(
-                x, at, at < vocab, anchor, temperature, seed, position, stream, cut, cut_id, CUT
+                x, at, at < vocab, highest, temperature, seed, position, stream, cut, cut_id, CUT
             )
             own = tl.max(exact, 0)
             found = tl.where(own > top, block, found)
@@ -109,6 +125,7 @@ def best_token_kernel(
     stride,
     num_chunks,
     stream,
+    DRAWN: tl.constexpr,
     WARM: tl.constexpr,
     CUT: tl.constexpr,
     FAST: tl.constexpr,
@@ -126,16 +143,17 @@ def best_token_kernel(
     if CUT:
         cut = tl.load(cuts + row)
         cut_id = tl.load(cut_ids + row)
-    values = kept_values(values, at, cut, cut_id, CUT)
+        values = tl.where(values <= limits_of(cut, cut_id, first, BLOCK), float("-inf"), values)
     highest = tl.reduce(values, 0, larger)
-    temperature = tl.full((), 1.0, tl.float64)
-    if WARM:
+    temperature = tl.full((), 1.0 if DRAWN else 0.0, tl.float64)
+    if DRAWN and WARM:
         temperature = tl.load(temperatures + row).to(tl.float64)
     if temperature > 0:
         seed = tl.load(seeds + row).to(tl.int64)
         position = tl.load(positions + row).to(tl.int64)
+        scaled = (values - tl.where(highest > float("-inf"), highest, 0.0)) * scale_of(temperature)
         token = noisy_block(
-            x, values, first, vocab, highest, temperature, seed, position, stream, cut, cut_id,
+            x, scaled, first, vocab, highest, temperature, seed, position, stream, cut, cut_id,
             CUT, FAST, BLOCK,
         )  # fmt: skip
     else:
@@ -173,6 +191,7 @@ def best_of_chunks_kernel(
     stride,
     num_chunks,
     stream,
+    DRAWN: tl.constexpr,
     WARM: tl.constexpr,
     CUT: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -185,8 +204,8 @@ def best_of_chunks_kernel(
     token = tl.load(tokens + row * num_chunks + c, mask=inside, other=-1)
     highest = tl.reduce(tops_row, 0, larger)
     good = (highest > float("-inf")) & (highest < float("inf"))
-    temperature = tl.full((), 1.0, tl.float64)
-    if WARM:
+    temperature = tl.full((), 1.0 if DRAWN else 0.0, tl.float64)
+    if DRAWN and WARM:
         temperature = tl.load(temperatures + row).to(tl.float64)
     usable = inside & (token >= 0) & (tops_row > float("-inf"))
     best_token = tl.min(tl.where(usable & (tops_row == highest), token, 2147483647), 0)
@@ -208,27 +227,9 @@ def best_of_chunks_kernel(
 
 @triton.jit
 def chunk_top_kernel(logits, tops, vocab, stride, num_chunks, BLOCK: tl.constexpr):
-    """The highest logit of one chunk; NaN if one is. Its token is looked up in one chunk of a row: an index each is more work."""
+    """The highest logit of one chunk; NaN if one is."""
     to = tl.program_id(0).to(tl.int64)
     at = (to % num_chunks).to(tl.int32) * BLOCK + tl.arange(0, BLOCK)
     x = logits + to // num_chunks * stride
     values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
     tl.store(tops + to, tl.reduce(values, 0, larger))
-
-
-@triton.jit
-def first_of_row_kernel(
-    logits, tops, out, vocab, stride, num_chunks, CHUNKS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """The first token of the highest logit of a row: it is in the first chunk that has it."""
-    row = tl.program_id(0).to(tl.int64)
-    c = tl.arange(0, CHUNKS)
-    chunk_tops = tl.load(tops + row * num_chunks + c, mask=c < num_chunks, other=float("-inf"))
-    highest = tl.reduce(chunk_tops, 0, larger)
-    token = -1
-    if (highest > float("-inf")) & (highest < float("inf")):
-        first = tl.min(tl.where(chunk_tops == highest, c, CHUNKS), 0)
-        at = first * BLOCK + tl.arange(0, BLOCK)
-        values = tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf"))
-        token = tl.min(tl.where(values.to(tl.float32) == highest, at, 2147483647), 0)
-    tl.store(out + row, token.to(out.dtype.element_ty))

@@ -25,7 +25,7 @@ def apply_cut_kernel(
     tl.store(out + row * stride_out + at, tl.where(dropped, low, x), mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_rows", "stride_column"])
+@triton.jit(do_not_specialize=["num_rows"])
 def token_bitmask_kernel(
     logits,
     bitmask,
@@ -41,11 +41,7 @@ def token_bitmask_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Writes -inf where a bit is 0, and behind the bitmask; nothing is read but bits, nor a row behind the last touched.
-
-    Of a column stride that the compiler does not know, neighbouring threads have neighbouring columns: what they write of a
-    sector is written at once.
-    """
+    """Writes -inf where a bit is 0, and behind the bitmask; a chunk that is kept is not touched, nor a row behind the last."""
     to = tl.program_id(0).to(tl.int64)
     k = to // num_chunks
     row = k
@@ -58,11 +54,14 @@ def token_bitmask_kernel(
         words = tl.load(mask + index * stride_mask_word, mask=index * 32 < width, other=0)
         at = first + tl.arange(0, BLOCK)
         address = logits + row * stride_row + at * stride_column
-        if (tl.max((words != -1).to(tl.int32), 0) == 1) | (first + BLOCK > width):
-            low = tl.full((BLOCK,), float("-inf"), logits.dtype.element_ty)
+        low = tl.full((BLOCK,), float("-inf"), logits.dtype.element_ty)
+        if tl.max((words != 0).to(tl.int32), 0) == 0:
+            tl.store(address, low, mask=at < columns)
+        elif (tl.max((words != -1).to(tl.int32), 0) == 1) | (first + BLOCK > width):
             word = tl.load(mask + (at >> 5) * stride_mask_word, mask=at < width, other=0)
-            dropped = ((word >> (at & 31).to(tl.int32)) & 1) == 0
-            tl.store(address, low, mask=dropped & (at < columns))
+            kept = ((word >> (at & 31).to(tl.int32)) & 1) == 1
+            x = tl.load(address, mask=at < columns, other=0.0)
+            tl.store(address, tl.where(kept, x, low), mask=at < columns)
 
 
 @triton.jit(do_not_specialize=["num_prompt", "num_output"])

@@ -9,15 +9,20 @@ import triton
 from torch import Tensor
 
 from deepinfer.kernels.configs import sampling as configs
+from deepinfer.kernels.topk import topk
 from deepinfer.kernels.triton.launches import interpreted, on_device, warps
 from deepinfer.kernels.triton.sampling_bounds import bounds_kernel
 from deepinfer.kernels.triton.sampling_draw import (
     best_of_chunks_kernel,
     best_token_kernel,
     chunk_top_kernel,
-    first_of_row_kernel,
 )
 from deepinfer.kernels.triton.sampling_edit import apply_cut_kernel
+from deepinfer.kernels.triton.sampling_groups import (
+    chunk_maxima_kernel,
+    few_cut_kernel,
+    row_cut_kernel,
+)
 from deepinfer.kernels.triton.sampling_list import finish_kernel, gather_kernel
 from deepinfer.kernels.triton.sampling_mass import (
     mass_bounds_kernel,
@@ -37,6 +42,7 @@ __all__ = [
     "best_tokens",
     "cut_mass",
     "cut_rows",
+    "draw_by_groups",
     "draw_by_rounds",
     "draw_filtered",
     "draw_listed",
@@ -72,18 +78,7 @@ def highest_tokens(logits: Tensor, out: Tensor, sizes: tuple[int, int] | None = 
         out: Shape [rows], int64.
         sizes: Tokens of a chunk, and warps.
     """
-    rows, vocab = logits.shape
-    block, num_warps = sizes or configs.lookup("argmax", vocab)
-    chunks = triton.cdiv(vocab, block)
-    tops = _empty(logits, rows, chunks)
-    where = (vocab, logits.stride(0), chunks)
-    chunk_top_kernel[(rows * chunks,)](
-        logits, tops, *where, BLOCK=block, num_warps=warps(num_warps)
-    )
-    first_of_row_kernel[(rows,)](
-        logits, tops, out, *where,
-        CHUNKS=triton.next_power_of_2(chunks), BLOCK=block, num_warps=warps(num_warps),
-    )  # fmt: skip
+    _best(logits, (logits, logits, logits), 0, out, sizes, None, drawn=False, warm=False)
 
 
 def best_tokens(
@@ -109,22 +104,38 @@ def best_tokens(
         cuts: Logit and id at which each row is cut.
         sizes: Tokens of a chunk, and warps.
     """
+    warm = temperature if temperature is not None else seeds
+    _best(
+        logits, (warm, seeds, positions), stream, out, sizes, cuts,
+        drawn=True, warm=temperature is not None,
+    )  # fmt: skip
+
+
+def _best(
+    logits: Tensor,
+    options: tuple[Tensor, Tensor, Tensor],
+    stream: int,
+    out: Tensor,
+    sizes: tuple[int, int] | None,
+    cuts: tuple[Tensor, Tensor] | None,
+    *,
+    drawn: bool,
+    warm: bool,
+) -> None:
     rows, vocab = logits.shape
-    block, num_warps = sizes or configs.lookup("gumbel", vocab)
+    block, num_warps = sizes or configs.lookup("gumbel" if drawn else "argmax", vocab)
     chunks = triton.cdiv(vocab, block)
     tokens, tops = _empty(logits, rows, chunks, dtype=torch.int32), _empty(logits, rows, chunks)
     cut = cuts if cuts is not None else (tops, tokens)
-    warm = temperature if temperature is not None else tops
-    options = (warm, seeds, positions, *cut, tokens, tops)
     where = (vocab, logits.stride(0), chunks, stream)
-    flags = {"WARM": temperature is not None, "CUT": cuts is not None}
+    flags = {"DRAWN": drawn, "WARM": warm, "CUT": cuts is not None}
     best_token_kernel[(rows * chunks,)](
-        logits, *options, *where,
+        logits, *options, *cut, tokens, tops, *where,
         FAST=not interpreted(), BLOCK=block, num_warps=warps(num_warps), **flags,
     )  # fmt: skip
     best_of_chunks_kernel[(rows,)](
-        logits, *options, out, *where,
-        CHUNKS=triton.next_power_of_2(chunks), num_warps=warps(4), **flags,
+        logits, *options, *cut, tokens, tops, out, *where,
+        CHUNKS=triton.next_power_of_2(chunks), num_warps=warps(4 if drawn else 1), **flags,
     )  # fmt: skip
 
 
@@ -138,8 +149,8 @@ def _bounds(
     cuts: tuple[Tensor, Tensor] | None,
     size: int,
     *,
+    align: int,
     by_mass: bool,
-    upper: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Bounds of top-p among what cuts keep, or of top-k: logits and ids, shape [rows, 2]; and counters set to 0."""
     rows, vocab = logits.shape
@@ -151,44 +162,9 @@ def _bounds(
     bounds_kernel[(rows,)](
         logits, *given, cut, cut_id, bounds, ids, counts, vocab, logits.stride(0),
         WARM=filters.temperature is not None, TOP_K=filters.top_k is not None and not by_mass, TOP_P=by_mass,
-        CUT=cuts is not None, UPPER=upper, SIZE=size, num_warps=warps(max(1, size // 512)),
+        CUT=cuts is not None, SIZE=size, ALIGN=align, num_warps=warps(max(1, size // 512)),
     )  # fmt: skip
     return bounds, ids, counts
-
-
-def _list(
-    logits: Tensor,
-    filters: Filters,
-    draw: tuple[Tensor, Tensor, int, Tensor] | None,
-    sizes: tuple[int, int] | None,
-    sample: int,
-    capacity: int,
-    finish_warps: int | None,
-) -> tuple[Tensor, Tensor]:
-    """Cuts rows by top-k and min-p, or draws among what all filters keep, by lists of the tokens between bounds."""
-    rows, vocab = logits.shape
-    block, num_warps = sizes or configs.lookup("gather", vocab)
-    chunks = triton.cdiv(vocab, block)
-    drawn = draw is not None
-    bounds, ids, counts = _bounds(logits, filters, None, sample, by_mass=False, upper=not drawn)
-    tops = _empty(logits, rows, chunks)
-    found = _empty(logits, rows, capacity, dtype=torch.int32)
-    gather_kernel[(rows * chunks,)](
-        logits, bounds, ids, tops, counts, found, vocab, logits.stride(0), chunks,
-        UPPER=not drawn, BLOCK=block, CAPACITY=capacity, num_warps=warps(num_warps),
-    )  # fmt: skip
-    cuts, cut_ids = _empty(logits, rows), _empty(logits, rows, dtype=torch.int32)
-    given = [t if t is not None else tops for t in filters[:4]]
-    seeds, positions, stream, out = draw or (cut_ids, cut_ids, 0, cut_ids)
-    finish_kernel[(rows,)](
-        logits, *given, seeds, positions, tops, bounds, counts, found, cuts, cut_ids, out,
-        vocab, logits.stride(0), chunks, stream,
-        WARM=filters.temperature is not None, TOP_K=filters.top_k is not None,
-        TOP_P=drawn and filters.top_p is not None, MIN_P=filters.min_p is not None, DRAWN=drawn,
-        FAST=not interpreted(), CHUNKS=triton.next_power_of_2(chunks), CAPACITY=capacity,
-        num_warps=warps(finish_warps or max(1, min(16, capacity // 256))),
-    )  # fmt: skip
-    return cuts, cut_ids
 
 
 def cut_rows(
@@ -211,8 +187,72 @@ def cut_rows(
         The logit of the cut, shape [rows], fp32, NaN for a row that cannot be drawn; and the last id that is kept at it,
         shape [rows], int32.
     """
-    capacity = min(capacity, configs.chunk_of(logits.shape[1], capacity))
-    return _list(logits, filters, None, sizes, sample, capacity, None)
+    rows, vocab = logits.shape
+    block, num_warps = sizes or configs.lookup("gather", vocab)
+    capacity = min(capacity, configs.chunk_of(vocab, capacity))
+    chunks = triton.cdiv(vocab, block)
+    bounds, ids, counts = _bounds(logits, filters, None, sample, align=1, by_mass=False)
+    tops = _empty(logits, rows, chunks)
+    found = _empty(logits, rows, capacity, dtype=torch.int32)
+    gather_kernel[(rows * chunks,)](
+        logits, bounds, ids, tops, counts, found, vocab, logits.stride(0), chunks,
+        BLOCK=block, CAPACITY=capacity, num_warps=warps(num_warps),
+    )  # fmt: skip
+    cuts, cut_ids = _empty(logits, rows), _empty(logits, rows, dtype=torch.int32)
+    given = [t if t is not None else tops for t in filters[:4]]
+    finish_kernel[(rows,)](
+        logits, *given, cut_ids, cut_ids, tops, bounds, counts, found, cuts, cut_ids, cut_ids,
+        vocab, logits.stride(0), chunks, 0, capacity,
+        WARM=filters.temperature is not None, TOP_K=filters.top_k is not None, TOP_P=False,
+        MIN_P=filters.min_p is not None, DRAWN=False, FAST=not interpreted(),
+        CHUNKS=triton.next_power_of_2(chunks), CAPACITY=capacity,
+        num_warps=warps(max(1, min(16, capacity // 256))),
+    )  # fmt: skip
+    return cuts, cut_ids
+
+
+def _by_groups(
+    logits: Tensor,
+    filters: Filters,
+    draw: tuple[Tensor, Tensor, int, Tensor] | None,
+    sizes: tuple[int, int] | None = None,
+    capacity: int = 2048,
+) -> tuple[Tensor, Tensor]:
+    """Cuts rows with a top-k up to `configs.FEW_TOP_K`, or draws among what all filters keep."""
+    rows, vocab = logits.shape
+    block, num_warps = sizes or configs.lookup("maxima", vocab)
+    chunks, groups = triton.cdiv(vocab, block), block // 32
+    padded = triton.next_power_of_2(chunks)
+    maxima, tops = _empty(logits, rows, chunks, groups), _empty(logits, rows, chunks)
+    cuts, cut_ids = _empty(logits, rows), _empty(logits, rows, dtype=torch.int32)
+    chunk_maxima_kernel[(rows * chunks,)](
+        logits, maxima, tops, vocab, logits.stride(0), chunks,
+        GROUPS=groups, BLOCK=block, num_warps=warps(num_warps),
+    )  # fmt: skip
+    given = [t if t is not None else tops for t in filters[:4]]
+    most = 2 * configs.FEW_TOP_K
+    scratch = _empty(logits, rows, most + capacity + 1, dtype=torch.int32)
+    seeds, positions, stream, out = draw or (cut_ids, cut_ids, 0, cut_ids)
+    where = (vocab, logits.stride(0), chunks, stream)
+    flags = {
+        "WARM": filters.temperature is not None,
+        "TOP_P": filters.top_p is not None,
+        "MIN_P": filters.min_p is not None,
+        "SAMPLE": draw is not None,
+        "CHUNKS": padded,
+        "MOST_K": most,
+        "CAPACITY": capacity,
+    }
+    row_cut_kernel[(rows,)](
+        logits, *given, seeds, positions, maxima, tops, scratch, cuts, cut_ids, out, *where,
+        BLOCK=block, GROUPS=groups, ALL_GROUPS=padded * groups, SPAN=2048, STEPS=14,
+        FAST=not interpreted(), num_warps=warps(8), **flags,
+    )  # fmt: skip
+    few_cut_kernel[(rows,)](
+        logits, *given, seeds, positions, tops, scratch, cuts, cut_ids, out, *where,
+        num_warps=1, **flags,
+    )  # fmt: skip
+    return cuts, cut_ids
 
 
 def cut_mass(
@@ -239,10 +279,10 @@ def cut_mass(
         As from `cut_rows`.
     """
     rows, vocab = logits.shape
-    bounds, ids, counts = _bounds(logits, filters, cuts, sample, by_mass=True, upper=True)
+    block, num_warps = sizes or configs.lookup("gather", vocab)
+    bounds, ids, counts = _bounds(logits, filters, cuts, sample, align=block, by_mass=True)
     bound = (bounds, ids)
     options = [t if t is not None else bounds for t in (filters.temperature, filters.top_p)]
-    block, num_warps = sizes or configs.lookup("gather", vocab)
     capacity = min(capacity, configs.chunk_of(vocab, capacity))
     chunks, groups = triton.cdiv(vocab, block), block // group
     padded = triton.next_power_of_2(chunks)
@@ -259,7 +299,7 @@ def cut_mass(
     first_round_kernel[grid](
         logits, options[0], ids, ids, *made, *bound, ids, tops, maxima, masses, sums, _empty(logits, 32, dtype=torch.int32),
         *where, 0,
-        DRAWN=False, FAST=False, PARTS=group // 4, **sizes_of_groups, **few, **flags,
+        BOUNDS=True, DRAWN=False, FAST=False, PARTS=group // 4, **sizes_of_groups, **few, **flags,
     )  # fmt: skip
     mass_bounds_kernel[(rows,)](
         *options, *made, *bound, tops, maxima, masses, sums, highests, vocab, chunks,
@@ -276,7 +316,7 @@ def cut_mass(
     return made
 
 
-def draw_listed(
+def draw_by_groups(
     logits: Tensor,
     filters: Filters,
     seeds: Tensor,
@@ -284,11 +324,9 @@ def draw_listed(
     stream: int,
     out: Tensor,
     sizes: tuple[int, int] | None = None,
-    sample: int | None = None,
-    capacity: int | None = None,
-    finish_warps: int | None = None,
+    capacity: int = 2048,
 ) -> None:
-    """Writes the token of each row, drawn among what its filters keep; for a top-k up to `configs.MOST_TOP_K`.
+    """Writes the token of each row, drawn among what its filters keep; for a top-k up to `configs.FEW_TOP_K`.
 
     Args:
         logits: Shape [rows, vocab], last stride 1.
@@ -298,13 +336,53 @@ def draw_listed(
         stream: Purpose of the noise.
         out: Shape [rows], int64.
         sizes: Tokens of a chunk, and warps.
-        sample: Tokens of a row that its bound is taken from, a power of two; None for a choice by `widest`.
-        capacity: Tokens of the list of a row, a power of two; None for a choice by `widest`.
+        capacity: Candidates of a row, a power of two.
+    """
+    _by_groups(logits, filters, (seeds, positions, stream, out), sizes, capacity)
+
+
+def draw_listed(
+    logits: Tensor,
+    filters: Filters,
+    seeds: Tensor,
+    positions: Tensor,
+    stream: int,
+    out: Tensor,
+    finish_warps: int | None = None,
+) -> None:
+    """Writes the token of each row, drawn among the highest; for a top-k up to `configs.MOST_TOP_K`.
+
+    Args:
+        logits: Shape [rows, vocab], last stride 1.
+        filters: Options of the rows, with a top-k in each of them, and `widest`.
+        seeds: Shape [rows], int64.
+        positions: Shape [rows], integers.
+        stream: Purpose of the noise.
+        out: Shape [rows], int64.
         finish_warps: Warps of the program that draws from the list of a row.
     """
-    found = configs.listed_of(logits.shape[1], filters.widest)
-    draw = (seeds, positions, stream, out)
-    _list(logits, filters, draw, sizes, sample or found[0], capacity or found[1], finish_warps)
+    rows, vocab = logits.shape
+    width = min(filters.widest, vocab)
+    found = _empty(logits, rows, width, dtype=torch.int32)
+    values = logits.float() if logits.dtype == torch.float16 else logits
+    block, num_warps = configs.lookup("argmax", vocab)
+    chunks = triton.cdiv(vocab, block)
+    tops = _empty(logits, rows, chunks)
+    # The selection does not look at NaN, of which one makes a row that is not drawn.
+    chunk_top_kernel[(rows * chunks,)](
+        logits, tops, vocab, logits.stride(0), chunks, BLOCK=block, num_warps=warps(num_warps)
+    )
+    topk(values, width, output_idx=found, return_value=False, backend="triton")
+    capacity = max(256, triton.next_power_of_2(width))
+    given = [t if t is not None else tops for t in filters[:4]]
+    finish_kernel[(rows,)](
+        logits, *given, seeds, positions, tops, tops, found, found, tops, found, out,
+        vocab, logits.stride(0), chunks, stream, width,
+        WARM=filters.temperature is not None, TOP_K=True, TOP_P=filters.top_p is not None,
+        MIN_P=filters.min_p is not None, DRAWN=True, FAST=not interpreted(),
+        CHUNKS=triton.next_power_of_2(chunks), CAPACITY=capacity,
+        num_warps=warps(finish_warps or max(1, min(16, capacity // 256))),
+    )  # fmt: skip
 
 
 def draw_filtered(
@@ -325,10 +403,12 @@ def draw_filtered(
         positions: Shape [rows], integers.
         stream: Purpose of the noise.
         out: Shape [rows], int64.
-        sizes: As in `draw_listed` where every row has a top-k up to `configs.MOST_TOP_K`, else as in `draw_by_rounds`.
+        sizes: As in `draw_by_groups` or `draw_listed` where every row has a top-k as small, else as in `draw_by_rounds`.
     """
     if filters.top_k is not None and 0 < filters.widest <= configs.MOST_TOP_K:
-        draw_listed(logits, filters, seeds, positions, stream, out, **sizes)
+        few = filters.widest <= configs.FEW_TOP_K
+        draw = draw_by_groups if few else draw_listed
+        draw(logits, filters, seeds, positions, stream, out, **sizes)
         return
     cuts = None
     if filters.top_k is not None or filters.min_p is not None:
@@ -356,7 +436,7 @@ def draw_by_rounds(
     rounds: int | None = None,
     programs: int | None = None,
     group: int = 16,
-    sample: int = configs.SAMPLE,
+    sample: int = 0,
 ) -> None:
     """Writes the token of each row, drawn and judged by its top-p, until one is kept.
 
@@ -375,17 +455,23 @@ def draw_by_rounds(
         rounds: Rounds of several programs a row behind the first, at most 7; None for a choice by the number of rows.
         programs: Programs of such a round; None for all that the processors of the GPU hold at once.
         group: Tokens of a group, a power of two from 8.
-        sample: Tokens of a row that its bounds are taken from, a power of two.
+        sample: Tokens of a row that bounds are taken from, a power of two; 0 for no bounds.
     """
     rows, vocab = logits.shape
     given = [t if t is not None else logits for t in (filters.temperature, filters.top_p)]
     warm = {"WARM": filters.temperature is not None}
     fast = {"FAST": not interpreted()}
-    bounds, ids, counts = _bounds(logits, filters, cuts, sample, by_mass=True, upper=True)
-    bound = (bounds, ids)
+    block, num_warps = sizes or configs.lookup("first_round", vocab)
+    ends, end_ids = _empty(logits, rows), _empty(logits, rows, dtype=torch.int32)
+    state = (ends, end_ids, torch.empty_like(end_ids), _empty(logits, rows, 2))
+    if sample:
+        *bound, counts = _bounds(logits, filters, cuts, sample, align=block, by_mass=True)
+    else:
+        bound = [_empty(logits, rows, 2), _empty(logits, rows, 2, dtype=torch.int32)]
+        counts = torch.empty_like(end_ids)
     cut = cuts if cuts is not None else bound
     flags = warm | {"CUT": cuts is not None}
-    block, num_warps = sizes or configs.lookup("first_round", vocab)
+    bounded = {"BOUNDS": sample > 0}
     chunks, groups = triton.cdiv(vocab, block), block // group
     padded = triton.next_power_of_2(chunks)
     rounds = configs.rounds_of(rows) if rounds is None else rounds
@@ -402,25 +488,23 @@ def draw_by_rounds(
     first_round_kernel[(rows * chunks,)](
         logits, given[0], seeds, positions, *cut, *bound, *made, num_open, *where,
         DRAWN=True, BLOCK=block, GROUPS=groups, PARTS=group // 4, num_warps=warps(num_warps),
-        **flags, **fast,
+        **flags, **fast, **bounded,
     )  # fmt: skip
-    ends, end_ids = _empty(logits, rows), _empty(logits, rows, dtype=torch.int32)
-    state = (ends, end_ids, torch.empty_like(end_ids), _empty(logits, rows, 2))
     first_judge_kernel[(rows,)](
         logits, *given, seeds, positions, *cut, *bound, *made, *state, num_open, open_rows, counts,
         out, *where,
         CHUNKS=padded, GROUPS=groups, ALL_GROUPS=padded * groups, num_warps=warps(judge_warps),
-        **flags,
+        **flags, **bounded,
     )  # fmt: skip
     block, num_warps = next_sizes or configs.lookup("next_round", vocab)
     chunks = triton.cdiv(vocab, block)
-    tokens, tops, sums = parts(dtype=torch.int32), parts(), parts()
+    tokens, sums = parts(dtype=torch.int32), parts()
     most = programs or configs.PROGRAMS
     for i in range(rounds):
         # Few rows are open, so a fixed number of programs shares their chunks.
         next_round_kernel[(min(rows * chunks, most),)](
             logits, *given, seeds, positions, *bound, *state, num_open[i], open_rows[i],
-            num_open[i + 1], open_rows[i + 1], counts, tokens, tops, sums, out, vocab,
+            num_open[i + 1], open_rows[i + 1], counts, tokens, sums, out, vocab,
             logits.stride(0), chunks, stream,
             CHUNKS=triton.next_power_of_2(chunks), BLOCK=block, num_warps=warps(num_warps),
             **warm, **fast,
@@ -441,6 +525,9 @@ def mask_filtered(logits: Tensor, filters: Filters, out: Tensor) -> None:
         out: Shape [rows, vocab], last stride 1; may be `logits`.
     """
     cuts = None
+    if filters.top_k is not None and 0 < filters.widest <= configs.FEW_TOP_K:
+        apply_cuts(logits, _by_groups(logits, filters, None), out)
+        return
     # A temperature of 0 is a top-k of 1.
     if any(t is not None for t in (filters.temperature, filters.top_k, filters.min_p)):
         cuts = cut_rows(logits, filters)

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from deepinfer.kernels.triton.philox import chosen_word, exact_gumbel, fast_log2_exponential
 from deepinfer.kernels.triton.sampling_bounds import row_options
-from deepinfer.kernels.triton.sampling_draw import holds, scale_of
+from deepinfer.kernels.triton.sampling_draw import limits_of, scale_of
 from deepinfer.kernels.triton.sampling_keys import (
     count_search,
     id_search,
@@ -21,7 +21,7 @@ from deepinfer.kernels.triton.sampling_keys import (
     mass_search,
     value_of,
 )
-from deepinfer.kernels.triton.sampling_whole import best_before, cut_by_count, cut_by_mass
+from deepinfer.kernels.triton.sampling_whole import best_before, cut_by_count, cut_whole_row
 
 __all__ = [
     "above_nothing",
@@ -61,7 +61,6 @@ def gather_kernel(
     vocab,
     stride,
     num_chunks,
-    UPPER: tl.constexpr,
     BLOCK: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
@@ -71,20 +70,18 @@ def gather_kernel(
     """
     to = tl.program_id(0).to(tl.int64)
     row = to // num_chunks
-    at = (to % num_chunks).to(tl.int32) * BLOCK + tl.arange(0, BLOCK)
+    first = (to % num_chunks).to(tl.int32) * BLOCK
+    at = first + tl.arange(0, BLOCK)
     x = tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
     tl.store(tops + to, tl.reduce(x, 0, larger))
-    lower = tl.load(bounds + row * 2)
-    lower_id = tl.load(bound_ids + row * 2)
-    listed = holds(x, at, lower, lower_id) & (x > float("-inf"))
-    if UPPER:
-        upper = tl.load(bounds + row * 2 + 1)
-        upper_id = tl.load(bound_ids + row * 2 + 1)
-        above = listed & holds(x, at, upper, upper_id)
-        listed &= above == 0
-        num_above = tl.sum(above.to(tl.int32), 0)
-        if num_above > 0:
-            tl.atomic_add(counts + row * 2 + 1, num_above)
+    lower = limits_of(tl.load(bounds + row * 2), tl.load(bound_ids + row * 2), first, BLOCK)
+    listed = x > lower
+    upper = tl.load(bounds + row * 2 + 1)
+    above = listed & (x > limits_of(upper, tl.load(bound_ids + row * 2 + 1), first, BLOCK))
+    listed &= above == 0
+    num_above = tl.sum(above.to(tl.int32), 0)
+    if num_above > 0:
+        tl.atomic_add(counts + row * 2 + 1, num_above)
     append(listed, at, counts + row * 2, found + row * CAPACITY, CAPACITY)
 
 
@@ -161,6 +158,7 @@ def finish_kernel(
     stride,
     num_chunks,
     stream,
+    width,
     WARM: tl.constexpr,
     TOP_K: tl.constexpr,
     TOP_P: tl.constexpr,
@@ -172,7 +170,8 @@ def finish_kernel(
 ):
     """Cuts one row by top-k and min-p in its list: writes the cut, or with DRAWN the token, drawn after top-p.
 
-    A row that its bounds don't fit is searched as a whole. The cut of a row that cannot be drawn is NaN.
+    With DRAWN the list is of the `width` highest tokens, -1 for none. A row that its bounds don't fit is searched as a whole.
+    The cut of a row that cannot be drawn is NaN.
     """
     row = tl.program_id(0).to(tl.int64)
     x = logits + row * stride
@@ -198,22 +197,18 @@ def finish_kernel(
         least = tl.zeros((), tl.uint32)
         if MIN_P:
             least = least_kept_key(highest, temperature, tl.where(is_greedy, 0.0, min_p))
-        listed = tl.load(counts + row * 2)
-        above = tl.load(counts + row * 2 + 1)
-        is_all = tl.load(bounds + row * 2) == float("-inf")
-        fits = (listed <= CAPACITY) & (above < k) & (is_all | (above + listed >= k))
-        fits |= k >= vocab
         key = tl.zeros((), tl.uint32)
         cut_id = 2147483647
+        i = tl.arange(0, CAPACITY)
         if DRAWN:
-            if fits:
-                i = tl.arange(0, CAPACITY)
-                used = i < listed
-                ids = tl.load(found + row * CAPACITY + i, mask=used, other=0)
-                values = tl.load(x + ids, mask=used, other=float("-inf")).to(tl.float32)
+            if (k <= width) | (width >= vocab):
+                used = i < width
+                ids = tl.load(found + row * width + i, mask=used, other=-1)
+                values = tl.load(x + ids, mask=ids >= 0, other=float("-inf")).to(tl.float32)
+                used = values > float("-inf")
                 keys = tl.where(used, key_of(values), 0).to(tl.uint32)
                 kept = used
-                if k < listed:
+                if k < tl.sum(used.to(tl.int32), 0):
                     key, cut_id = _count_cut(ids, keys, used, k, high, vocab)
                     kept &= (keys > key) | ((keys == key) & (ids <= cut_id))
                 kept &= keys >= least
@@ -230,16 +225,9 @@ def finish_kernel(
                     ids, values, kept, highest, temperature, seeds, positions, row, stream, FAST
                 )
             else:
-                if k < vocab:
-                    key, cut_id = cut_by_count(x, vocab, k, highest, 2048)
-                if TOP_P:  # noqa: SIM102 - known when it is compiled
-                    if top_p < 1:
-                        key, cut_id = cut_by_mass(
-                            x, vocab, key, cut_id, highest, temperature, top_p, least, 2048
-                        )
-                if least > key:
-                    key = least
-                    cut_id = cut_id * 0 + 2147483647
+                key, cut_id = cut_whole_row(
+                    x, vocab, highest, temperature, k, top_p, least, TOP_P, 2048
+                )
                 key, cut_id = above_nothing(key, cut_id)
                 seed = tl.load(seeds + row).to(tl.int64)
                 position = tl.load(positions + row).to(tl.int64)
@@ -249,10 +237,13 @@ def finish_kernel(
                 )  # fmt: skip
                 token = tl.where(token < vocab, token, -1)
         else:
+            listed = tl.load(counts + row * 2)
+            above = tl.load(counts + row * 2 + 1)
+            is_all = tl.load(bounds + row * 2) == float("-inf")
+            fits = (listed <= CAPACITY) & (above < k) & (is_all | (above + listed >= k))
             if (fits == 0) & (k < vocab):
                 key, cut_id = cut_by_count(x, vocab, k, highest, 2048)
             elif (k < vocab) & (above + listed >= k):
-                i = tl.arange(0, CAPACITY)
                 used = i < listed
                 ids = tl.load(found + row * CAPACITY + i, mask=used, other=0)
                 values = tl.load(x + ids, mask=used, other=float("-inf")).to(tl.float32)

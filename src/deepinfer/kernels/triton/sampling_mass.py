@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from deepinfer.kernels.triton.sampling_bounds import row_options
-from deepinfer.kernels.triton.sampling_draw import holds, kept_values, scale_of
+from deepinfer.kernels.triton.sampling_draw import limits_of, scale_of
 from deepinfer.kernels.triton.sampling_keys import key_of, larger, mass_of, value_of
 from deepinfer.kernels.triton.sampling_list import above_nothing, append, cut_of_mass
 from deepinfer.kernels.triton.sampling_rounds import bound_masses, group_masses, narrowed
@@ -49,7 +49,7 @@ def mass_bounds_kernel(
     if is_good & (temperature > 0) & (top_p < 1):
         factor = scale_of(temperature)
         total, in_lower, in_upper = bound_masses(
-            chunk_tops, sums, row, num_chunks, highest, factor, CHUNKS
+            chunk_tops, sums, row, num_chunks, highest, factor, True, CHUNKS
         )
         best, part = group_masses(
             tops, groups, masses, row, num_chunks, highest, factor, GROUPS, ALL_GROUPS
@@ -94,17 +94,19 @@ def mass_gather_kernel(
     )
     is_good = (highest > float("-inf")) & (highest < float("inf"))
     if is_good & (temperature > 0) & (top_p < 1):
-        at = (to % num_chunks).to(tl.int32) * BLOCK + tl.arange(0, BLOCK)
+        first = (to % num_chunks).to(tl.int32) * BLOCK
+        at = first + tl.arange(0, BLOCK)
         x = tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
         if CUT:
-            x = kept_values(x, at, tl.load(cuts + row), tl.load(cut_ids + row), True)
-        some = x > float("-inf")
-        mass = tl.where(some, mass_of(x, highest, temperature), 0)
+            limits = limits_of(tl.load(cuts + row), tl.load(cut_ids + row), first, BLOCK)
+            x = tl.where(x <= limits, float("-inf"), x)
+        mass = tl.where(x > float("-inf"), mass_of(x, highest, temperature), 0)
         upper = tl.load(bounds + row * 2 + 1)
-        above = holds(x, at, upper, tl.load(bound_ids + row * 2 + 1))
+        above = x > limits_of(upper, tl.load(bound_ids + row * 2 + 1), first, BLOCK)
         tl.store(exact + to * 2, tl.sum(mass, 0))
         tl.store(exact + to * 2 + 1, tl.sum(tl.where(above, mass, 0), 0))
-        listed = some & holds(x, at, tl.load(bounds + row * 2), tl.load(bound_ids + row * 2))
+        lower = tl.load(bounds + row * 2)
+        listed = x > limits_of(lower, tl.load(bound_ids + row * 2), first, BLOCK)
         listed &= above == 0
         append(listed, at, counts + row * 2, found + row * CAPACITY, CAPACITY)
 

@@ -15,7 +15,8 @@ import triton.language as tl
 from deepinfer.kernels.triton.sampling_bounds import row_options
 from deepinfer.kernels.triton.sampling_draw import (
     holds,
-    kept_values,
+    limit_of,
+    limits_of,
     noisy_block,
     scale_of,
     winner_of_chunks,
@@ -31,6 +32,13 @@ __all__ = [
     "next_round_kernel",
     "verdict",
 ]
+
+
+@triton.jit
+def narrower(bound, bound_id, other, other_id):
+    """The one of two bounds that holds less."""
+    swap = (other > bound) | ((other == bound) & (other_id < bound_id))
+    return tl.where(swap, other, bound), tl.where(swap, other_id, bound_id)
 
 
 @triton.jit(do_not_specialize=["stream"])
@@ -55,6 +63,7 @@ def first_round_kernel(
     stream,
     WARM: tl.constexpr,
     CUT: tl.constexpr,
+    BOUNDS: tl.constexpr,
     DRAWN: tl.constexpr,
     FAST: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -64,7 +73,8 @@ def first_round_kernel(
     """One chunk of one row: its best block of four tokens, highest logit, and maxima and masses of its groups and bounds.
 
     A group is four neighbours in each of PARTS places: token `w * 4 * GROUPS + 4 * g + j` of the chunk is in g. What the cut
-    drops counts nowhere. The counts of open rows of all rounds begin at 0. Without DRAWN no token is drawn.
+    drops counts nowhere. The counts of open rows of all rounds begin at 0. Without BOUNDS there are none; without DRAWN no token is
+    drawn.
     """
     to = tl.program_id(0).to(tl.int64)
     if to == 0:
@@ -75,7 +85,8 @@ def first_round_kernel(
     at = first + tl.arange(0, BLOCK)
     values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
     if CUT:
-        values = kept_values(values, at, tl.load(cuts + row), tl.load(cut_ids + row), True)
+        limits = limits_of(tl.load(cuts + row), tl.load(cut_ids + row), first, BLOCK)
+        values = tl.where(values <= limits, float("-inf"), values)
     best = tl.reduce(tl.reshape(values, (PARTS, GROUPS, 4)), 0, larger)
     best = tl.reduce(best, 1, larger)
     g = tl.arange(0, GROUPS)
@@ -88,24 +99,32 @@ def first_round_kernel(
     token = -1
     if temperature > 0:
         anchor = tl.where(highest == float("-inf"), 0.0, highest)
-        mass = tl.exp2((values - anchor) * scale_of(temperature))
+        scaled = (values - anchor) * scale_of(temperature)
+        mass = tl.exp2(scaled)
         part = tl.sum(tl.sum(tl.reshape(mass, (PARTS, GROUPS, 4)), 0), 1)
         tl.store(masses + to * GROUPS + g, part)
-        lower = tl.load(bounds + row * 2)
-        lower_id = tl.load(bound_ids + row * 2)
-        inside = holds(values, at, lower, lower_id)
         tl.store(sums + to * 3, tl.sum(part, 0))
-        tl.store(sums + to * 3 + 1, tl.sum(tl.where(inside, mass, 0.0), 0))
-        upper = tl.load(bounds + row * 2 + 1)
-        upper_id = tl.load(bound_ids + row * 2 + 1)
-        above = holds(values, at, upper, upper_id)
-        tl.store(sums + to * 3 + 2, tl.sum(tl.where(above, mass, 0.0), 0))
+        lower = float("-inf")
+        lower_id = 2147483647
+        if BOUNDS:
+            lower = tl.load(bounds + row * 2)
+            lower_id = tl.load(bound_ids + row * 2)
+            inside = values > limit_of(lower, lower_id, first, BLOCK)
+            tl.store(sums + to * 3 + 1, tl.sum(tl.where(inside, mass, 0.0), 0))
+            upper = tl.load(bounds + row * 2 + 1)
+            above = values > limit_of(upper, tl.load(bound_ids + row * 2 + 1), first, BLOCK)
+            tl.store(sums + to * 3 + 2, tl.sum(tl.where(above, mass, 0.0), 0))
+            scaled = tl.where(inside, scaled, float("-inf"))
         if DRAWN:
+            if CUT:
+                lower, lower_id = narrower(
+                    lower, lower_id, tl.load(cuts + row), tl.load(cut_ids + row)
+                )
             seed = tl.load(seeds + row).to(tl.int64)
             position = tl.load(positions + row).to(tl.int64)
             token = noisy_block(
-                x, tl.where(inside, values, float("-inf")), first, vocab, highest, temperature, seed,
-                position, stream, lower, lower_id, True, FAST, BLOCK,
+                x, scaled, first, vocab, highest, temperature, seed, position, stream, lower, lower_id,
+                CUT or BOUNDS, FAST, BLOCK,
             )  # fmt: skip
     elif DRAWN:
         token = tl.min(tl.where(values == highest, at, 2147483647), 0)
@@ -157,7 +176,9 @@ def _group_bounds(best, part, highest, factor, target, slack):
 
 
 @triton.jit
-def bound_masses(chunk_tops, sums, row, num_chunks, highest, factor, CHUNKS: tl.constexpr):
+def bound_masses(
+    chunk_tops, sums, row, num_chunks, highest, factor, BOUNDS: tl.constexpr, CHUNKS: tl.constexpr
+):  # fmt: skip
     """The masses of a row, of what its lower bound holds, and its upper one, in units of that of the highest logit.
 
     Those of a chunk are in units of that of its own.
@@ -167,8 +188,11 @@ def bound_masses(chunk_tops, sums, row, num_chunks, highest, factor, CHUNKS: tl.
     inside = (c < num_chunks) & (scale > 0)
     at = sums + (row * num_chunks + c) * 3
     total = tl.sum(tl.load(at, mask=inside, other=0.0) * scale, 0)
-    in_lower = tl.sum(tl.load(at + 1, mask=inside, other=0.0) * scale, 0)
-    in_upper = tl.sum(tl.load(at + 2, mask=inside, other=0.0) * scale, 0)
+    in_lower = 0.0
+    in_upper = float("inf")
+    if BOUNDS:
+        in_lower = tl.sum(tl.load(at + 1, mask=inside, other=0.0) * scale, 0)
+        in_upper = tl.sum(tl.load(at + 2, mask=inside, other=0.0) * scale, 0)
     return total, in_lower, in_upper
 
 
@@ -195,27 +219,20 @@ def narrowed(
 
     Of the bounds of the sample, as far as their masses prove them, and those of the groups, the narrower ones.
     """
-    cut = float("-inf")
-    cut_id = 2147483647
-    if CUT:
-        cut = tl.load(cuts + row)
-        cut_id = tl.load(cut_ids + row)
     lower = tl.load(bounds + row * 2)
     lower_id = tl.load(bound_ids + row * 2)
     upper = tl.load(bounds + row * 2 + 1)
     upper_id = tl.load(bound_ids + row * 2 + 1)
     target = top_p.to(tl.float32) * total
     slack = total * 2e-5
-    least, most = _group_bounds(best, part, highest, factor, target, slack)
-    is_wide = ((lower == cut) & (lower_id == cut_id)) | (in_lower >= target + slack)
+    end, most = _group_bounds(best, part, highest, factor, target, slack)
+    end_id = 2147483647
+    if CUT:
+        end, end_id = narrower(end, end_id, tl.load(cuts + row), tl.load(cut_ids + row))
+    if in_lower >= target + slack:
+        end, end_id = narrower(end, end_id, lower, lower_id)
     swap = (in_upper >= target - slack) | (most < upper)
-    upper_id = tl.where(swap, -1, upper_id)
-    upper = tl.where(swap, most, upper)
-    end_id = tl.where(least > cut, 2147483647, cut_id)
-    end = tl.maximum(least, cut)
-    end_id = tl.where(is_wide & (lower >= end), lower_id, end_id)
-    end = tl.where(is_wide & (lower >= end), lower, end)
-    return end, end_id, upper, upper_id
+    return end, end_id, tl.where(swap, most, upper), tl.where(swap, -1, upper_id)
 
 
 @triton.jit(do_not_specialize=["stream"])
@@ -248,6 +265,7 @@ def first_judge_kernel(
     stream,
     WARM: tl.constexpr,
     CUT: tl.constexpr,
+    BOUNDS: tl.constexpr,
     CHUNKS: tl.constexpr,
     GROUPS: tl.constexpr,
     ALL_GROUPS: tl.constexpr,
@@ -281,27 +299,30 @@ def first_judge_kernel(
     if is_good & (temperature > 0):
         seed = tl.load(seeds + row).to(tl.int64)
         position = tl.load(positions + row).to(tl.int64)
-        lower = tl.load(bounds + row * 2)
-        lower_id = tl.load(bound_ids + row * 2)
-        upper = tl.load(bounds + row * 2 + 1)
-        upper_id = tl.load(bound_ids + row * 2 + 1)
+        lower = float("-inf")
+        lower_id = 2147483647
+        is_all = True
+        if BOUNDS:
+            lower = tl.load(bounds + row * 2)
+            lower_id = tl.load(bound_ids + row * 2)
+            is_all = lower == float("-inf")
+            upper = tl.load(bounds + row * 2 + 1)
+            upper_id = tl.load(bound_ids + row * 2 + 1)
+        if CUT:
+            lower, lower_id = narrower(lower, lower_id, tl.load(cuts + row), tl.load(cut_ids + row))
         usable = (blocks >= 0) & (chunk_tops > float("-inf"))
         wait = winner_of_chunks(
-            x, blocks, usable, vocab, highest, temperature, seed, position, stream, lower, lower_id, True
+            x, blocks, usable, vocab, highest, temperature, seed, position, stream, lower, lower_id,
+            CUT or BOUNDS,
         )  # fmt: skip
         value = tl.load(x + wait, mask=wait < vocab, other=float("-inf")).to(tl.float32)
         factor = scale_of(temperature)
         total, in_lower, in_upper = bound_masses(
-            chunk_tops, sums, row, num_chunks, highest, factor, CHUNKS
+            chunk_tops, sums, row, num_chunks, highest, factor, BOUNDS, CHUNKS
         )
-        cut = float("-inf")
-        cut_id = 2147483647
-        if CUT:
-            cut = tl.load(cuts + row)
-            cut_id = tl.load(cut_ids + row)
         target = top_p.to(tl.float32) * total
         slack = total * 2e-5
-        is_wide = ((lower == cut) & (lower_id == cut_id)) | (in_lower >= target + slack)
+        is_wide = is_all | (in_lower >= target + slack)
         is_wide &= wait < vocab
         is_in = (in_upper < target - slack) & holds(value, wait, upper, upper_id)
         is_in = is_wide & (is_in | (top_p >= 1))
@@ -313,16 +334,20 @@ def first_judge_kernel(
             reach -= tl.exp2((value - highest) * factor)
             is_in = is_wide & (reach < target - slack)
             if is_in == 0:
-                end, end_id, upper, upper_id = narrowed(
-                    bounds, bound_ids, cuts, cut_ids, row, best, part, total, in_lower, in_upper,
-                    highest, factor, top_p, CUT,
-                )  # fmt: skip
-                # What is behind the end is dropped for sure.
-                if is_wide & holds(value, wait, end, end_id):
+                if BOUNDS:
+                    end, end_id, upper, upper_id = narrowed(
+                        bounds, bound_ids, cuts, cut_ids, row, best, part, total, in_lower, in_upper,
+                        highest, factor, top_p, CUT,
+                    )  # fmt: skip
+                    # What is behind the end is dropped for sure.
+                    if is_wide & holds(value, wait, end, end_id):
+                        end = value
+                        end_id = wait - 1
+                    else:
+                        wait = wait * 0 - 1
+                else:
                     end = value
                     end_id = wait - 1
-                else:
-                    wait = wait * 0 - 1
         if is_in:
             token = wait
     tl.store(arrived + row, 0)
@@ -341,7 +366,7 @@ def first_judge_kernel(
 
 @triton.jit
 def _judge(
-    x, row, end, end_id, temperature, top_ps, seed, position, bounds, bound_ids, tokens, tops, sums, ends,
+    x, row, end, end_id, temperature, top_ps, seed, position, bounds, bound_ids, tokens, sums, ends,
     end_ids, waiting, facts, num_open, open_rows, out, vocab, num_chunks, stream, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """Judges the waiting token of an open row; a dropped one gives its place to the best of the tokens before it."""
@@ -360,11 +385,9 @@ def _judge(
     is_in &= wait >= 0
     is_out |= wait < 0
     if is_out:
-        chunk_tops = tl.load(tops + at, mask=inside, other=float("-inf"), cache_modifier=".cg")
         blocks = tl.load(tokens + at, mask=inside, other=-1, cache_modifier=".cg")
-        usable = (blocks >= 0) & (chunk_tops > float("-inf"))
         token = winner_of_chunks(
-            x, blocks, usable, vocab, highest, temperature, seed, position, stream, end, end_id, True
+            x, blocks, blocks >= 0, vocab, highest, temperature, seed, position, stream, end, end_id, True
         )  # fmt: skip
         token = tl.minimum(token, vocab - 1)
         value = tl.load(x + token).to(tl.float32)
@@ -400,7 +423,6 @@ def next_round_kernel(
     still_open_rows,
     arrived,
     tokens,
-    tops,
     sums,
     out,
     vocab,
@@ -427,29 +449,30 @@ def next_round_kernel(
         x = logits + row * stride
         at = first + tl.arange(0, BLOCK)
         values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-        values = kept_values(values, at, end, end_id, True)
+        limits = limits_of(end, end_id, first, BLOCK)
         temperature = tl.full((), 1.0, tl.float64)
         if WARM:
             temperature = tl.load(temperatures + row).to(tl.float64)
-        anchor = tl.load(facts + row * 2)
-        tl.store(sums + to, tl.sum(tl.exp2((values - anchor) * scale_of(temperature)), 0))
-        highest = tl.max(values, 0)
+        highest = tl.load(facts + row * 2)
+        scaled = (values - highest) * scale_of(temperature)
+        scaled = tl.where(values <= limits, float("-inf"), scaled)
+        tl.store(sums + to, tl.sum(tl.exp2(scaled), 0))
         seed = tl.load(seeds + row).to(tl.int64)
         position = tl.load(positions + row).to(tl.int64)
-        token = highest.to(tl.int32) * 0 - 1
-        if highest > float("-inf"):
+        top = tl.max(scaled, 0)
+        token = top.to(tl.int32) * 0 - 1
+        if top > float("-inf"):
             token = noisy_block(
-                x, values, first, vocab, highest, temperature, seed, position, stream, end, end_id,
+                x, scaled, first, vocab, highest, temperature, seed, position, stream, end, end_id,
                 True, FAST, BLOCK,
             )  # fmt: skip
         tl.store(tokens + to, token)
-        tl.store(tops + to, highest)
         # All threads have stored before one of them tells.
         tl.debug_barrier()
         if tl.atomic_add(arrived + row, 1) == num_chunks - 1:
             tl.store(arrived + row, 0)
             _judge(
                 x, row, end, end_id, temperature, top_ps, seed, position, bounds, bound_ids, tokens,
-                tops, sums, ends, end_ids, waiting, facts, still_open, still_open_rows, out, vocab,
+                sums, ends, end_ids, waiting, facts, still_open, still_open_rows, out, vocab,
                 num_chunks, stream, CHUNKS,
             )  # fmt: skip

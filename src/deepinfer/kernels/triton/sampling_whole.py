@@ -5,10 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deepinfer.kernels.triton.sampling_draw import exact_scores, kept_values, noisy_block
+from deepinfer.kernels.triton.sampling_draw import exact_scores, kept_values, noisy_block, scale_of
 from deepinfer.kernels.triton.sampling_keys import first_bit, key_of, mass_of, value_of
 
-__all__ = ["best_before", "cut_by_count", "cut_by_mass", "exact_mass"]
+__all__ = ["best_before", "cut_by_count", "cut_by_mass", "cut_whole_row", "exact_mass"]
 
 
 @triton.jit
@@ -144,6 +144,26 @@ def cut_by_mass(x, vocab, key, cut_id, highest, temperature, top_p, least, BLOCK
 
 
 @triton.jit
+def cut_whole_row(
+    x, vocab, highest, temperature, k, top_p, least, TOP_P: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Key and id of the cut of a row by all filters."""
+    key = tl.zeros((), tl.uint32)
+    cut_id = 2147483647
+    if k < vocab:
+        key, cut_id = cut_by_count(x, vocab, k, highest, BLOCK)
+    restricted = False
+    if TOP_P:
+        restricted = top_p < 1
+    if restricted:
+        key, cut_id = cut_by_mass(x, vocab, key, cut_id, highest, temperature, top_p, least, BLOCK)
+    else:
+        cut_id = tl.where(least > key, 2147483647, cut_id)
+        key = tl.maximum(key, least)
+    return key, cut_id
+
+
+@triton.jit
 def best_before(
     x, vocab, cut, cut_id, highest, temperature, seed, position, stream,
     FAST: tl.constexpr, BLOCK: tl.constexpr,
@@ -160,7 +180,7 @@ def best_before(
         top = tl.max(values, 0)
         if top > float("-inf"):
             found = noisy_block(
-                x, values, start, vocab, top, temperature, seed, position, stream, cut, cut_id,
+                x, (values - top) * scale_of(temperature), start, vocab, top, temperature, seed, position, stream, cut, cut_id,
                 True, FAST, BLOCK,
             )  # fmt: skip
             four = found * 4 + tl.arange(0, 4)
