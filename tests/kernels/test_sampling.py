@@ -458,29 +458,31 @@ def test_draws_from_bounds_of_a_sample_are_those_of_the_reference(kind, sample) 
         launch.best_tokens(x, out, seeds, positions, temperature=filters.temperature, cuts=cuts)
         assert torch.equal(out, wanted)
         return
-    for rounds in (0, 2):
+    for rounds, bounds in ((0, 0), (2, 0), (0, sample), (2, sample)):
         launch.draw_by_rounds(
             x, filters, seeds, positions, 0, out, cuts,
-            sizes=sizes, next_sizes=sizes, settle_sizes=sizes, rounds=rounds, sample=sample,
+            sizes=sizes, next_sizes=sizes, settle_sizes=sizes, rounds=rounds, sample=bounds,
         )  # fmt: skip
         assert torch.equal(out, wanted)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="a form of the kernels")
-@pytest.mark.parametrize(("sample", "capacity"), [(256, 256), (256, 128), (512, 512)])
-def test_draws_from_lists_are_those_of_the_reference(sample, capacity) -> None:
+@pytest.mark.parametrize("way", ["groups", "groups in short lists", "list"])
+def test_draws_among_the_highest_are_those_of_the_reference(way) -> None:
     from deepinfer.kernels.reference import sampling as reference
     from deepinfer.kernels.triton import sampling_launch as launch
 
-    # A list of 128 is too short for some of the rows: they are searched as a whole.
     x = rows_of_every_kind(500)
     seeds, positions = torch.arange(8) * 99, torch.arange(8)
     out, wanted = torch.empty((2, 8), dtype=torch.int64).unbind(0)
+    # Equal logits are more than a short list holds: they are searched as a whole.
+    sizes = {"sizes": (256, 1), "capacity": 512 if way == "groups" else 256}
     for kind in ("k", "both", "all"):
         filters = filters_of(kind)._replace(top_k=OPTIONS["top_k"].clamp_min(1), widest=299)
-        launch.draw_listed(
-            x, filters, seeds, positions, 0, out, sizes=(256, 1), sample=sample, capacity=capacity
-        )
+        if way == "list":
+            launch.draw_listed(x, filters, seeds, positions, 0, out)
+        else:
+            launch.draw_by_groups(x, filters, seeds, positions, 0, out, **sizes)
         reference.top_k_top_p_sample(x, *filters[:4], seeds, positions, 0, 0, wanted)
         assert torch.equal(out, wanted)
 
