@@ -149,7 +149,7 @@ def _two_at_a_time(
 def _gather(form: KVCacheFormat, chips: tuple[int, ...]) -> CompileCase:
     from deepinfer.kernels.triton.cache_gather import cache_gather_kernel
 
-    rows, warps = configs.lookup_gather(8192, form.channels)
+    rows, warps, _ = configs.lookup_gather(8192, form.channels)
     constants = _constants(form, rows) | ({"NATIVE": False} if 80 in chips else {})
     return CompileCase(
         "gather_and_dequantize_k_cache", form.name, cache_gather_kernel,
@@ -162,7 +162,7 @@ def _gather_pairs(form: KVCacheFormat, chips: tuple[int, ...]) -> CompileCase:
     from deepinfer.kernels.triton.cache_gather_pairs import cache_gather_pairs_kernel
     from deepinfer.kernels.triton.cache_pairs_launch import constants as of_form
 
-    rows, warps = configs.lookup_gather(8192, form.channels)
+    rows, warps, _ = configs.lookup_gather(8192, form.channels)
     strides = ("stride_codes", "stride_scales", "stride_out")
     types = {
         "codes": "*i16" if form.code_bits == 8 else "*u8",

@@ -32,11 +32,11 @@ def lookup_pairs(rows: int, channels: int) -> tuple[int, int, int]:
         Rows and warps of a program, and pairs of a thread side by side.
     """
     if channels <= 128:
-        return (4, 1, 4) if rows <= 512 else (16, 4, 4)
-    return (1, 1, 4) if rows <= 512 else (4, 4, 4)
+        return (4, 1, 8) if rows <= 512 else (16, 4, 8)
+    return (1, 1, 8) if rows <= 512 else (4, 4, 8)
 
 
-def lookup_gather(rows: int, channels: int) -> tuple[int, int]:
+def lookup_gather(rows: int, channels: int) -> tuple[int, int, int]:
     """For gathers.
 
     Args:
@@ -44,11 +44,11 @@ def lookup_gather(rows: int, channels: int) -> tuple[int, int]:
         channels: Channels of a row.
 
     Returns:
-        In the order of the tuning's fields.
+        Rows and warps of a program, and pairs of a thread side by side; 0 for one value at a time.
     """
     if channels <= 128:
-        return (4, 1) if rows <= 512 else (16, 4)
-    return (1, 1) if rows <= 512 else (8, 4)
+        return (4, 1, 0) if rows <= 512 else (16, 4, 0)
+    return (1, 1, 0) if rows <= 512 else (8, 4, 0)
 
 
 def lookup_compress(rows: int) -> tuple[int, int]:

@@ -194,14 +194,13 @@ def gather_rows(
         tuning: Sizes; None for those of the tables.
     """
     rows = slots.shape[0]
-    sizes = configs.lookup_gather(rows, form.channels)
-    pairs = *sizes, 4
-    if (tuning is None or tuning.pairs) and serves_gather(out, cache, form):
-        if tuning is not None:
-            pairs = tuning.rows, tuning.num_warps, tuning.each
-        gather_pairs(cache, slots, out, form, page_size, pairs)
+    if tuning is None:
+        at_once, warps, each = configs.lookup_gather(rows, form.channels)
+        tuning = CacheTuning(at_once, warps, each > 0, each)
+    if tuning.pairs and serves_gather(out, cache, form):
+        sizes = tuning.rows, tuning.num_warps, tuning.each
+        gather_pairs(cache, slots, out, form, page_size, sizes)
         return
-    tuning = tuning or CacheTuning(*sizes)
     cache_gather_kernel[(triton.cdiv(rows, tuning.rows),)](
         cache,
         slots,
