@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -11,24 +11,21 @@ from torch import Tensor
 from deepinfer.kernels.configs import sampling as configs
 from deepinfer.kernels.topk import topk
 from deepinfer.kernels.triton.launches import interpreted, on_device, warps
-from deepinfer.kernels.triton.sampling_bounds import bounds_kernel
+from deepinfer.kernels.triton.sampling_cuts import (
+    Filters,
+    bounds_of,
+    by_groups,
+    cut_mass,
+    cut_rows,
+    empty,
+)
 from deepinfer.kernels.triton.sampling_draw import (
     best_of_chunks_kernel,
     best_token_kernel,
     chunk_top_kernel,
 )
 from deepinfer.kernels.triton.sampling_edit import apply_cut_kernel
-from deepinfer.kernels.triton.sampling_groups import (
-    chunk_maxima_kernel,
-    few_cut_kernel,
-    row_cut_kernel,
-)
-from deepinfer.kernels.triton.sampling_list import finish_kernel, gather_kernel
-from deepinfer.kernels.triton.sampling_mass import (
-    mass_bounds_kernel,
-    mass_finish_kernel,
-    mass_gather_kernel,
-)
+from deepinfer.kernels.triton.sampling_list import finish_kernel
 from deepinfer.kernels.triton.sampling_rounds import (
     first_judge_kernel,
     first_round_kernel,
@@ -50,24 +47,6 @@ __all__ = [
     "mask_filtered",
     "on_device",
 ]
-
-
-class Filters(NamedTuple):
-    """Options of rows; None where a filter is off in all of them.
-
-    Attributes:
-        temperature: Shape [rows].
-        top_k: Shape [rows], integers.
-        top_p: Shape [rows].
-        min_p: Shape [rows].
-        widest: The largest top-k of a row, from 1, if the host knows it and every row has one; else 0.
-    """
-
-    temperature: Tensor | None
-    top_k: Tensor | None
-    top_p: Tensor | None
-    min_p: Tensor | None
-    widest: int
 
 
 def highest_tokens(logits: Tensor, out: Tensor, sizes: tuple[int, int] | None = None) -> None:
@@ -125,7 +104,7 @@ def _best(
     rows, vocab = logits.shape
     block, num_warps = sizes or configs.lookup("gumbel" if drawn else "argmax", vocab)
     chunks = triton.cdiv(vocab, block)
-    tokens, tops = _empty(logits, rows, chunks, dtype=torch.int32), _empty(logits, rows, chunks)
+    tokens, tops = empty(logits, rows, chunks, dtype=torch.int32), empty(logits, rows, chunks)
     cut = cuts if cuts is not None else (tops, tokens)
     where = (vocab, logits.stride(0), chunks, stream)
     flags = {"DRAWN": drawn, "WARM": warm, "CUT": cuts is not None}
@@ -137,183 +116,6 @@ def _best(
         logits, *options, *cut, tokens, tops, out, *where,
         CHUNKS=triton.next_power_of_2(chunks), num_warps=warps(4 if drawn else 1), **flags,
     )  # fmt: skip
-
-
-def _empty(x: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device=x.device)
-
-
-def _bounds(
-    logits: Tensor,
-    filters: Filters,
-    cuts: tuple[Tensor, Tensor] | None,
-    size: int,
-    *,
-    align: int,
-    by_mass: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Bounds of top-p among what cuts keep, or of top-k: logits and ids, shape [rows, 2]; and counters set to 0."""
-    rows, vocab = logits.shape
-    bounds, ids = _empty(logits, rows, 2), _empty(logits, rows, 2, dtype=torch.int32)
-    counts = torch.empty_like(ids)
-    given = [t if t is not None else bounds for t in filters[:3]]
-    cut, cut_id = cuts if cuts is not None else (bounds, ids)
-    size = configs.chunk_of(vocab, size)
-    bounds_kernel[(rows,)](
-        logits, *given, cut, cut_id, bounds, ids, counts, vocab, logits.stride(0),
-        WARM=filters.temperature is not None, TOP_K=filters.top_k is not None and not by_mass, TOP_P=by_mass,
-        CUT=cuts is not None, SIZE=size, ALIGN=align, num_warps=warps(max(1, size // 512)),
-    )  # fmt: skip
-    return bounds, ids, counts
-
-
-def cut_rows(
-    logits: Tensor,
-    filters: Filters,
-    sizes: tuple[int, int] | None = None,
-    sample: int = configs.SAMPLE,
-    capacity: int = configs.MOST_LISTED,
-) -> tuple[Tensor, Tensor]:
-    """Finds where top-k and min-p cut each row.
-
-    Args:
-        logits: Shape [rows, vocab], last stride 1.
-        filters: Options of the rows; top-p is not looked at.
-        sizes: Tokens of a chunk, and warps.
-        sample: Tokens of a row that its bounds are taken from, a power of two.
-        capacity: Tokens of the list of a row, a power of two.
-
-    Returns:
-        The logit of the cut, shape [rows], fp32, NaN for a row that cannot be drawn; and the last id that is kept at it,
-        shape [rows], int32.
-    """
-    rows, vocab = logits.shape
-    block, num_warps = sizes or configs.lookup("gather", vocab)
-    capacity = min(capacity, configs.chunk_of(vocab, capacity))
-    chunks = triton.cdiv(vocab, block)
-    bounds, ids, counts = _bounds(logits, filters, None, sample, align=1, by_mass=False)
-    tops = _empty(logits, rows, chunks)
-    found = _empty(logits, rows, capacity, dtype=torch.int32)
-    gather_kernel[(rows * chunks,)](
-        logits, bounds, ids, tops, counts, found, vocab, logits.stride(0), chunks,
-        BLOCK=block, CAPACITY=capacity, num_warps=warps(num_warps),
-    )  # fmt: skip
-    cuts, cut_ids = _empty(logits, rows), _empty(logits, rows, dtype=torch.int32)
-    given = [t if t is not None else tops for t in filters[:4]]
-    finish_kernel[(rows,)](
-        logits, *given, cut_ids, cut_ids, tops, bounds, counts, found, cuts, cut_ids, cut_ids,
-        vocab, logits.stride(0), chunks, 0, capacity,
-        WARM=filters.temperature is not None, TOP_K=filters.top_k is not None, TOP_P=False,
-        MIN_P=filters.min_p is not None, DRAWN=False, FAST=not interpreted(),
-        CHUNKS=triton.next_power_of_2(chunks), CAPACITY=capacity,
-        num_warps=warps(max(1, min(16, capacity // 256))),
-    )  # fmt: skip
-    return cuts, cut_ids
-
-
-def _by_groups(
-    logits: Tensor,
-    filters: Filters,
-    draw: tuple[Tensor, Tensor, int, Tensor] | None,
-    sizes: tuple[int, int] | None = None,
-    capacity: int = 2048,
-) -> tuple[Tensor, Tensor]:
-    """Cuts rows with a top-k up to `configs.FEW_TOP_K`, or draws among what all filters keep."""
-    rows, vocab = logits.shape
-    block, num_warps = sizes or configs.lookup("maxima", vocab)
-    chunks, groups = triton.cdiv(vocab, block), block // 32
-    padded = triton.next_power_of_2(chunks)
-    maxima, tops = _empty(logits, rows, chunks, groups), _empty(logits, rows, chunks)
-    cuts, cut_ids = _empty(logits, rows), _empty(logits, rows, dtype=torch.int32)
-    chunk_maxima_kernel[(rows * chunks,)](
-        logits, maxima, tops, vocab, logits.stride(0), chunks,
-        GROUPS=groups, BLOCK=block, num_warps=warps(num_warps),
-    )  # fmt: skip
-    given = [t if t is not None else tops for t in filters[:4]]
-    most = 2 * configs.FEW_TOP_K
-    scratch = _empty(logits, rows, most + capacity + 1, dtype=torch.int32)
-    seeds, positions, stream, out = draw or (cut_ids, cut_ids, 0, cut_ids)
-    where = (vocab, logits.stride(0), chunks, stream)
-    flags = {
-        "WARM": filters.temperature is not None,
-        "TOP_P": filters.top_p is not None,
-        "MIN_P": filters.min_p is not None,
-        "SAMPLE": draw is not None,
-        "CHUNKS": padded,
-        "MOST_K": most,
-        "CAPACITY": capacity,
-    }
-    row_cut_kernel[(rows,)](
-        logits, *given, seeds, positions, maxima, tops, scratch, cuts, cut_ids, out, *where,
-        BLOCK=block, GROUPS=groups, ALL_GROUPS=padded * groups, SPAN=2048, STEPS=14,
-        FAST=not interpreted(), num_warps=warps(8), **flags,
-    )  # fmt: skip
-    few_cut_kernel[(rows,)](
-        logits, *given, seeds, positions, tops, scratch, cuts, cut_ids, out, *where,
-        num_warps=1, **flags,
-    )  # fmt: skip
-    return cuts, cut_ids
-
-
-def cut_mass(
-    logits: Tensor,
-    filters: Filters,
-    cuts: tuple[Tensor, Tensor] | None,
-    sizes: tuple[int, int] | None = None,
-    group: int = 16,
-    sample: int = configs.SAMPLE,
-    capacity: int = configs.MOST_LISTED,
-) -> tuple[Tensor, Tensor]:
-    """Finds where top-p cuts each row among what other cuts keep.
-
-    Args:
-        logits: Shape [rows, vocab], last stride 1.
-        filters: Options of the rows, with a top-p.
-        cuts: Cuts by top-k and min-p, as from `cut_rows`; changed, and returned.
-        sizes: Tokens of a chunk, and warps.
-        group: Tokens of a group, a power of two from 8.
-        sample: Tokens of a row that its bounds are taken from, a power of two.
-        capacity: Tokens of the list of a row, a power of two.
-
-    Returns:
-        As from `cut_rows`.
-    """
-    rows, vocab = logits.shape
-    block, num_warps = sizes or configs.lookup("gather", vocab)
-    bounds, ids, counts = _bounds(logits, filters, cuts, sample, align=block, by_mass=True)
-    bound = (bounds, ids)
-    options = [t if t is not None else bounds for t in (filters.temperature, filters.top_p)]
-    capacity = min(capacity, configs.chunk_of(vocab, capacity))
-    chunks, groups = triton.cdiv(vocab, block), block // group
-    padded = triton.next_power_of_2(chunks)
-    flags = {"WARM": filters.temperature is not None, "CUT": cuts is not None}
-    made = cuts or (_empty(logits, rows), _empty(logits, rows, dtype=torch.int32))
-    tops, highests = _empty(logits, rows, chunks), _empty(logits, rows)
-    maxima, masses = _empty(logits, rows, chunks, groups), _empty(logits, rows, chunks, groups)
-    sums = _empty(logits, rows, chunks, 3)
-    exact = _empty(logits, rows, chunks, 2, dtype=torch.int64)
-    found = _empty(logits, rows, capacity, dtype=torch.int32)
-    grid, where = (rows * chunks,), (vocab, logits.stride(0), chunks)
-    few = {"BLOCK": block, "num_warps": warps(num_warps)}
-    sizes_of_groups = {"GROUPS": groups}
-    first_round_kernel[grid](
-        logits, options[0], ids, ids, *made, *bound, ids, tops, maxima, masses, sums, _empty(logits, 32, dtype=torch.int32),
-        *where, 0,
-        BOUNDS=True, DRAWN=False, FAST=False, PARTS=group // 4, **sizes_of_groups, **few, **flags,
-    )  # fmt: skip
-    mass_bounds_kernel[(rows,)](
-        *options, *made, *bound, tops, maxima, masses, sums, highests, vocab, chunks,
-        CHUNKS=padded, ALL_GROUPS=padded * groups, num_warps=warps(16), **sizes_of_groups, **flags,
-    )  # fmt: skip
-    mass_gather_kernel[grid](
-        logits, *options, *made, *bound, highests, exact, counts, found, *where,
-        CAPACITY=capacity, **few, **flags,
-    )  # fmt: skip
-    mass_finish_kernel[(rows,)](
-        logits, *options, highests, exact, counts, found, *made, *where,
-        CHUNKS=padded, CAPACITY=capacity, num_warps=warps(16), **flags,
-    )  # fmt: skip
-    return made
 
 
 def draw_by_groups(
@@ -338,7 +140,7 @@ def draw_by_groups(
         sizes: Tokens of a chunk, and warps.
         capacity: Candidates of a row, a power of two.
     """
-    _by_groups(logits, filters, (seeds, positions, stream, out), sizes, capacity)
+    by_groups(logits, filters, (seeds, positions, stream, out), sizes, capacity)
 
 
 def draw_listed(
@@ -363,11 +165,11 @@ def draw_listed(
     """
     rows, vocab = logits.shape
     width = min(filters.widest, vocab)
-    found = _empty(logits, rows, width, dtype=torch.int32)
+    found = empty(logits, rows, width, dtype=torch.int32)
     values = logits.float() if logits.dtype == torch.float16 else logits
     block, num_warps = configs.lookup("argmax", vocab)
     chunks = triton.cdiv(vocab, block)
-    tops = _empty(logits, rows, chunks)
+    tops = empty(logits, rows, chunks)
     # The selection does not look at NaN, of which one makes a row that is not drawn.
     chunk_top_kernel[(rows * chunks,)](
         logits, tops, vocab, logits.stride(0), chunks, BLOCK=block, num_warps=warps(num_warps)
@@ -462,12 +264,12 @@ def draw_by_rounds(
     warm = {"WARM": filters.temperature is not None}
     fast = {"FAST": not interpreted()}
     block, num_warps = sizes or configs.lookup("first_round", vocab)
-    ends, end_ids = _empty(logits, rows), _empty(logits, rows, dtype=torch.int32)
-    state = (ends, end_ids, torch.empty_like(end_ids), _empty(logits, rows, 2))
+    ends, end_ids = empty(logits, rows), empty(logits, rows, dtype=torch.int32)
+    state = (ends, end_ids, torch.empty_like(end_ids), empty(logits, rows, 2))
     if sample:
-        *bound, counts = _bounds(logits, filters, cuts, sample, align=block, by_mass=True)
+        *bound, counts = bounds_of(logits, filters, cuts, sample, align=block, by_mass=True)
     else:
-        bound = [_empty(logits, rows, 2), _empty(logits, rows, 2, dtype=torch.int32)]
+        bound = [empty(logits, rows, 2), empty(logits, rows, 2, dtype=torch.int32)]
         counts = torch.empty_like(end_ids)
     cut = cuts if cuts is not None else bound
     flags = warm | {"CUT": cuts is not None}
@@ -477,12 +279,12 @@ def draw_by_rounds(
     rounds = configs.rounds_of(rows) if rounds is None else rounds
 
     def parts(*last: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return _empty(logits, rows, chunks, *last, dtype=dtype)
+        return empty(logits, rows, chunks, *last, dtype=dtype)
 
     tokens, tops, sums = parts(dtype=torch.int32), parts(), parts(3)
     maxima, masses = parts(groups), parts(groups)
-    num_open = _empty(logits, 8, 4, dtype=torch.int32)
-    open_rows = _empty(logits, rounds + 1, triton.cdiv(rows, 4) * 4, dtype=torch.int32)
+    num_open = empty(logits, 8, 4, dtype=torch.int32)
+    open_rows = empty(logits, rounds + 1, triton.cdiv(rows, 4) * 4, dtype=torch.int32)
     where = (vocab, logits.stride(0), chunks, stream)
     made = (tokens, tops, maxima, masses, sums)
     first_round_kernel[(rows * chunks,)](
@@ -526,7 +328,7 @@ def mask_filtered(logits: Tensor, filters: Filters, out: Tensor) -> None:
     """
     cuts = None
     if filters.top_k is not None and 0 < filters.widest <= configs.FEW_TOP_K:
-        apply_cuts(logits, _by_groups(logits, filters, None), out)
+        apply_cuts(logits, by_groups(logits, filters, None), out)
         return
     # A temperature of 0 is a top-k of 1.
     if any(t is not None for t in (filters.temperature, filters.top_k, filters.min_p)):

@@ -7,9 +7,9 @@ import triton.language as tl
 
 from deepinfer.kernels.triton.sampling_bounds import row_options
 from deepinfer.kernels.triton.sampling_draw import limits_of, scale_of
+from deepinfer.kernels.triton.sampling_judge import bound_masses, group_masses, narrowed
 from deepinfer.kernels.triton.sampling_keys import key_of, larger, mass_of, value_of
 from deepinfer.kernels.triton.sampling_list import above_nothing, append, cut_of_mass
-from deepinfer.kernels.triton.sampling_rounds import bound_masses, group_masses, narrowed
 from deepinfer.kernels.triton.sampling_whole import cut_by_mass
 
 __all__ = ["mass_bounds_kernel", "mass_finish_kernel", "mass_gather_kernel"]

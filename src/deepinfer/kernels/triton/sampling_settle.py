@@ -7,8 +7,8 @@ import triton.language as tl
 
 from deepinfer.kernels.triton.sampling_bounds import row_options
 from deepinfer.kernels.triton.sampling_draw import kept_values, scale_of
+from deepinfer.kernels.triton.sampling_judge import verdict
 from deepinfer.kernels.triton.sampling_keys import key_of
-from deepinfer.kernels.triton.sampling_rounds import verdict
 from deepinfer.kernels.triton.sampling_whole import best_before, exact_mass
 
 __all__ = ["settle_kernel"]
