@@ -120,8 +120,8 @@ def fp8_fp4_paged_mqa_logits(
 ) -> Tensor:
     """The same scores over MXFP4 keys (`INDEXER_MXFP4`, 68 bytes a key), which are used as they lie.
 
-    On Hopper a scale of 2^-127 counts as 0, and a score that is not finite is NaN; with more than 128 queries times heads
-    a group of 32 channels counts as zeros when its scale is 2^-12 of the key's largest or less.
+    On Hopper a group of 32 channels counts as zeros when its scale is 2^-12 of the key's largest or less, 2^-127 counts as
+    0 where it is the largest, and a score that is not finite is NaN.
 
     Args:
         q: Queries, shape [requests, next_n, heads, dim], e4m3; heads a power of two from 8 to 128.

@@ -16,7 +16,7 @@ PROGRAMS = 4
 
 
 _SCORES = {
-    8: (8, 15, 8192, 3, 1),
+    8: (16, 15, 8192, 3, 1),
     16: (8, 15, 8192, 3, 1),
     32: (8, 8, 16384, 2, 1),
     64: (2, 15, 8192, 3, 1),
@@ -68,9 +68,10 @@ def lookup_pages(next_n: int, heads: int, packed: bool) -> tuple[int, int, int, 
     columns = queries * heads
     if not packed:
         return queries, 8, 2, columns <= 64, False
-    if next_n * heads > 128:
+    # One form for all, so that a score is the same bits for any number of queries.
+    if queries < next_n:
         return queries, 14, 2, False, True
-    return (queries, 15, 3, False, False) if columns <= 32 else (queries, 14, 2, False, False)
+    return queries, 15, 3, columns <= 32 and queries == 1, True
 
 
 def num_sms(device: torch.device) -> int:
