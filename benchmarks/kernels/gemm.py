@@ -84,7 +84,7 @@ def folded(x: Any, xs: Any, p: Any, ps: Any, rows_of: Any, out: Any, sizes: tupl
     from deepinfer.kernels.triton.gemm_launch import SwappedTuning
 
     if sizes[0] == 0:
-        depth = ragged.RaggedTuning(*sizes[1:])
+        depth = ragged.RaggedTuning(sizes[1])
         return lambda: ragged.folded_ragged(x, xs, p, ps, rows_of, out, depth)
     if sizes[0] < 8:
         tuning = many.DecodedTuning(*sizes)

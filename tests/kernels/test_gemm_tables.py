@@ -79,7 +79,7 @@ def test_the_number_of_tokens_chooses(calls, kind, few, many) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp8", "fp8_32", "fp4", "fp4_32"])
-@pytest.mark.parametrize("expected", [None, 4, 16, 40, 500])
+@pytest.mark.parametrize("expected", [None, 4, 16, 40, 500, 2000])
 def test_tiles_of_groups_lie_in_one_group(calls, kind, expected) -> None:
     layout = torch.zeros(256, dtype=torch.int32)
     b = weights(kind, 2, 640, 256)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deepinfer.kernels.codegen_operands import overwritten_operands
+
 __all__ = ["CHIPS", "SHARED_BYTES", "CodeReport", "CompileCase", "compile_for"]
 
 CHIPS = (80, 89, 90, 100, 120)
@@ -40,6 +42,7 @@ class CodeReport:
         stack_bytes: Stack a thread: where spilled registers go.
         shared_bytes: Shared memory a program.
         opcodes: How often each instruction occurs.
+        overwritten: Instructions that write a register which a product of tensor cores in flight reads.
     """
 
     capability: int
@@ -47,6 +50,7 @@ class CodeReport:
     stack_bytes: int
     shared_bytes: int
     opcodes: Mapping[str, int]
+    overwritten: tuple[str, ...] = ()
 
     def count(self, *prefixes: str) -> int:
         """How many instructions begin with one of these names."""
@@ -95,6 +99,8 @@ class CompileCase:
             found.append(f"{report.shared_bytes} bytes of shared memory; the chip has {limit}")
         if report.stack_bytes > self.stack_bytes:
             found.append(f"{report.stack_bytes} bytes of stack; {self.stack_bytes} are accepted")
+        if report.overwritten:
+            found.append(f"a product in flight reads what is written by {report.overwritten[0]}")
         wanted = self.tensor_core.get(report.capability)
         if wanted and not report.count(*wanted):
             found.append(f"none of the instructions {', '.join(wanted)}")
@@ -154,7 +160,8 @@ def compile_for(
     opcodes: dict[str, int] = {}
     for opcode in re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9_]+)", listing):
         opcodes[opcode] = opcodes.get(opcode, 0) + 1
-    return CodeReport(capability, registers, stack, compiled.metadata.shared, opcodes)
+    overwritten = tuple(overwritten_operands(listing))
+    return CodeReport(capability, registers, stack, compiled.metadata.shared, opcodes, overwritten)
 
 
 def _run(*command: Any) -> str:

@@ -164,7 +164,7 @@ def _folded(
     sizes = _spanned(_tuning(table, x, n, k, rows), k)
     x, xs = x.contiguous(), _bytes(xs)
     if sizes[0] == 0 and rows_of is not None:
-        ragged.folded_ragged(x, xs, w, ws, rows_of, d, ragged.RaggedTuning(*sizes[1:]))
+        ragged.folded_ragged(x, xs, w, ws, rows_of, d, ragged.RaggedTuning(sizes[1]))
     elif sizes[0] < 8:
         many.folded_decoded(x, xs, w, ws, rows_of, d, many.DecodedTuning(*sizes))
     else:

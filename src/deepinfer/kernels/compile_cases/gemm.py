@@ -180,7 +180,7 @@ def _ragged(sizes: tuple[int, ...]) -> CompileCase:
         entry,
         folded_ragged_kernel,
         signature,
-        {"DEPTH": sizes[1], "ORDER": len(sizes) > 2 and sizes[2] == 1},
+        {"DEPTH": sizes[1]},
         {},
         _TILE_STACK,
     )

@@ -55,7 +55,8 @@ CONTIGUOUS_MXFP4: tuple[Row, ...] = (
     ("", 0, 0, 16, (16, 1, 5, 2, 3)),
     ("", 0, 0, 32, (32, 1, 3, 2, 3)),
     ("", 0, 0, 64, (64, 1, 4, 2, 2)),
-    ("", 0, 0, 0, (0, 7)),
+    ("", 0, 0, 640, (0, 7)),
+    ("", 0, 0, 0, (2, 1, 6)),
 )
 # The same with a scale for 32 channels of a token
 FOLDED_MXFP4_32: tuple[Row, ...] = (

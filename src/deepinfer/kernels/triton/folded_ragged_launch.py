@@ -21,11 +21,9 @@ class RaggedTuning:
 
     Attributes:
         depth: Steps in the ring of shared memory.
-        order: 1 to let the two begin their products in turn.
     """
 
     depth: int
-    order: int = 0
 
 
 def ragged_tiles(layout: Tensor) -> Tensor:
@@ -90,6 +88,5 @@ def folded_ragged(
         x_scale.stride(0),
         x_scale.stride(1),
         DEPTH=tuning.depth,
-        ORDER=tuning.order == 1,
         num_warps=4,
     )

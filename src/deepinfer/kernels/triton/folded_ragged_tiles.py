@@ -1,0 +1,132 @@
+"""Tiles of some tokens and 64 rows of prepared MXFP4 weights on Hopper, which are decoded one step ahead."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from deepinfer.kernels.triton.folded_ahead import left_operand, next_weights
+
+__all__ = ["ragged_tile"]
+
+
+@gluon.jit
+def _begin(a, x_ring, more_ring, slot, part, rest, never, WIDTH: gl.constexpr, MORE: gl.constexpr,
+           more_layout: gl.constexpr):  # fmt: skip
+    """Begins the products of 128 channels; `never` is false, but hides from the compiler that `part` is not needed."""
+    x = x_ring.index(slot)
+    part = warpgroup_mma(a, x.slice(0, WIDTH).permute((1, 0)), part, use_acc=never, is_async=True)
+    if MORE > 0:
+        b = gl.convert_layout(a, gl.DotOperandLayout(0, more_layout, 4), assert_trivial=True)
+        y = x.slice(64, MORE) if WIDTH == 64 else more_ring.index(slot).slice(0, MORE)
+        rest = warpgroup_mma(b, y.permute((1, 0)), rest, use_acc=never, is_async=True)
+    return part, rest
+
+
+@gluon.jit
+def _add(s_ring, after_ring, slot, acc, more, part, rest, WIDTH: gl.constexpr, MORE: gl.constexpr,
+         acc_layout: gl.constexpr, more_layout: gl.constexpr):  # fmt: skip
+    """Waits for products and adds them up with the scales of the tokens."""
+    s = s_ring.index(slot)
+    if MORE == 0:
+        scale = s.slice(0, WIDTH).load(gl.SliceLayout(0, acc_layout))
+        part = warpgroup_mma_wait(0, [part])
+        acc += part * scale[None, :]
+    else:
+        after = s.slice(64, MORE) if WIDTH == 64 else after_ring.index(slot).slice(0, MORE)
+        if WIDTH + MORE > 128:  # the registers do not hold the scales meanwhile
+            part, rest = warpgroup_mma_wait(0, [part, rest])
+        scale = s.slice(0, WIDTH).load(gl.SliceLayout(0, acc_layout))
+        other = after.load(gl.SliceLayout(0, more_layout))
+        if WIDTH + MORE <= 128:
+            part, rest = warpgroup_mma_wait(0, [part, rest])
+        acc += part * scale[None, :]
+        more += rest * other[None, :]
+    return acc, more, part, rest
+
+
+@gluon.jit
+def _store(acc, factor, to, m0, n0, rows, N, WIDTH: gl.constexpr, acc_layout: gl.constexpr):
+    """Writes the sums of 64 rows of weights and some tokens; no data leave their warp before."""
+    out, stride_om = to
+    to_layout: gl.constexpr = gl.BlockedLayout([8, 1], [2, 16], [4, 1], [0, 1])
+    acc *= gl.convert_layout(factor, gl.SliceLayout(1, acc_layout), assert_trivial=True)[:, None]
+    y = gl.convert_layout(acc.to(out.dtype.element_ty), to_layout)
+    i = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, to_layout))
+    no = n0 + gl.arange(0, 64, layout=gl.SliceLayout(1, to_layout))
+    at = out + (m0 + i).to(gl.int64)[None, :] * stride_om + no[:, None]
+    gl.store(at, y, mask=(i < rows)[None, :] & (no < N)[:, None])
+
+
+@gluon.jit
+def _step(rings, bars, words, slot, phase, acc, more, part, rest, never, WIDTH: gl.constexpr, MORE: gl.constexpr,
+          PART: gl.constexpr, DEPTH: gl.constexpr, acc_layout: gl.constexpr, more_layout: gl.constexpr):  # fmt: skip
+    """Multiplies a step, whose weights are decoded, and decodes the next while the tensor cores are at it."""
+    w_ring, x_ring, more_ring, t_ring, s_ring, after_ring = rings
+    full, empty = bars
+    at = slot
+    slot += 1
+    if slot == DEPTH:
+        slot = 0
+        phase ^= 1
+    mbarrier.wait(full.index(slot), phase)
+    a = left_operand(words, acc_layout)
+    part, rest = _begin(a, x_ring, more_ring, at, part, rest, never, WIDTH, MORE, more_layout)
+    words = next_weights(w_ring, t_ring, slot, PART)
+    acc, more, part, rest = _add(
+        s_ring, after_ring, at, acc, more, part, rest, WIDTH, MORE, acc_layout, more_layout
+    )
+    mbarrier.arrive(empty.index(at), count=1)
+    return words, slot, phase, acc, more, part, rest
+
+
+@gluon.jit
+def ragged_tile(rings, bars, to, factors, m, n, rows, sizes, slot, phase, never, WIDTH: gl.constexpr, MORE: gl.constexpr,
+          PART: gl.constexpr, DEPTH: gl.constexpr):  # fmt: skip
+    """One tile of WIDTH tokens and MORE others behind them, of which `rows` are used."""
+    w_ring, x_ring, more_ring, t_ring, s_ring, after_ring = rings
+    full, empty = bars
+    _M, N, steps = sizes
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 32])
+    more_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MORE or 32, 32])
+    row = n + gl.arange(0, 64, layout=gl.SliceLayout(1, acc_layout))
+    factor = gl.load(factors + gl.minimum(row, N - 1))
+    acc = gl.zeros((64, WIDTH), gl.float32, acc_layout)
+    part = acc
+    more = gl.zeros((64, MORE or 32), gl.float32, more_layout)
+    rest = more
+    mbarrier.wait(full.index(slot), phase)
+    words = next_weights(w_ring, t_ring, slot, PART)
+    for _ in range(steps - 1):
+        words, slot, phase, acc, more, part, rest = _step(
+            rings, bars, words, slot, phase, acc, more, part, rest, never, WIDTH, MORE, PART, DEPTH, acc_layout, more_layout
+        )  # fmt: skip
+    part, rest = _begin(
+        left_operand(words, acc_layout),
+        x_ring,
+        more_ring,
+        slot,
+        part,
+        rest,
+        never,
+        WIDTH,
+        MORE,
+        more_layout,
+    )
+    acc, more, part, rest = _add(
+        s_ring, after_ring, slot, acc, more, part, rest, WIDTH, MORE, acc_layout, more_layout
+    )
+    mbarrier.arrive(empty.index(slot), count=1)
+    slot += 1
+    if slot == DEPTH:
+        slot = 0
+        phase ^= 1
+    _store(acc, factor, to, m, n, rows, N, WIDTH, acc_layout)
+    if MORE > 0:
+        _store(more, factor, to, m + WIDTH, n, rows - WIDTH, N, MORE, more_layout)
+    return slot, phase
