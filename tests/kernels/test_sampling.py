@@ -517,3 +517,29 @@ def test_equal_logits_are_kept_as_far_as_top_k_goes_when_top_p_takes_all_of_them
     out = sampling.top_k_top_p_mask(x, top_k, top_p, backend=backend)
     kept = [(row > -math.inf).nonzero().flatten().tolist() for row in out]
     assert kept == [[0], [0, 1, 7], [0, 1, 2, 3, 4, 5, 6, 7, 8]]
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a form of the kernels")
+def test_bounds_at_zero_hold_both_zeros() -> None:
+    from deepinfer.kernels.reference import sampling as reference
+    from deepinfer.kernels.triton import sampling_launch as launch
+
+    x, sizes = torch.zeros(2, 500), (256, 1)
+    x[:, ::3] = -0.0
+    x[1, 300:] = -1e-45
+    seeds, positions = torch.tensor([3, 4]), torch.tensor([5, 6])
+    out, wanted = torch.empty((2, 2), dtype=torch.int64).unbind(0)
+    filters = launch.Filters(None, torch.tensor([400, 310]), torch.full((2,), 0.9), None, 0)
+    reference.top_k_top_p_sample(x, *filters[:4], seeds, positions, 0, 0, wanted)
+    masked = torch.empty_like(x)
+    reference.top_k_top_p_mask(x, *filters[:4], 0, masked)
+    for sample in (0, 256, 512):
+        cuts = launch.cut_rows(x, filters, sizes)
+        launch.draw_by_rounds(
+            x, filters, seeds, positions, 0, out, cuts,
+            sizes=sizes, next_sizes=sizes, settle_sizes=sizes, rounds=2, sample=sample,
+        )  # fmt: skip
+        assert torch.equal(out, wanted)
+    own = torch.empty_like(x)
+    launch.mask_filtered(x, filters, own)
+    assert torch.equal(own, masked)

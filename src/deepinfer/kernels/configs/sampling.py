@@ -74,7 +74,7 @@ def rounds_of(rows: int) -> int:
     Args:
         rows: Rows of the call.
     """
-    return 2 if rows <= 64 else 4
+    return 2 if rows <= 8 else 4
 
 
 def lookup(kernel: str, vocab: int) -> tuple[int, int]:

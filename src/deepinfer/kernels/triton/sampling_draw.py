@@ -46,7 +46,9 @@ def holds(values, at, bound, bound_id):
 @triton.jit
 def limit_of(bound, bound_id, first, BLOCK: tl.constexpr):
     """The logit that tokens of a chunk must exceed to be held by a bound whose id is the last of a chunk."""
-    under = tl.where(bound > float("-inf"), value_of((key_of(bound) - 1).to(tl.uint32)), bound)
+    # Both zeros have one key, behind which that of -0 belongs to no value: the next lower one is another.
+    lower = key_of(bound) - tl.where(bound == 0.0, 2, 1)
+    under = tl.where(bound > float("-inf"), value_of(lower.to(tl.uint32)), bound)
     return tl.where(first + BLOCK - 1 <= bound_id, under, bound)
 
 

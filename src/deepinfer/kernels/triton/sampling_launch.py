@@ -215,6 +215,8 @@ def draw_filtered(
     cuts = None
     if filters.top_k is not None or filters.min_p is not None:
         cuts = cut_rows(logits, filters)
+        # Many tokens are kept, of which groups tell little.
+        sizes.setdefault("sample", configs.SAMPLE)
     if filters.top_p is not None:
         draw_by_rounds(logits, filters, seeds, positions, stream, out, cuts, **sizes)
     else:
