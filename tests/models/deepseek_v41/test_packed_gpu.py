@@ -108,4 +108,4 @@ def test_caches_agree(models) -> None:
         read.append([form.unpack(part, torch.float32) for form, part in data])
     for one, other in zip(*read, strict=True):
         assert float(one.norm()) > 0
-        assert float((one != other).float().mean()) < 0.03
+        assert float((one != other).float().mean()) < 0.05
