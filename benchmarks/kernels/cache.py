@@ -289,21 +289,21 @@ def cases() -> list[Case]:
         add(op, shape, lambda t: gather(form, rows, t), *tunings)
 
     # "One by one": values rounded and coded one at a time, not two; pairs of a thread side by side.
-    latents(32768, True, (4, 4, True, 4), (1, 1, True, 4))
-    build = compress(32768, True, (1, 1, True, 4), False)
-    name = "1 rows 1 warps 4 pairs, one launch behind the other"
+    latents(32768, True, (1, 1), (4, 4), (1, 1, True, 4))
+    build = compress(32768, True, (1, 1), False)
+    name = "1 rows 1 warps, one launch behind the other"
     found.append(Case("compress_norm", "32768 tokens, pairs", name, build))
-    inserts(F.V41_NVFP4, 32768, False, True, (4, 4, True, 4), (4, 4, True, 8))
-    inserts(F.V41_MXFP8, 32768, True, True, (4, 4, True, 4), (4, 4, True, 8))
-    latents(32768, False, (4, 4, True, 4))
-    inserts(F.V41_NVFP4, 32768, False, False, (4, 4, True, 4))
-    inserts(F.V41_MXFP8, 32768, False, False, (4, 4, True, 4))
-    inserts(F.INDEXER_MXFP4, 32768, True, True, (16, 4, True, 4), (16, 4, True, 8))
-    latents(64, True, (1, 1, True, 4))
-    inserts(F.V41_MXFP8, 64, True, True, (1, 1, True, 4))
-    latents(8192, True, (4, 4, True, 4))
-    gathers(F.V41_MXFP8, 65536, (8, 4, True, 4), (8, 4, False))
-    gathers(F.V41_NVFP4, 65536, (8, 4, True, 4), (8, 4, False))
+    inserts(F.V41_NVFP4, 32768, False, True, (4, 4), (4, 4, True, 4))
+    inserts(F.V41_MXFP8, 32768, True, True, (4, 4), (4, 4, True, 4))
+    latents(32768, False, (1, 1), (4, 4))
+    inserts(F.V41_NVFP4, 32768, False, False, (4, 4))
+    inserts(F.V41_MXFP8, 32768, False, False, (4, 4))
+    inserts(F.INDEXER_MXFP4, 32768, True, True, (16, 4), (16, 4, True, 4))
+    latents(64, True, (1, 1))
+    inserts(F.V41_MXFP8, 64, True, True, (1, 1))
+    latents(8192, True, (1, 1), (4, 4))
+    gathers(F.V41_MXFP8, 65536, (8, 4))
+    gathers(F.V41_NVFP4, 65536, (8, 4))
     inserts(F.V4_FP8, 32768, False, True, (1, 1))
     for form, norm in ((F.V41_NVFP4, False), (F.V41_MXFP8, True)):
         build = insert(form, 777, norm, True, (1, 1, False))
@@ -320,8 +320,4 @@ def cases() -> list[Case]:
         found.append(
             Case("gather_and_dequantize_k_cache", f"{form.name} 777 rows", "check", build, True)
         )
-    for form in (F.V41_MXFP8, F.V41_NVFP4):
-        build = gather(form, 777, (4, 4, False))
-        name = f"{form.name} 777 rows"
-        found.append(Case("gather_and_dequantize_k_cache", name, "one by one", build, True))
     return found

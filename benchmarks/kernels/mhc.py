@@ -308,10 +308,8 @@ def cases() -> list[Case]:
         if tokens != 256:
             found.append(Case("mhc_pre", shape, "table", pre(tokens, None, 2)))
     shape = f"{MANY} x 4 x {HIDDEN}"
-    for blocks, depth, ahead in ((5, 4, True), (4, 6, True)):
-        name = f"{before}, 64 x {blocks} channels a part, {depth} slots{', L2 ahead' * ahead}"
-        build = pre(MANY, (blocks, depth, ahead), 2, None, True)
-        found.append(Case("mhc_pre", shape, name, build))
+    name = f"{before}, 64 x 4 channels a part, 6 slots"
+    found.append(Case("mhc_pre", shape, name, pre(MANY, (4, 6), 2, None, True)))
     for tokens, finish in ((MANY, (4, 1)), (MANY, (16, 1)), (MANY, (16, 4)), (64, (2, 1))):
         name = f"{before}, coefficients of {finish[0]} tokens, {finish[1]} warps"
         build = pre(tokens, None, 2, finish, True)

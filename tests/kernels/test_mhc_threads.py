@@ -42,7 +42,6 @@ def project(
     blocks: int,
     depth: int,
     programs: int,
-    ahead: bool = False,
     **waits: float,
 ):
     """Sums of the parts, shape [tokens, parts, 32], and the weighted sums of the streams."""
@@ -60,8 +59,8 @@ def project(
         for i in range(programs * parts):
             PROGRAM["id"], PROGRAM["count"] = i, programs * parts
             kernel.mhc_project_bulk_kernel(
-                x, *w, Rows(streams.flatten().numpy(), np.int64(0)), Rows(pre.flatten().numpy(), np.int64(0)), Rows(sums, np.int64(0)), Rows(out, np.int64(0)), tokens,
-                parts, 4 * channels, channels, CHANNELS=channels, BLOCKS=blocks, DEPTH=depth, AHEAD=ahead,
+                x, *w, Rows(pre.flatten().numpy(), np.int64(0)), Rows(sums, np.int64(0)), Rows(out, np.int64(0)), tokens,
+                parts, channels, CHANNELS=channels, BLOCKS=blocks, DEPTH=depth,
             )  # fmt: skip
     return torch.from_numpy(sums).view(tokens, parts, 32), torch.from_numpy(out).view(tokens, -1)
 
@@ -76,7 +75,7 @@ def streams_of(tokens: int, channels: int) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize(
     ("blocks", "depth", "programs", "waits"),
-    [(2, 3, 2, {}), (4, 6, 1, {"ahead": True}), (2, 2, 1, {"late_s": 0.002}), (4, 4, 2, {"rest_s": 0.002})],
+    [(2, 3, 2, {}), (4, 6, 1, {}), (2, 2, 1, {"late_s": 0.002}), (4, 4, 2, {"rest_s": 0.002})],
 )  # fmt: skip
 def test_sums(blocks, depth, programs, waits) -> None:
     given = streams_of(300, 256)

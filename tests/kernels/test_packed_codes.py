@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from deepinfer.kernels.reference.cast import cast_back, per_token_cast_to_fp4
+from deepinfer.kernels.reference.cast import per_token_cast_to_fp4
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
-from deepinfer.kernels.triton import cache_gather_pairs, e2m1_codes
+from deepinfer.kernels.triton import e2m1_codes
 
 Words = np.ndarray
 
@@ -146,16 +146,3 @@ def test_quotients_of_every_mantissa(off) -> None:
             e2m1_codes._QUOTIENT.value, [a for a in (words, high, low, kept) for _ in range(4)]
         )
         assert np.array_equal(found & 0xF, wanted.numpy().astype(np.uint32))
-
-
-@pytest.mark.parametrize("scale_type", [torch.float8_e4m3fn, torch.float8_e8m0fnu])
-def test_values_of_every_code(scale_type) -> None:
-    """Pairs of every byte times scales, as the gather makes them: those of the cast back."""
-    codes = torch.arange(256, dtype=torch.uint8).repeat(32)
-    group = 16 if scale_type == torch.float8_e4m3fn else 32
-    scale = torch.arange(8192 * 2 // group).remainder(127).to(torch.uint8).view(scale_type)
-    wanted = cast_back(codes[None], scale[None], block=(1, group), dtype=torch.bfloat16)
-    factor = twice(scale.float().repeat_interleave(group // 2)).reshape(-1, 4)
-    given = [codes.view(torch.int32).numpy(), *factor.T.copy()]
-    words = np.stack(run(cache_gather_pairs._E2M1.value, given, 4), -1)
-    assert np.array_equal(words.reshape(-1), wanted.view(torch.int32).numpy().view(np.uint32)[0])

@@ -36,12 +36,11 @@ def cases() -> list[CompileCase]:
         _gather(f, chips)
         for f, chips in (
             (_F.V41_MXFP8, (80,)),
-            (_F.V41_MXFP8, (89,)),
+            (_F.V41_MXFP8, (89, 90, 100, 120)),
             (_F.V41_NVFP4, (90,)),
-            (_F.V4_FP8, (90, 100, 120)),
+            (_F.V4_FP8, (90,)),
         )
     ]
-    found += [_gather_pairs(f, newer) for f in (_F.V41_MXFP8, _F.V41_NVFP4)]
     return [*found, _state()]
 
 
@@ -105,14 +104,14 @@ def _rows(
 
 
 def _pairs(form: KVCacheFormat, norm: bool, chips: tuple[int, ...]) -> CompileCase:
-    sizes = configs.lookup_pairs(8192, form.channels)
+    sizes = configs.lookup_pairs(8192, form.channels, False)
     return _two_at_a_time("rope_quant_insert", form, sizes, chips, {
         "WIDE": False, "PAIR": False, "HAS_LAST": False, "HAS_NORM": norm, "HAS_FLOOR": norm, "HAS_LATENTS": False,
     })  # fmt: skip
 
 
 def _pairs_of_fp32(pools: bool, chips: tuple[int, ...]) -> CompileCase:
-    sizes = configs.lookup_pairs(8192, 512)
+    sizes = configs.lookup_pairs(8192, 512, True)
     return _two_at_a_time("compress_norm", KVCacheFormat.V41_NVFP4, sizes, chips, {
         "WIDE": True, "PAIR": pools, "HAS_LAST": pools, "HAS_NORM": True, "HAS_FLOOR": False, "HAS_LATENTS": True,
     })  # fmt: skip
@@ -149,31 +148,12 @@ def _two_at_a_time(
 def _gather(form: KVCacheFormat, chips: tuple[int, ...]) -> CompileCase:
     from deepinfer.kernels.triton.cache_gather import cache_gather_kernel
 
-    rows, warps, _ = configs.lookup_gather(8192, form.channels)
+    rows, warps = configs.lookup_gather(8192, form.channels)
     constants = _constants(form, rows) | ({"NATIVE": False} if 80 in chips else {})
     return CompileCase(
         "gather_and_dequantize_k_cache", form.name, cache_gather_kernel,
         {"cache": "*u8", "slots": "*i64", "out": "*bf16", "num_rows": "i32", "num_pages": "i32", "stride_page": "i32", "stride_out": "i32"},
         constants, ("cache", "slots", "out", "stride_page", "stride_out"), {"num_warps": warps}, chips,
-    )  # fmt: skip
-
-
-def _gather_pairs(form: KVCacheFormat, chips: tuple[int, ...]) -> CompileCase:
-    from deepinfer.kernels.triton.cache_gather_pairs import cache_gather_pairs_kernel
-    from deepinfer.kernels.triton.cache_pairs_launch import constants as of_form
-
-    rows, warps, _ = configs.lookup_gather(8192, form.channels)
-    strides = ("stride_codes", "stride_scales", "stride_out")
-    types = {
-        "codes": "*i16" if form.code_bits == 8 else "*u8",
-        "scales": "*u8",
-        "slots": "*i64",
-        "out": "*i32",
-    }
-    return CompileCase(
-        "gather_and_dequantize_k_cache", f"{form.name}, two values at a time", cache_gather_pairs_kernel,
-        types | dict.fromkeys(("num_rows", "num_pages", *strides), "i32"),
-        {**of_form(form, 64), "ROWS": rows, "EACH": 4}, (*types, *strides), {"num_warps": warps}, chips,
     )  # fmt: skip
 
 

@@ -80,15 +80,15 @@ def _bulk(apart: bool) -> CompileCase:
     def tile(rows: int) -> str:
         return f"tensordesc<bf16[{rows}, 64],{tile_layout(128, 16)!r}>"
 
-    blocks, depth, ahead = configs.project_bulk(5120)
+    blocks, depth = configs.project_bulk(5120)
     signature = {
         "x_desc": tile(64), "high_desc": tile(32),
-        "low_desc": tile(32), "x": "*bf16", "pre": "*fp32", "sums": "*fp32",
-        "collapsed": "*bf16", "tokens": "i32", "parts": "i32", "x_token": "i32", "x_stream": "i32",
+        "low_desc": tile(32), "pre": "*fp32", "sums": "*fp32",
+        "collapsed": "*bf16", "tokens": "i32", "parts": "i32", "x_stream": "i32",
     }  # fmt: skip
     return CompileCase(
         "mhc_pre", f"bf16 streams, bulk copies, {'few' if apart else 'many'} tokens", mhc_project_bulk_kernel, signature,
-        {"CHANNELS": 5120, "BLOCKS": 1 if apart else blocks, "DEPTH": depth, "AHEAD": ahead and not apart},
-        ("x", "pre", "sums", "collapsed", "x_token", "x_stream"),
+        {"CHANNELS": 5120, "BLOCKS": 1 if apart else blocks, "DEPTH": depth},
+        ("pre", "sums", "collapsed", "x_stream"),
         {"num_warps": 4}, (90,), {90: ("HGMMA",)},
     )  # fmt: skip

@@ -21,22 +21,23 @@ def lookup_insert(rows: int, channels: int, plain: bool) -> tuple[int, int]:
     return (1, 1) if rows <= 512 or not plain else (4, 4)
 
 
-def lookup_pairs(rows: int, channels: int) -> tuple[int, int, int]:
+def lookup_pairs(rows: int, channels: int, pools: bool) -> tuple[int, int, int]:
     """For inserts and the compressor two values at a time; a row is summed in one order whatever these are.
 
     Args:
         rows: Rows of the call.
         channels: Channels of a row.
+        pools: Whether it is the compressor.
 
     Returns:
         Rows and warps of a program, and pairs of a thread side by side.
     """
     if channels <= 128:
         return (4, 1, 8) if rows <= 512 else (16, 4, 8)
-    return (1, 1, 8) if rows <= 512 else (4, 4, 8)
+    return (1, 1, 8) if rows <= 512 or pools else (4, 4, 8)
 
 
-def lookup_gather(rows: int, channels: int) -> tuple[int, int, int]:
+def lookup_gather(rows: int, channels: int) -> tuple[int, int]:
     """For gathers.
 
     Args:
@@ -44,11 +45,11 @@ def lookup_gather(rows: int, channels: int) -> tuple[int, int, int]:
         channels: Channels of a row.
 
     Returns:
-        Rows and warps of a program, and pairs of a thread side by side; 0 for one value at a time.
+        In the order of the tuning's fields.
     """
     if channels <= 128:
-        return (4, 1, 0) if rows <= 512 else (16, 4, 0)
-    return (1, 1, 0) if rows <= 512 else (8, 4, 0)
+        return (4, 1) if rows <= 512 else (16, 4)
+    return (1, 1) if rows <= 512 else (8, 4)
 
 
 def lookup_compress(rows: int) -> tuple[int, int]:

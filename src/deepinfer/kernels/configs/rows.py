@@ -73,7 +73,7 @@ def groups(group: int) -> tuple[int, int]:
 
 def pairs(group: int) -> tuple[int, int, int]:
     """Groups and warps of a cast to e2m1 two values at a time, and pairs of a thread side by side."""
-    return max(1, 4096 // group), 4, 16
+    return (max(1, 4096 // group), 4, 4) if group < 32 else (max(1, 2048 // group), 2, 16)
 
 
 def swiglu(group: int, bits: int) -> tuple[int, int, int, int]:
@@ -81,7 +81,7 @@ def swiglu(group: int, bits: int) -> tuple[int, int, int, int]:
 
     With no pairs values go one at a time.
     """
-    if bits == 4:
+    if bits == 4 or group > 32:
         return max(1, 512 // group), 1, 1, 8
     return max(1, 2048 // group), 4, 1, 0
 
@@ -115,14 +115,14 @@ def project(channels: int, narrow: bool = True) -> tuple[int, int, int, int, int
     return (64, block, times, 4, 2) if narrow else (16, block, times, 4, 3)
 
 
-def project_bulk(channels: int) -> tuple[int, int, bool]:
-    """How often 64 channels make a part, slots of the ring of bulk copies, and whether the L2 cache is asked before.
+def project_bulk(channels: int) -> tuple[int, int]:
+    """How often 64 channels make a part, and slots of the ring of bulk copies.
 
     The coefficients of a part stay in shared memory, 32 KB for 64 channels, and the ring beside them.
     """
     blocks = channels // 64
     most = next(n for n in range(5, 0, -1) if blocks % n == 0)
-    return most, 4, False
+    return most, 4
 
 
 def project_bulk_apart(tokens: int) -> bool:
@@ -132,7 +132,7 @@ def project_bulk_apart(tokens: int) -> bool:
 
 def coefficients(tokens: int) -> tuple[int, int]:
     """Tokens and warps of the programs that make coefficients of sums."""
-    return (8, 1) if tokens >= 1024 else (2, 1) if tokens > 128 else (1, 1)
+    return (16, 1) if tokens >= 1024 else (4, 1) if tokens > 128 else (2, 1)
 
 
 def engram_gate(channels: int, tokens: int) -> tuple[int, int]:

@@ -13,13 +13,7 @@ from deepinfer.kernels.configs import cache as configs
 from deepinfer.kernels.formats import KVCacheFormat
 from deepinfer.kernels.triton.cache_gather import cache_gather_kernel, cache_state_kernel
 from deepinfer.kernels.triton.cache_insert import cache_insert_kernel
-from deepinfer.kernels.triton.cache_pairs_launch import (
-    aligned,
-    gather_pairs,
-    insert_pairs,
-    serves_gather,
-    serves_pairs,
-)
+from deepinfer.kernels.triton.cache_pairs_launch import aligned, insert_pairs, serves_pairs
 from deepinfer.kernels.triton.quant_launch import hardware_level
 
 __all__ = ["CacheTuning", "constants", "gather_rows", "insert_rows", "keep_state"]
@@ -111,7 +105,7 @@ def insert_rows(
     if (tuning is None or tuning.pairs) and serves_pairs(
         x, cache, form, kind, gates=gates, state=state, weight=weight, phases=phases, latents=latents,
     ):  # fmt: skip
-        sizes = configs.lookup_pairs(rows, form.channels)
+        sizes = configs.lookup_pairs(rows, form.channels, latents is not None)
         if tuning is not None:
             sizes = tuning.rows, tuning.num_warps, tuning.each
         insert_pairs(
@@ -194,13 +188,7 @@ def gather_rows(
         tuning: Sizes; None for those of the tables.
     """
     rows = slots.shape[0]
-    if tuning is None:
-        at_once, warps, each = configs.lookup_gather(rows, form.channels)
-        tuning = CacheTuning(at_once, warps, each > 0, each)
-    if tuning.pairs and serves_gather(out, cache, form):
-        sizes = tuning.rows, tuning.num_warps, tuning.each
-        gather_pairs(cache, slots, out, form, page_size, sizes)
-        return
+    tuning = tuning or CacheTuning(*configs.lookup_gather(rows, form.channels))
     cache_gather_kernel[(triton.cdiv(rows, tuning.rows),)](
         cache,
         slots,

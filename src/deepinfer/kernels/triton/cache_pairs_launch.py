@@ -1,4 +1,4 @@
-"""Launches of inserts and gathers two values at a time, for arguments that were already checked."""
+"""Launch of inserts two values at a time, for arguments that were already checked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deepinfer.kernels.formats import KVCacheFormat
 from deepinfer.kernels.triton.quant_launch import hardware_level
 from deepinfer.kernels.triton.small_floats import E2M1_E4M3, E2M1_E8M0, E4M3_E8M0
 
-__all__ = ["aligned", "constants", "gather_pairs", "insert_pairs", "serves_gather", "serves_pairs"]
+__all__ = ["aligned", "constants", "insert_pairs", "serves_pairs"]
 
 
 def serves_pairs(
@@ -64,20 +64,6 @@ def _has_pairs(x: Tensor, cache: Tensor, form: KVCacheFormat) -> bool:
     if form.code_bits == 8 and (cache.data_ptr() | cache.stride(0) | cache.shape[1]) % 2:
         return False
     return hardware_level(x) == 2 and contract.has_gluon()
-
-
-def serves_gather(out: Tensor, cache: Tensor, form: KVCacheFormat) -> bool:
-    """Whether rows can be gathered two values at a time.
-
-    Args:
-        out: Shape [rows, channels], last stride 1.
-        cache: Shape [pages, bytes].
-        form: Format of the cache.
-
-    Returns:
-        True if `gather_pairs` can be called.
-    """
-    return out.dtype == torch.bfloat16 and _has_pairs(out, cache, form) and _even(out)
 
 
 def _even(x: Tensor) -> bool:
@@ -141,21 +127,6 @@ def insert_pairs(
         ROPE=0 if phases is None else 2 * phases.shape[1], **constants(form, page_size), ROWS=rows, EACH=each,
         ALIGNED=gates is not None and state is not None and aligned(x, gates, state), EARLY=early,
         num_warps=warps, enable_fp_fusion=False,
-    )  # fmt: skip
-
-
-def gather_pairs(
-    cache: Tensor, slots: Tensor, out: Tensor, form: KVCacheFormat, page_size: int, sizes: tuple[int, int, int]
-) -> None:  # fmt: skip
-    """Reads rows of a cache; see `gather_rows`. `sizes`: rows and warps of a program, pairs of a thread."""
-    from deepinfer.kernels.triton.cache_gather_pairs import cache_gather_pairs_kernel
-
-    rows, warps, each = sizes
-    words, stride = _pairs(out, out)
-    codes = cache.view(torch.int16) if form.code_bits == 8 else cache
-    cache_gather_pairs_kernel[(triton.cdiv(len(slots), rows),)](
-        codes, cache, slots, words, len(slots), cache.shape[0], codes.stride(0), cache.stride(0), stride,
-        **constants(form, page_size), ROWS=rows, EACH=each, num_warps=warps,
     )  # fmt: skip
 
 

@@ -20,40 +20,15 @@ __all__ = ["mhc_project_bulk_kernel"]
 
 
 @gluon.jit
-def _prefetch(given, token, tokens, start, CHANNELS: gl.constexpr):
-    """Asks the L2 cache for a run of channels of all streams of 16 tokens, 64 bytes a thread."""
-    x, x_token, x_stream = given
-    layout: gl.constexpr = gl.BlockedLayout([1, 1], [4, 8], [1, 1], [1, 0])
-    run = gl.arange(0, 16, layout=gl.SliceLayout(1, layout))
-    c = gl.minimum(32 * gl.arange(0, 8, layout=gl.SliceLayout(0, layout)), CHANNELS - 32)
-    for four in range(4):
-        at = gl.minimum(token + four * 4 + run // 4, tokens - 1).to(gl.int64) * x_token
-        at = x + (at + (run % 4) * x_stream + start)[:, None] + c[None, :]
-        gl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at], dtype=gl.int32, is_pure=False,
-            pack=1,
-        )  # fmt: skip
-
-
-@gluon.jit
 def _copies_of_tile(
-    descs, rings, bars, given, token, later, tokens, start, slot, phase, CHANNELS: gl.constexpr,
-    BLOCKS: gl.constexpr, DEPTH: gl.constexpr, FIRST: gl.constexpr, AHEAD: gl.constexpr,
+    descs, rings, bars, token, start, x_stream, slot, phase, CHANNELS: gl.constexpr,
+    BLOCKS: gl.constexpr, DEPTH: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
     """Fills the ring with the streams of 128 tokens, 64 channels of each; the FIRST time with coefficients too."""
     x_desc, high_desc, low_desc = descs
     x_ring, w_tiles = rings
     full, empty = bars
-    x_stream = given[2]
     for step in range(4 * BLOCKS):
-        if AHEAD:
-            # Half of the channels ahead: the second half of these tokens, then the first of the next ones.
-            part = step % (2 * BLOCKS)
-            second = step < 2 * BLOCKS
-            if part < 8:
-                first = gl.where(second, token, later) + 16 * part
-                at = start + gl.where(second, 32 * BLOCKS, 0)
-                _prefetch(given, first, tokens, at, 32 * BLOCKS)
         c = start + step // 4 * 64
         stream = step % 4
         mbarrier.wait(empty.index(slot), phase)
@@ -75,21 +50,19 @@ def _copies_of_tile(
 
 @gluon.jit
 def _copies(
-    descs, rings, bars, given, tokens, parts, CHANNELS: gl.constexpr, BLOCKS: gl.constexpr,
-    DEPTH: gl.constexpr, AHEAD: gl.constexpr,
+    descs, rings, bars, tokens, parts, x_stream, CHANNELS: gl.constexpr, BLOCKS: gl.constexpr,
+    DEPTH: gl.constexpr,
 ):  # fmt: skip
     """Copies for all tiles of a program."""
     start = gl.program_id(0) % parts * (64 * BLOCKS)
     tile = gl.program_id(0) // parts
     step = gl.num_programs(0) // parts
     slot, phase = _copies_of_tile(
-        descs, rings, bars, given, tile * 128, (tile + step) * 128, tokens, start, gl.to_tensor(0),
-        gl.to_tensor(1), CHANNELS, BLOCKS, DEPTH, True, AHEAD,
+        descs, rings, bars, tile * 128, start, x_stream, gl.to_tensor(0), gl.to_tensor(1), CHANNELS, BLOCKS, DEPTH, True
     )  # fmt: skip
     for more in range(tile + step, gl.cdiv(tokens, 128), step):
         slot, phase = _copies_of_tile(
-            descs, rings, bars, given, more * 128, (more + step) * 128, tokens, start, slot, phase,
-            CHANNELS, BLOCKS, DEPTH, False, AHEAD,
+            descs, rings, bars, more * 128, start, x_stream, slot, phase, CHANNELS, BLOCKS, DEPTH, False
         )  # fmt: skip
 
 
@@ -178,8 +151,8 @@ def _products(
 
 @gluon.jit(do_not_specialize=["tokens", "parts"])
 def mhc_project_bulk_kernel(
-    x_desc, high_desc, low_desc, x, pre, sums, collapsed, tokens, parts, x_token, x_stream,
-    CHANNELS: gl.constexpr, BLOCKS: gl.constexpr, DEPTH: gl.constexpr, AHEAD: gl.constexpr,
+    x_desc, high_desc, low_desc, pre, sums, collapsed, tokens, parts, x_stream,
+    CHANNELS: gl.constexpr, BLOCKS: gl.constexpr, DEPTH: gl.constexpr,
 ):  # fmt: skip
     """As `mhc_project_kernel`, for parts of 64 * BLOCKS channels, with coefficients as two bf16 numbers.
 
@@ -189,18 +162,15 @@ def mhc_project_bulk_kernel(
         x_desc: Streams of 64 tokens, 64 channels of them.
         high_desc: Coefficients as bf16, 64 channels of them.
         low_desc: What bf16 leaves of them.
-        x: The streams.
         pre: Weights of the streams, shape [tokens, 4].
         sums: Shape [tokens, parts, 32]: 24 projections, the squares, zeros.
         collapsed: Weighted sums of the streams.
         tokens: Tokens.
         parts: Parts of the channels.
-        x_token: Distance of tokens.
         x_stream: Distance of streams.
         CHANNELS: Channels of a stream.
         BLOCKS: How often 64 channels are a part.
         DEPTH: Slots of the ring.
-        AHEAD: Whether to bring longer runs of a token into the L2 cache before they are copied; 4 or 5 blocks.
     """
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [2 * DEPTH, 64, 64], x_desc.layout)
     w_tiles = gl.allocate_shared_memory(high_desc.dtype, [4 * BLOCKS, 64, 64], high_desc.layout)
@@ -213,13 +183,12 @@ def mhc_project_bulk_kernel(
     rings = (x_ring, w_tiles)
     bars = (full, empty)
     given = (pre, sums, collapsed)
-    read = (x, x_token, x_stream)
     gl.warp_specialize(
         [
             (_products, (given, rings, bars, tokens, parts, CHANNELS, BLOCKS, DEPTH, 0)),
             (_products, (given, rings, bars, tokens, parts, CHANNELS, BLOCKS, DEPTH, 1)),
-            (_copies, (descs, rings, bars, read, tokens, parts, CHANNELS, BLOCKS, DEPTH, AHEAD)),
+            (_copies, (descs, rings, bars, tokens, parts, x_stream, CHANNELS, BLOCKS, DEPTH)),
         ],
         [4, 1],
-        [232, 40],
+        [240, 24],
     )

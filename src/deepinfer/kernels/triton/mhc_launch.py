@@ -63,16 +63,15 @@ def mhc_pre(
         post: Shape [tokens, 4], fp32, contiguous.
         mix: Shape [tokens, 4, 4], fp32, contiguous.
         out: Shape [tokens, channels], contiguous.
-        tuning: Of bulk copies (Hopper): how often 64 channels make a part, the slots of the ring, and whether runs of a token
-            are brought into the L2 cache first. Of the portable kernel: tokens, channels at once, how often, warps, stages.
-            None for those of the table.
+        tuning: Of bulk copies (Hopper): how often 64 channels make a part, and the slots of the ring. Of the portable
+            kernel: tokens, channels at once, how often, warps, stages. None for those of the table.
         products: bf16 numbers for a coefficient of `fn`, 2 or 3, when the streams are bf16; 2 with bulk copies.
         finish: Tokens and warps of the programs that make the coefficients; None for those of the table.
     """
     count, _, channels = streams.shape
     device = streams.device
     split = products if streams.dtype == torch.bfloat16 else 0
-    bulk = split == 2 and len(tuning or (0, 0, 0)) == 3 and _bulk_serves(streams)
+    bulk = split == 2 and len(tuning or (0, 0)) == 2 and _bulk_serves(streams)
     at_once, warps = finish or configs.coefficients(count)
     pieces = 1
     with torch.cuda.device_of(streams):
@@ -83,12 +82,12 @@ def mhc_pre(
             )
             fn = whole
         if bulk:
-            blocks, depth, ahead = tuning or configs.project_bulk(channels)
+            blocks, depth = tuning or configs.project_bulk(channels)
             if configs.project_bulk_apart(count):
-                pieces, blocks, ahead = blocks, 1, False
+                pieces, blocks = blocks, 1
             parts = channels // (64 * blocks)
             sums = torch.empty((count, parts, 32), dtype=torch.float32, device=device)
-            _project_bulk(streams, pre, fn, sums, out, blocks, depth, bool(ahead) and blocks >= 4)
+            _project_bulk(streams, pre, fn, sums, out, blocks, depth)
         else:
             tokens, block, times, wide, stages = tuning or configs.project(channels, bool(split))
             parts = triton.cdiv(channels, block * times)
@@ -115,7 +114,6 @@ def _bulk_serves(streams: Tensor) -> bool:
 
 def _project_bulk(
     streams: Tensor, pre: Tensor, fn: Tensor, sums: Tensor, out: Tensor, blocks: int, depth: int,
-    ahead: bool,
 ) -> None:  # fmt: skip
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -130,8 +128,8 @@ def _project_bulk(
     parts = sums.shape[1]
     at_once = min(triton.cdiv(count, 128), max(1, num_sms(streams.device.index) // parts))
     mhc_project_bulk_kernel[(parts * at_once,)](
-        x_desc, matrix(fn[0], 32, 64), matrix(fn[1], 32, 64), streams, pre, sums, out, count, parts,
-        strides[0], stream, CHANNELS=channels, BLOCKS=blocks, DEPTH=depth, AHEAD=ahead, num_warps=4,
+        x_desc, matrix(fn[0], 32, 64), matrix(fn[1], 32, 64), pre, sums, out, count, parts, stream,
+        CHANNELS=channels, BLOCKS=blocks, DEPTH=depth, num_warps=4,
     )  # fmt: skip
 
 
