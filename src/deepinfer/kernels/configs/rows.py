@@ -73,7 +73,7 @@ def groups(group: int) -> tuple[int, int]:
 
 def pairs(group: int) -> tuple[int, int, int]:
     """Groups and warps of a cast to e2m1 two values at a time, and pairs of a thread side by side."""
-    return (max(1, 4096 // group), 4, 4) if group < 32 else (max(1, 2048 // group), 2, 16)
+    return max(1, 2048 // group), 2, 16
 
 
 def swiglu(group: int, bits: int) -> tuple[int, int, int, int]:
