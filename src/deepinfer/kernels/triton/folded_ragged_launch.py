@@ -57,7 +57,7 @@ def folded_ragged(
         x_scale: Shape [M, K / 128], fp32, any strides.
         words: Shape [groups, N, K / 8], int32, contiguous.
         steps: Shape [groups, K / 128 + 1, N rounded up to 4], int32, contiguous.
-        layout: As in `ragged_tiles`.
+        layout: Group of each row, shape [M], int32, as in `ragged_tiles`.
         out: Shape [M, N], bf16 or fp32, last stride 1; rows of -1 are left alone.
         tuning: Sizes.
     """
