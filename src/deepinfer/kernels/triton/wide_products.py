@@ -66,8 +66,8 @@ def wide_products_kernel(
         acc = tl.dot(small, values, acc, input_precision="ieee")
         acc = tl.dot(middle, values, acc, input_precision="ieee")
         acc = tl.dot(large, values, acc, input_precision="ieee")
-        # Always so: the products end within their step, before the next one's parts take the registers that they read.
-        acc = tl.where(k < channels, acc, 0.0)
+        # One, always: the products end within their step, before the next one's parts take the registers that they read.
+        acc *= tl.where(k < channels, 1.0, 0.0)
     to = sums + (piece.to(tl.int64) * count + t[None, :]) * outputs + n[:, None]
     tl.store(to, acc, mask=is_out[:, None] & there[None, :])
 
