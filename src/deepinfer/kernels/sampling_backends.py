@@ -85,9 +85,7 @@ def _gumbel(
     from deepinfer.kernels.triton import sampling_launch as launch
 
     with launch.on_device(logits):
-        launch.best_tokens(
-            logits, out, seeds, positions, temperature=temperature, stream=stream
-        )
+        launch.best_tokens(logits, out, seeds, positions, temperature=temperature, stream=stream)
 
 
 @MASK.register("triton", supports=_refusal, priority=10)
