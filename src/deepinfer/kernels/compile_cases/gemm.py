@@ -205,9 +205,8 @@ def _many(sizes: tuple[int, ...], scaled: bool, grouped: bool, group: int = 128,
                  "SPLIT": t.split, "GROUP": group, "CUT": cut, "DEPTH": t.depth, "FINE": t.fine, "SPREAD": t.spread == 1}  # fmt: skip
     name = "m_grouped_gemm_nt_contiguous" if grouped else "gemm_nt"
     entry = f"many tokens {f'FP8 1x{group}' if scaled else 'bf16 in parts' if cut else 'bf16'} {'x'.join(map(str, sizes))}"
-    stack = (
-        _TILE_STACK if t.fine or t.parts == 1 else 0
-    )  # some compilers keep a constant of the loop there
+    # Some compilers keep a constant of the loop on the stack.
+    stack = _TILE_STACK if t.fine or t.parts == 1 else 0
     return _hopper(name, entry, gemm_tall_kernel, signature, constants, {}, stack, scaled)
 
 
