@@ -150,25 +150,6 @@ def test_powers_are_written_as_values(groups, n) -> None:
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
-@pytest.mark.parametrize(("m", "steps", "groups", "each"), [(70, 11, 3, 5), (257, 8, 1, 130)])
-def test_scales_are_written_by_steps(m, steps, groups, each) -> None:
-    from deepinfer.kernels.triton.gemm_powers import spread_scales_kernel
-
-    generator = torch.Generator().manual_seed(m)
-    x = torch.rand((m, steps + 3), generator=generator)[:, :steps]
-    w = torch.rand((groups, each, steps + 1), generator=generator)[:, :, :steps]
-    x_spread = torch.full((steps, m), 777.0)
-    w_spread = torch.full((steps, groups * each), 777.0)
-    programs = -(-m // 128)
-    spread_scales_kernel[(programs + -(-groups * each // 128), -(-steps // 8))](
-        x, w, x_spread, w_spread, m, each, steps, programs, groups * each, x.stride(0), 1, w.stride(0), w.stride(1),
-        BLOCK=128,
-    )  # fmt: skip
-    assert torch.equal(x_spread, x.T)
-    assert torch.equal(w_spread, w.flatten(0, 1).T)
-
-
-@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
 @pytest.mark.parametrize("block", [4, 64])
 def test_tiles_are_as_wide_as_groups(block) -> None:
     from deepinfer.kernels.triton.grouped_list import ragged_tiles_kernel

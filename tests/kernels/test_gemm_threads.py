@@ -47,7 +47,7 @@ def right(x, xs, w, ws, layout) -> torch.Tensor:
 
 
 def spread(xs: torch.Tensor, ws: torch.Tensor, n: int):
-    """What `spread_powers` or `spread_scales` makes, by other means."""
+    """What `spread_powers` makes, by other means, and the same of fp32 scales."""
     if xs.dtype != torch.uint8:
         return xs.T.contiguous(), ws.flatten(0, 1).T.contiguous()
     power = lambda s: torch.exp2(s.float() - 127)  # noqa: E731

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
+from deepinfer.speculative._saved import read_json, write_json
 
 __all__ = ["StepCostModel"]
 
@@ -249,7 +249,7 @@ class StepCostModel:
         Args:
             path: The file; it is replaced.
         """
-        Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        write_json(path, self.to_dict(), indent=2)
 
     @classmethod
     def load(cls, path: str | Path, *, fingerprint: str | None = None) -> StepCostModel:
@@ -265,15 +265,7 @@ class StepCostModel:
         Raises:
             ConfigError: The file holds no such model, or one for something else.
         """
-        try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ConfigError(
-                f"{path} is no JSON ({error}); give a file that `save` wrote.",
-                field="path",
-                value=str(path),
-            ) from error
-        return cls.from_dict(values, fingerprint=fingerprint)
+        return cls.from_dict(read_json(path, "step cost model"), fingerprint=fingerprint)
 
     def _verify_seconds(self, counts: npt.NDArray[np.int64]) -> _Floats:
         sizes = np.asarray(self.graph_sizes, np.int64)

@@ -10,7 +10,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from deepinfer.kernels.triton.gemm_powers import spread_powers_kernel, spread_scales_kernel
+from deepinfer.kernels.triton.gemm_powers import spread_powers_kernel
 from deepinfer.kernels.triton.gemm_tall import gemm_tall_kernel
 from deepinfer.kernels.triton.grouped_list import used_tiles_kernel
 from deepinfer.kernels.triton.grouped_swapped import grouped_swapped_kernel
@@ -26,7 +26,6 @@ __all__ = [
     "num_sms",
     "register_shares",
     "spread_powers",
-    "spread_scales",
     "tile_layout",
     "used_tiles",
 ]
@@ -68,7 +67,7 @@ class TallTuning:
         split: 2 to add up the even and the odd steps apart, as `SwappedTuning.split` does; for 128 columns of FP8.
         fine: For 192 or 256 columns of FP8 with scales for 128 channels: 1 to multiply 64 columns at a time, tokens out of
             registers; 2 for 128 columns at a time, tokens out of registers; the bits are the same.
-        spread: 1 to write the scales before as they are read, for FP8 but for 192 columns; the bits are the same.
+        spread: 1 to write the powers before as fp32, as they are read, for FP8 with groups of 32; the bits are the same.
     """
 
     parts: int
@@ -129,28 +128,6 @@ def spread_powers(x_scale: Tensor, w_scale: Tensor, n: int) -> tuple[Tensor, Ten
         w_scale.stride(1), BLOCK=64, num_warps=4,
     )  # fmt: skip
     return x_powers, w_powers
-
-
-def spread_scales(x_scale: Tensor, w_scale: Tensor) -> tuple[Tensor, Tensor]:
-    """The scales of tokens and weights for 128 channels, as the products of many tokens read them.
-
-    Args:
-        x_scale: Shape [M, K / 128], fp32, any strides.
-        w_scale: Shape [groups, N / 128, K / 128], fp32, last stride 1.
-
-    Returns:
-        fp32, shapes [K / 128, M] and [K / 128, groups * N / 128].
-    """
-    m, steps = x_scale.shape
-    groups, each, _ = w_scale.shape
-    x_spread = x_scale.new_empty((steps, m))
-    w_spread = x_scale.new_empty((steps, groups * each))
-    x_programs = -(-m // 128)
-    spread_scales_kernel[(x_programs + -(-groups * each // 128), -(-steps // 8))](
-        x_scale, w_scale, x_spread, w_spread, m, each, steps, x_programs, groups * each, x_scale.stride(0),
-        x_scale.stride(1), w_scale.stride(0), w_scale.stride(1), BLOCK=128, num_warps=4,
-    )  # fmt: skip
-    return x_spread, w_spread
 
 
 @lru_cache(maxsize=256)
@@ -281,10 +258,10 @@ def gemm_tall(
     groups, n, _ = weight.shape
     scaled = x_scale is not None
     small = x_scale is not None and w_scale is not None and x_scale.dtype == torch.uint8
-    spread = scaled and tuning.spread == 1
+    spread = small and tuning.spread == 1
     powers = None
     if x_scale is not None and w_scale is not None and spread:
-        powers = spread_powers(x_scale, w_scale, n) if small else spread_scales(x_scale, w_scale)
+        powers = spread_powers(x_scale, w_scale, n)
     elif x_scale is not None and w_scale is not None and small:
         x_scale, w_scale = x_scale.view(torch.int32), w_scale.view(torch.int32)
     block_k = 128 if scaled else 64
@@ -303,7 +280,7 @@ def gemm_tall(
         x_desc,
         w_desc,
         out,
-        scale if powers is None else listed(powers[0], 256 if small else 64),
+        scale if powers is None else listed(powers[0], 256),
         factor if powers is None else listed(powers[1], 32),
         layout if layout is not None else out,
         sums if cut else out,
@@ -315,7 +292,7 @@ def gemm_tall(
         out.stride(0),
         scale.stride(0),
         scale.stride(1),
-        factor.stride(0) if powers is None else -(-n // 128) * (16 if small else 1),
+        factor.stride(0) if powers is None else -(-n // 128) * 16,
         factor.stride(1) if powers is None else powers[1].stride(0),
         SCALED=scaled,
         GROUPED=layout is not None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["spread_powers_kernel", "spread_scales_kernel"]
+__all__ = ["spread_powers_kernel"]
 
 
 @triton.jit
@@ -40,29 +40,3 @@ def spread_powers_kernel(
         of = (block // each).to(tl.int64) * stride_wg + row * stride_wn
         code = tl.load(w_codes + of + step * 4 + (at // 4) % 4, mask=used)
         tl.store(w_powers + (step.to(tl.int64) * blocks + block) * 16 + at % 16, _power(code), mask=used)  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["M"])
-def spread_scales_kernel(
-    x_scale, w_scale, x_spread, w_spread, M, each, steps, x_programs, blocks, stride_xm, stride_xk, stride_wg, stride_wn,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The scales of tokens, [steps, M], and of blocks of 128 rows of weights, [steps, blocks].
-
-    BLOCK rows or blocks, and eight steps a program; the first `x_programs` programs have tokens. `blocks` are those of
-    all groups of weights, `each` those of one.
-    """
-    program = tl.program_id(0)
-    step = tl.program_id(1) * 8 + tl.arange(0, 8)[None, :]
-    at = tl.arange(0, BLOCK)[:, None]
-    if program < x_programs:
-        row = program * BLOCK + at
-        used = (row < M) & (step < steps)
-        scale = tl.load(x_scale + row.to(tl.int64) * stride_xm + step * stride_xk, mask=used)
-        tl.store(x_spread + step.to(tl.int64) * M + row, scale, mask=used)
-    else:
-        block = (program - x_programs) * BLOCK + at
-        used = (block < blocks) & (step < steps)
-        of = (block // each).to(tl.int64) * stride_wg + (block % each) * stride_wn
-        scale = tl.load(w_scale + of + step, mask=used)
-        tl.store(w_spread + step.to(tl.int64) * blocks + block, scale, mask=used)

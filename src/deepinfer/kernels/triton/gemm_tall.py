@@ -221,8 +221,8 @@ def gemm_tall_kernel(
 
     CUT, for bf16: every `part_steps` steps are added up apart, and their sums from the first to the last; those of a
     program so far lie in its own place of `sums`, fp32.
-    FINE: 64 columns at a time, as `register_tile` does. SPREAD: scales are descriptors of what
-    `spread_powers` or `spread_scales` makes.
+    FINE: 64 columns at a time, as `register_tile` does. SPREAD: scales are descriptors of what `spread_powers` makes; with
+    groups of 128, of scales by steps, which an H200 has not run right: no launch asks for it.
     """
     BLOCK_K: gl.constexpr = 128 if SCALED else 64
     BYTES: gl.constexpr = 1 if SCALED else 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy.typing as npt
 from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
 from deepinfer.speculative._arrays import matrix, shape_error
+from deepinfer.speculative._saved import read_json, write_json
 from deepinfer.speculative.calibration.sequential import sigmoid
 from deepinfer.speculative.calibration.trials import verified_trials
 
@@ -178,7 +178,7 @@ class AcceptanceEstimator:
         Args:
             path: The file; it is replaced.
         """
-        Path(path).write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8")
+        write_json(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> AcceptanceEstimator:
@@ -193,15 +193,7 @@ class AcceptanceEstimator:
         Raises:
             ConfigError: The file holds no such fit.
         """
-        try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ConfigError(
-                f"{path} is no JSON ({error}); give a file that `save` wrote.",
-                field="path",
-                value=str(path),
-            ) from error
-        return cls.from_dict(values)
+        return cls.from_dict(read_json(path, "acceptance estimator"))
 
     def _fit(self, trials: Sequence[_Floats]) -> AcceptanceEstimator:
         """Fits trials of each position, shape [3, trials] each: logit, margin, outcome."""

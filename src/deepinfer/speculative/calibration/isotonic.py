@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy.typing as npt
 from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
 from deepinfer.speculative._arrays import matrix, shape_error
+from deepinfer.speculative._saved import read_json, write_json
 from deepinfer.speculative.calibration.sequential import SequentialTemperatureScaling, sigmoid
 from deepinfer.speculative.calibration.trials import block_counts
 
@@ -163,7 +163,7 @@ class SequentialIsotonicScaling:
         Args:
             path: The file; it is replaced.
         """
-        Path(path).write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8")
+        write_json(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> SequentialIsotonicScaling:
@@ -178,14 +178,7 @@ class SequentialIsotonicScaling:
         Raises:
             ConfigError: The file holds no such fit.
         """
-        try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except json.JSONDecodeError as error:
-            raise ConfigError(
-                f"{path} holds no isotonic scaling ({error}); give a file that `save` wrote.",
-                field="path",
-                value=str(path),
-            ) from error
+        return cls.from_dict(read_json(path, "isotonic scaling"))
 
     def _curve(self, x: _Floats, outcome: _Floats) -> _Floats:
         """Knots of the monotone curve, shape [2, knots]."""

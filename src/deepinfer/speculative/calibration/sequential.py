@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy.typing as npt
 from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
 from deepinfer.speculative._arrays import matrix, shape_error
+from deepinfer.speculative._saved import read_json, write_json
 from deepinfer.speculative.calibration.report import expected_error
 from deepinfer.speculative.calibration.trials import block_counts
 
@@ -162,7 +162,7 @@ class SequentialTemperatureScaling:
         Args:
             path: The file; it is replaced.
         """
-        Path(path).write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8")
+        write_json(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> SequentialTemperatureScaling:
@@ -177,14 +177,7 @@ class SequentialTemperatureScaling:
         Raises:
             ConfigError: The file holds no temperatures.
         """
-        try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except json.JSONDecodeError as error:
-            raise ConfigError(
-                f"{path} holds no temperatures ({error}); give a file that `save` wrote.",
-                field="path",
-                value=str(path),
-            ) from error
+        return cls.from_dict(read_json(path, "temperatures"))
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{value:.2f}" for value in self.temperatures)
