@@ -195,7 +195,7 @@ def _many(sizes: tuple[int, ...], scaled: bool, grouped: bool, group: int = 128,
     dtype, columns, bits = ("fp8e4nv", 128, 8) if scaled else ("bf16", 64, 16)
     scales = ["*fp32" if group == 128 else "*i32"] * 2
     if t.spread:
-        scales = [_list("fp32", 256 if group == 32 else 64), _list("fp32", 32)]
+        scales = [_list("fp32", 256), _list("fp32", 32)]
     signature = {
         "x_desc": _tile(dtype, 64, columns, 128, bits), "w_desc": _tile(dtype, 64 if t.block_n == 192 else t.block_n, columns, 128, bits),
         "out": "*bf16", "x_scale": scales[0], "w_scale": scales[1], "layout": "*i32", "sums": "*fp32",

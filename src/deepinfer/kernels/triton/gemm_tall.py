@@ -44,8 +44,7 @@ def _copies(
     M, N, steps, num_groups = sizes
     stride_xm, stride_xk, stride_wg, stride_wn = strides
     BLOCK_M: gl.constexpr = 64 * PARTS
-    VALUES: gl.constexpr = 4 if GROUP == 32 else 1
-    SPREAD_BYTES: gl.constexpr = 256 * VALUES * PARTS + 128 if SPREAD else 0
+    SPREAD_BYTES: gl.constexpr = 1024 * PARTS + 128 if SPREAD else 0
     lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     row = gl.arange(0, 64, layout=lanes)
     # Columns that each of four scales of weights is for
@@ -84,9 +83,9 @@ def _copies(
                     load_tile(w_desc, [group * N + n, k], bar, w_ring.index(slot))
                 if SPREAD:
                     for part in gl.static_range(PARTS):
-                        at = (step * M + m + 64 * part) * VALUES
+                        at = (step * M + m + 64 * part) * 4
                         load_tile(x_scale, [at], bar, s_ring.index(slot * PARTS + part))
-                    at = step * stride_wn + group * stride_wg + n // 128 * VALUES * VALUES
+                    at = step * stride_wn + group * stride_wg + n // 128 * 16
                     load_tile(w_scale, [at], bar, f_ring.index(slot))
                 elif SCALED:
                     for part in gl.static_range(PARTS):
@@ -153,8 +152,7 @@ def _products(
             elif FINE == 1:
                 s0, s1, s2, s3, slot, phase = register_tile(
                     x_ring, w_ring, s_ring, f_ring, full, empty, steps, slot, phase, N < 0, PART, PARTS, BLOCK_N,
-                    2 if SPREAD else 1, DEPTH,
-                    acc_layout,
+                    DEPTH, acc_layout,
                 )  # fmt: skip
                 store_tile(s0, out, groups, m, n, M, N, stride_om, GROUPED, 64)
                 store_tile(s1, out, groups, m, n + 64, M, N, stride_om, GROUPED, 64)
@@ -221,8 +219,8 @@ def gemm_tall_kernel(
 
     CUT, for bf16: every `part_steps` steps are added up apart, and their sums from the first to the last; those of a
     program so far lie in its own place of `sums`, fp32.
-    FINE: 64 columns at a time, as `register_tile` does. SPREAD: scales are descriptors of what `spread_powers` makes; with
-    groups of 128, of scales by steps, which an H200 has not run right: no launch asks for it.
+    FINE: 64 columns at a time, as `register_tile` does. SPREAD, for groups of 32: scales are descriptors of what
+    `spread_powers` makes.
     """
     BLOCK_K: gl.constexpr = 128 if SCALED else 64
     BYTES: gl.constexpr = 1 if SCALED else 2
@@ -235,9 +233,7 @@ def gemm_tall_kernel(
     s_ring = x_ring
     f_ring = x_ring
     if SPREAD:
-        s_ring = gl.allocate_shared_memory(
-            gl.float32, [DEPTH * PARTS, 256 if GROUP == 32 else 64], x_scale.layout
-        )
+        s_ring = gl.allocate_shared_memory(gl.float32, [DEPTH * PARTS, 256], x_scale.layout)
         f_ring = gl.allocate_shared_memory(gl.float32, [DEPTH, 32], w_scale.layout)
     elif SCALED:
         flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])

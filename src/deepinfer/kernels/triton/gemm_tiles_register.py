@@ -21,9 +21,9 @@ def _start(a, w_ring, slot, part, never, AT: gl.constexpr, COLUMNS: gl.constexpr
 
 
 @gluon.jit
-def _add(acc, part, rows, f, AT: gl.constexpr, EACH: gl.constexpr, PENDING: gl.constexpr):
+def _add(acc, part, rows, f, AT: gl.constexpr, PENDING: gl.constexpr):
     """Adds a product, times the scales of its rows and of its columns."""
-    scale = rows * f.slice(AT // EACH, 1).load(rows.type.layout).broadcast_to([64])
+    scale = rows * f.slice(AT, 1).load(rows.type.layout).broadcast_to([64])
     acc += part * scale[:, None]
     # No sum may be left for later, while another product takes the registers of this one.
     return warpgroup_mma_wait(PENDING, [acc])
@@ -44,13 +44,12 @@ def register_tile(
     PART: gl.constexpr,
     PARTS: gl.constexpr,
     COLUMNS: gl.constexpr,
-    EACH: gl.constexpr,
     DEPTH: gl.constexpr,
     acc_layout: gl.constexpr,
 ):
     """One tile of 64 tokens and 192 or 256 columns; the sums are those of `scaled_tile`, bit for bit.
 
-    A scale of weights is for EACH times 64 columns. Tokens are read from shared memory once for all columns, and while one product is scaled another one runs.
+    Tokens are read from shared memory once for all columns, and while one product is scaled another one runs.
 
     Returns:
         The sums of three or four times 64 columns (zeros for the fourth of three), slot and phase.
@@ -70,16 +69,16 @@ def register_tile(
         odd = _start(a, w_ring, slot, odd, never, 1, COLUMNS)
         scale = s_ring.index(slot * PARTS + PART).load(rows)
         f = f_ring.index(slot)
-        last = scale * f.slice((COLUMNS // 64 - 1) // EACH, 1).load(rows).broadcast_to([64])
+        last = scale * f.slice(COLUMNS // 64 - 1, 1).load(rows).broadcast_to([64])
         even = warpgroup_mma_wait(1, [even])
-        s0 = _add(s0, even, scale, f, 0, EACH, 1)
+        s0 = _add(s0, even, scale, f, 0, 1)
         even = _start(a, w_ring, slot, even, never, 2, COLUMNS)
         odd = warpgroup_mma_wait(1, [odd])
-        s1 = _add(s1, odd, scale, f, 1, EACH, 1)
+        s1 = _add(s1, odd, scale, f, 1, 1)
         if COLUMNS == 256:
             odd = _start(a, w_ring, slot, odd, never, 3, COLUMNS)
             even = warpgroup_mma_wait(1, [even])
-            s2 = _add(s2, even, scale, f, 2, EACH, 1)
+            s2 = _add(s2, even, scale, f, 2, 1)
             odd = warpgroup_mma_wait(0, [odd])
             mbarrier.arrive(empty.index(slot), count=1)
             s3 += odd * last[:, None]
