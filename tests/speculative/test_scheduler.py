@@ -52,6 +52,62 @@ def best_of_all(survival: np.ndarray, cost: StepCostModel) -> float:  # type: ig
     return best
 
 
+def in_order(survival: np.ndarray, least: float) -> list[tuple[float, int, int]]:  # type: ignore[type-arg]
+    """Slots as sorted triples: the survival, negated; position; request."""
+    slots = [(-float(a), j, r) for r, row in enumerate(survival) for j, a in enumerate(row)]
+    return sorted(slot for slot in slots if -slot[0] > float(np.float32(least)))
+
+
+def global_search(
+    live: np.ndarray,  # type: ignore[type-arg]
+    known: np.ndarray,  # type: ignore[type-arg]
+    cost: StepCostModel,
+    least: float,
+    gain: float,
+    capacity: int | None,
+) -> tuple[list[int], float]:
+    """Lengths and tokens a second, number by number and slot by slot."""
+    requests = len(live)
+    table = cost.table(requests + known.size + 1)
+    tokens, rates = float(requests), [requests / float(table[requests])]
+    for k, (negated, _, _) in enumerate(in_order(known, least), 1):
+        tokens -= negated
+        rates.append(tokens / float(table[requests + k]))
+    if capacity is not None:
+        rates = rates[: max(0, capacity - requests) + 1]
+    k = rates.index(max(rates))
+    if rates[k] < rates[-1] * (1.0 + gain):
+        k = len(rates) - 1
+    lengths = [0] * requests
+    for _, _, request in in_order(live, least)[:k]:
+        lengths[request] += 1
+    return lengths, rates[k]
+
+
+@pytest.mark.parametrize("requests", [1, 5, 40, 150])
+def test_plans_equal_those_in_plain_python(requests: int) -> None:
+    """To the last bit, with ties, zeros, a limit, in either memory order."""
+    generator = np.random.default_rng(requests)
+    grids = ([0.0, 0.25, 0.5, 1.0], [0.999, 1.0], [0.0, 1e-4, 0.3], np.linspace(0.01, 1, 997))
+    for turn in range(240 // requests + 4):
+        shape = requests, int(generator.integers(1, 7))
+        grid = grids[turn % 4]
+        live, known = (prefix_survival(generator.choice(grid, shape)) for _ in range(2))
+        if turn % 3 == 0:
+            known = live
+        live = np.asarray(live, order="CF"[turn % 2])  # type: ignore[call-overload]
+        least, gain = float(generator.choice([0.0, 1e-6, 0.25])), float(turn % 5 == 0) * 0.05
+        limit = int(generator.integers(requests, 7 * requests)) if turn % 2 else None
+        cost = (STAIRS, LINE, StepCostModel.additive(9.9e-3, 12e-6))[turn % 3]
+        made = VerificationScheduler(cost, min_gain=gain, min_survival=least)
+        plan = made.plan(live, lagged=known, capacity=limit)
+        lengths, rate = global_search(live, known, cost, least, gain, limit)
+        assert plan.lengths.tolist() == lengths
+        assert plan.theta == rate
+        assert (plan.k, plan.rows) == (sum(lengths), requests + sum(lengths))
+        assert plan.seconds == float(cost.table(plan.rows + 1)[plan.rows])
+
+
 @settings(max_examples=60)
 @given(SURVIVALS, st.sampled_from([STAIRS, LINE]))
 def test_global_search_is_the_best_of_all(rows: list[list[float]], cost: StepCostModel) -> None:

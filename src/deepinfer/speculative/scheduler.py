@@ -14,7 +14,7 @@ from deepinfer.core import _checks as checks
 from deepinfer.core.errors import AnticipationError, ConfigError
 from deepinfer.speculative._arrays import shape_error
 from deepinfer.speculative.cost import StepCostModel
-from deepinfer.speculative.survival import best_lengths, slot_order
+from deepinfer.speculative.survival import best_lengths, best_slots, falling_survival
 
 __all__ = ["BudgetDecision", "VerificationScheduler", "VerifyPlan"]
 
@@ -49,7 +49,6 @@ class VerifyPlan:
         lengths: Drafts of each request, shape [requests], int64; anchors not counted.
         k: Their sum.
         rows: Rows that are scored: one anchor a request, and the drafts.
-        cu_rows: First row of each request, and the number of all, shape [requests + 1], int64.
         theta: Expected tokens a second, as it was when the number of slots was chosen.
         seconds: Expected seconds of the step.
     """
@@ -57,9 +56,16 @@ class VerifyPlan:
     lengths: _Ints
     k: int
     rows: int
-    cu_rows: _Ints
     theta: float
     seconds: float
+
+    @property
+    def cu_rows(self) -> _Ints:
+        """First row of each request, and the number of all, shape [requests + 1], int64; made anew each time."""
+        out = np.empty(self.lengths.size + 1, np.int64)
+        out[0] = 0
+        np.add.accumulate(self.lengths + 1, out=out[1:])
+        return out
 
 
 class VerificationScheduler:
@@ -152,9 +158,11 @@ class VerificationScheduler:
         """
         cut = self._cut(survival)
         requests = cut.shape[0]
-        k, theta, seconds = self._budget(self._falling(cut), requests, capacity, sampling_requests)
+        k, theta, seconds = self._budget(
+            falling_survival(cut, self.min_survival), requests, capacity, sampling_requests
+        )
         if not math.isfinite(theta[-1]):
-            falling = self._falling(_in_range(cut))
+            falling = falling_survival(_in_range(cut), self.min_survival)
             k, theta, seconds = self._budget(falling, requests, capacity, sampling_requests)
         found = (float(theta[k]), float(seconds[k]), float(theta[-1]), float(theta[0]))
         return BudgetDecision(k, *found)
@@ -221,29 +229,26 @@ class VerificationScheduler:
     ) -> VerifyPlan:
         cut = self._cut(live)
         requests, drafts = cut.shape
-        theta = None
         known = self._known(cut, lagged, invariant)
+        theta = None
         if self.search == "all":
-            lengths = np.full(requests, drafts, np.int64)
+            lengths, k = np.full(requests, drafts, np.int64), requests * drafts
         elif self.search == "static":
             lengths = self._static(cut)
+            k = int(lengths.sum())
         elif self.search == "uniform":
             length = self._uniform(known, requests, capacity, sampling_requests)
-            lengths = np.full(requests, length, np.int64)
+            lengths, k = np.full(requests, length, np.int64), requests * length
         else:
-            least = self.min_survival
-            if known is cut:
-                order = slot_order(cut, min_survival=least)
-                k, rates, _ = self._budget(order.survival, requests, capacity, sampling_requests)
-                lengths = order.lengths(k)
-            else:
-                falling = self._falling(known)
-                k, rates, _ = self._budget(falling, requests, capacity, sampling_requests)
-                lengths = best_lengths(cut, k, min_survival=least)
-            theta = float(rates[k])
-        room = None if capacity is None else max(0, capacity - requests)
-        if room is not None and int(lengths.sum()) > room:
-            lengths = best_lengths(cut, room)
+            falling = falling_survival(known, self.min_survival)
+            most, rates, seconds = self._budget(falling, requests, capacity, sampling_requests)
+            theta = float(rates[most])
+            last = falling[most - 1] if most and known is cut else None
+            lengths, k = best_slots(cut, most, self.min_survival, last)
+            if k == most and not self.min_drafts:
+                return VerifyPlan(lengths, k, requests + k, theta, float(seconds[k]))
+        if capacity is not None and k > max(0, capacity - requests):
+            lengths, k = best_slots(cut, max(0, capacity - requests))
         lengths = self._with_floor(lengths, cut, capacity)
         return self._priced(cut, lengths, sampling_requests, theta)
 
@@ -259,11 +264,13 @@ class VerificationScheduler:
         """What K may be chosen by."""
         if self.search not in ("global", "uniform"):
             return live
-        free = None if invariant is None else np.asarray(invariant, bool)
-        if free is not None and free.shape != (live.shape[0],):
-            raise shape_error("invariant", free.shape, f"[requests={live.shape[0]}]")
-        if free is not None and free.all():
-            return live
+        free = None
+        if invariant is not None:
+            free = np.asarray(invariant, bool)
+            if free.shape != (len(live),):
+                raise shape_error("invariant", free.shape, f"[requests={len(live)}]")
+            if free.all():
+                return live
         if lagged is None:
             raise AnticipationError(
                 f'search="{self.search}" without lagged confidences would let drafts decide whether they are '
@@ -272,15 +279,10 @@ class VerificationScheduler:
             )
         known = self._cut(lagged)
         if free is not None and free.any():
-            if known.shape[0] != live.shape[0]:
-                raise shape_error("lagged", known.shape, f"[requests={live.shape[0]}, drafts]")
+            if len(known) != len(live):
+                raise shape_error("lagged", known.shape, f"[requests={len(live)}, drafts]")
             known = np.where(free[:, None], live, known)
         return known
-
-    def _falling(self, survival: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        values = survival.flatten()
-        values.sort()
-        return values[::-1][: int(np.count_nonzero(values > self.min_survival))]
 
     def _budget(
         self,
@@ -290,12 +292,12 @@ class VerificationScheduler:
         sampling: int | None,
     ) -> tuple[int, _Floats, _Floats]:
         """How many slots; expected tokens a second and seconds of each number of them."""
-        most = falling.size
         if capacity is not None:
-            most = min(most, max(0, capacity - requests))
+            falling = falling[: max(0, capacity - requests)]
+        most = falling.size
         tokens = np.empty(most + 1)
         tokens[0] = requests if sampling is None else sampling
-        tokens[1:] = falling[:most]
+        tokens[1:] = falling
         np.add.accumulate(tokens, out=tokens)
         seconds = self.cost.table(requests + most + 1)[requests : requests + most + 1]
         drafting = self.cost.draft_seconds(requests)
@@ -307,7 +309,7 @@ class VerificationScheduler:
             k = int(falls.argmax()) if falls.any() else most
         else:
             k = int(theta.argmax())
-            if k < most and theta[k] < theta[most] * (1.0 + self.min_gain):
+            if self.min_gain and theta[k] < theta[most] * (1.0 + self.min_gain):
                 k = most  # not after an early stop: that would look at what it stopped before
         return k, theta, seconds
 
@@ -359,18 +361,15 @@ class VerificationScheduler:
         sampling: int | None,
         theta: float | None,
     ) -> VerifyPlan:
-        requests = lengths.size
-        cu_rows = np.empty(requests + 1, np.int64)
-        cu_rows[0] = 0
-        np.add.accumulate(lengths + 1, out=cu_rows[1:])
-        rows = int(cu_rows[-1])
+        requests, k = lengths.size, int(lengths.sum())
+        rows = requests + k
         seconds = float(self.cost.table(rows + 1)[rows]) + self.cost.draft_seconds(requests)
         if theta is None:
             taken = np.arange(survival.shape[1]) < lengths[:, None]
             tokens = float(survival[taken].sum(dtype=np.float64))
             tokens += requests if sampling is None else sampling
             theta = tokens / seconds if requests else 0.0
-        return VerifyPlan(lengths, rows - requests, rows, cu_rows, theta, seconds)
+        return VerifyPlan(lengths, k, rows, theta, seconds)
 
 
 def _in_range(survival: Any) -> npt.NDArray[np.float32]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from deepinfer.core.errors import ShapeError
 from deepinfer.speculative._arrays import matrix, shape_error
 
 __all__ = ["SlotOrder", "best_lengths", "prefix_survival", "slot_order"]
 
 _POSITION_BITS = 8
 _REQUEST_BITS = 24
+_MOST_REQUESTS, _MOST_DRAFTS = 1 << _REQUEST_BITS, 1 << _POSITION_BITS
 _FEW_ROWS = 128
+_NEVER, _ALWAYS = np.float32(0), np.float32(1)
 
 
 def prefix_survival(confidence: Any) -> npt.NDArray[np.float32]:
@@ -32,12 +36,16 @@ def prefix_survival(confidence: Any) -> npt.NDArray[np.float32]:
         ShapeError: There are not two axes.
     """
     values = matrix("confidence", confidence, "[requests, drafts]", np.float32)
-    survival: npt.NDArray[np.float32] = np.fmin(np.fmax(values, np.float32(0)), np.float32(1))
-    if survival.shape[0] < _FEW_ROWS:
+    if len(values) < _FEW_ROWS:
+        survival: npt.NDArray[np.float32] = np.fmax(values, _NEVER)
+        np.fmin(survival, _ALWAYS, survival)
         return np.multiply.accumulate(survival, 1, out=survival)
-    for column in range(1, survival.shape[1]):  # a block is short: faster along columns
-        survival[:, column] *= survival[:, column - 1]
-    return survival
+    by_position = values.T.copy()  # a block is short: faster position by position
+    np.fmax(by_position, _NEVER, by_position)
+    np.fmin(by_position, _ALWAYS, by_position)
+    for before, at in itertools.pairwise(by_position):
+        at *= before
+    return by_position.T
 
 
 class SlotOrder:
@@ -106,8 +114,67 @@ def slot_order(survival: Any, *, min_survival: float = 0.0) -> SlotOrder:
     return SlotOrder(keys[:count], int(np.shape(survival)[0]))
 
 
+def falling_survival(
+    survival: npt.NDArray[np.float32], min_survival: float
+) -> npt.NDArray[np.float32]:
+    """`slot_order(...).survival` without whose slots they are.
+
+    Args:
+        survival: What `prefix_survival` gave, shape [requests, drafts].
+        min_survival: Slots that survive with this probability or less are left out.
+
+    Returns:
+        Survival of the slots, best first, shape [slots], float32. A NaN comes before all others.
+    """
+    rising = survival.flatten("K")
+    rising.sort()
+    if rising.size and rising[0] <= min_survival:
+        rising = rising[rising.searchsorted(np.float32(min_survival), "right") :]
+    return rising[::-1]
+
+
+def best_slots(
+    survival: npt.NDArray[np.float32], k: int, min_survival: float = 0.0, last: Any = None
+) -> tuple[npt.NDArray[np.int64], int]:
+    """The first slots of `slot_order` without an order.
+
+    Args:
+        survival: What `prefix_survival` gave, shape [requests, drafts].
+        k: How many slots.
+        min_survival: Slots that survive with this probability or less are left out.
+        last: Survival of the last of the K slots, above `min_survival`, if it is known.
+
+    Returns:
+        Drafts to verify, shape [requests], int64, and their sum.
+
+    Raises:
+        ShapeError: There are too many rows or columns.
+    """
+    requests, drafts = survival.shape
+    if requests > _MOST_REQUESTS or drafts > _MOST_DRAFTS:
+        raise _slots_error(survival.shape)
+    k = min(k, requests * drafts)
+    if k <= 0:
+        return np.zeros(requests, np.int64), 0
+    values: npt.NDArray[Any] = survival
+    if last is None:
+        # The bits of a float from 0 on rise with it, and a NaN is just the greatest.
+        values = survival.view(np.int32)
+        rising = values.flatten("K")
+        rising.partition(-k)
+        last = max(rising[-k], _next_bits(min_survival))
+    taken = values >= last
+    count = int(np.count_nonzero(taken))
+    if count > k:  # of those that tie with the last, the first by position, then request, are taken
+        tied = np.flatnonzero((values == last).T)
+        taken.T.flat[tied[k - count :]] = False
+        count = k
+    # A product with ones is the quickest sum of few columns.
+    return taken.dot(_ones(drafts)).astype(np.int64), count
+
+
 def best_lengths(survival: Any, k: int, *, min_survival: float = 0.0) -> npt.NDArray[np.int64]:
-    """`slot_order(...).lengths(k)` without putting the rest in order.
+    """`slot_order(...).lengths(k)` without putting slots in order.
 
     Args:
         survival: What `prefix_survival` gave, shape [requests, drafts].
@@ -120,23 +187,40 @@ def best_lengths(survival: Any, k: int, *, min_survival: float = 0.0) -> npt.NDA
     Raises:
         ShapeError: There are not two axes, or too many rows or columns.
     """
-    keys, count = _keys_of(survival, min_survival)
-    k = min(max(k, 0), count)
-    if 0 < k < keys.size:
-        keys.partition(k - 1)
-    return np.bincount(_requests(keys[:k]), minlength=np.shape(survival)[0])
+    return best_slots(_slots(survival), k, min_survival)[0]
 
 
 def _keys_of(survival: Any, min_survival: float) -> tuple[npt.NDArray[np.uint64], int]:
     """One unique integer a slot, unsorted, that rises with all three criteria; and how many slots count."""
-    values = np.ascontiguousarray(survival, np.float32)
-    if values.ndim != 2 or values.shape[0] > 1 << _REQUEST_BITS or values.shape[1] > 256:
-        raise shape_error("survival", values.shape, "[requests, drafts], at most 2**24 x 256")
+    values = np.ascontiguousarray(_slots(survival))
     # The bits of a float from 0 on rise with it, so their complement above the rest puts the best slot first.
     keys = values.view(np.uint32).ravel().astype(np.uint64)
     keys <<= np.uint64(32)
     np.subtract(_last_keys(*values.shape), keys, out=keys)
     return keys, int(np.count_nonzero(values > min_survival))
+
+
+def _slots(survival: Any) -> npt.NDArray[np.float32]:
+    values = np.asarray(survival, np.float32)
+    if values.ndim != 2 or values.shape[0] > _MOST_REQUESTS or values.shape[1] > _MOST_DRAFTS:
+        raise _slots_error(values.shape)
+    return values
+
+
+def _slots_error(shape: tuple[int, ...]) -> ShapeError:
+    return shape_error("survival", shape, "[requests, drafts], at most 2**24 x 256")
+
+
+@functools.lru_cache(maxsize=16)
+def _ones(drafts: int) -> npt.NDArray[np.float32]:
+    return np.ones(drafts, np.float32)
+
+
+@functools.lru_cache(maxsize=16)
+def _next_bits(survival: float) -> np.int32:
+    """Bits of the next greater number."""
+    bits: np.int32 = np.float32(survival).view(np.int32) + np.int32(1)
+    return bits
 
 
 @functools.lru_cache(maxsize=16)
