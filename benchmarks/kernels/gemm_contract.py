@@ -114,6 +114,8 @@ def cases() -> list[Case]:
                 add(tests.test_masked_products, kind, expected)
             add(tests.test_a_row_of_a_group_does_not_depend_on_the_counts, kind)
             add(tests.test_groups_without_tokens_leave_the_output_alone, kind)
+            for expected in (16, 64):
+                add(tests.test_counts_end_with_the_rows_that_there_are, kind, expected)
             add(tests.test_outputs_with_gaps, kind)
     for kind, k in (("bf16", 520), ("fp8", 1040), ("fp8", 2304), ("bf16", 2312)):
         for m in (5, 300):

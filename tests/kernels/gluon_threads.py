@@ -181,8 +181,11 @@ def _inline(asm: str, constraints: str, args: list[Tensor], dtype: Any, is_pure:
     outputs = len(dtype) if many else 1
     values = [x.data for x in args]
     if pack == 1:
-        (found,) = _instructions(asm, values, outputs)
-        return Tensor(found)
+        signed = values[0].dtype == np.int32
+        words = [x.view(np.uint32) if signed else x for x in values]
+        words = _instructions(asm, words, outputs)
+        parts = [Tensor(x.view(np.int32) if signed else x) for x in words]
+        return tuple(parts) if many else parts[0]
     assert values[0].shape[-1] == pack == 4
     words = [x[..., i].astype(np.int32).view(np.uint32) for x in values for i in range(4)]
     found = _instructions(asm, words, outputs)
@@ -190,7 +193,7 @@ def _inline(asm: str, constraints: str, args: list[Tensor], dtype: Any, is_pure:
         Tensor(np.ascontiguousarray(x)[..., None].view(np.uint8).reshape(values[0].shape))
         for x in found
     ]
-    return tuple(parts)
+    return tuple(parts) if many else parts[0]
 
 
 class Product:

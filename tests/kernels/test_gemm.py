@@ -167,10 +167,12 @@ def test_tiles_are_as_wide_as_groups(block) -> None:
         elif rest:
             rows.append(rest)
         wanted += [(first // 128 + i, own) for i, own in enumerate(rows)]
-    layout += [-1] * 128
+    for none in (-1, len(counts), 1_000_000, -5):  # groups that are not there
+        layout += [none] * 128
+    layout[65:128] = [len(counts)] * 63
     found = torch.full((len(layout) // 128 + 1,), -7, dtype=torch.int32)
     ragged_tiles_kernel[(1,)](
-        torch.tensor(layout, dtype=torch.int32), found, len(layout), BLOCK=block
+        torch.tensor(layout, dtype=torch.int32), found, len(layout), len(counts), BLOCK=block
     )
     assert int(found[0]) == len(wanted)
     assert [divmod(v, 256) for v in found[1 : len(wanted) + 1].tolist()] == wanted

@@ -169,3 +169,26 @@ def test_slots_of_few_tokens_are_given_back_when_they_were_read(small) -> None:
         for waits in ({"late_s": 0.002}, {"rest_s": 0.001}):
             found = swapped(case, (block_m, parts, 2, ahead), 1, **waits)
             assert_near(found, right(*case, layout))
+
+
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("counts", [(30, 0, 17), (40, 1_000_000, -1_000_000), (-1_000_000, 40, 5)])
+def test_counts_end_with_the_rows_that_there_are(small, counts) -> None:
+    groups, m, n, k = 3, 40, 136, 256
+    x, xs, w, ws = operands(groups * m, n, k, groups, small)
+    words = [s.view(torch.int32) if small else s for s in (xs, ws)]
+    out = torch.full((groups * m, n), 777.0)
+    with gluon_on_threads("grouped_swapped") as (kernels,):
+        for i in range(3):
+            PROGRAM["id"], PROGRAM["count"] = i, 3
+            kernels.grouped_swapped_kernel(
+                Descriptor(w.view(-1, k).view(torch.uint8).numpy(), [128, 128]),
+                Descriptor(x.view(torch.uint8).numpy(), [32, 128]),
+                pointer_to(out), pointer(words[1]), pointer(words[0]), pointer(torch.tensor(counts, dtype=torch.int32)),
+                pointer_to(out), integer(groups), integer(n), integer(m), integer(k // 128), m * n, n,
+                *words[1].stride()[:2], m * words[0].stride(0), *words[0].stride(),
+                COUNTED=1, GROUP=32 if small else 128, PARTS=2, BLOCK_M=32, SPLIT=1, DEPTH=3, REGISTERS=0, AHEAD=False,
+            )  # fmt: skip
+    row = torch.arange(groups * m)
+    layout = torch.where(row % m < torch.tensor(counts)[row // m], row // m, -1)
+    assert_near(out, right(x, xs, w, ws, layout))

@@ -111,8 +111,7 @@ def test_contiguous_products(kind) -> None:
     a, b = tokens(kind, 512, 1024), weights(kind, 3, 640, 1024)
     layout = torch.full((512,), -1, device="cuda", dtype=torch.int32)
     layout[:100], layout[128:301] = 2, 0
-    if not kind.startswith("fp4"):
-        layout[384:] = 1_000_000  # a group that is not there
+    layout[384:450], layout[450:] = 3, 1_000_000  # groups that are not there
     none = (layout < 0) | (layout > 2)
     poison(a, none)
     wanted = torch.full((512, 640), 777.0, device="cuda", dtype=torch.bfloat16)
@@ -218,6 +217,21 @@ def test_groups_without_tokens_leave_the_output_alone(kind) -> None:
     d = torch.full((3, 16, 128), 777.0, device="cuda", dtype=torch.bfloat16)
     masked(kind)(a, b, d, torch.zeros(3, device="cuda", dtype=torch.int32), backend="hopper")
     assert bool((d == 777).all())
+
+
+@pytest.mark.parametrize("kind", GROUPED)
+@pytest.mark.parametrize("expected", [16, 64])
+def test_counts_end_with_the_rows_that_there_are(kind, expected) -> None:
+    a, b = tokens(kind, 4, 24, 256), weights(kind, 4, 136, 256)
+    found = []
+    for counts in ((-1_000_000, 24, 0, 24), (-1_000_000, 25, -1, 1_000_000)):
+        rows = torch.tensor(counts, device="cuda", dtype=torch.int32)
+        whole = torch.full((6, 24, 136), 777.0, device="cuda", dtype=torch.bfloat16)
+        masked(kind)(a, b, whole[1:5], rows, expected, backend="hopper")
+        found.append(whole)
+    assert torch.equal(*found)
+    assert bool((found[0][[0, 1, 3, 5]] == 777).all())
+    assert not bool((found[0][[2, 4]] == 777).any())
 
 
 @pytest.mark.parametrize("kind", GROUPED)

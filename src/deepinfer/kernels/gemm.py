@@ -43,6 +43,7 @@ _FP8 = (torch.float8_e4m3fn,)
 _FP4 = (torch.uint8, torch.int32)
 _BF16 = (torch.bfloat16,)
 _OUT = (torch.bfloat16, torch.float32)
+_USUAL_SCALES = {torch.float8_e4m3fn: torch.float32, torch.int32: torch.int32}
 
 _OPERANDS = "Tensor a, Tensor? a_scale, Tensor b, Tensor? b_scale, Tensor(x!) d"
 DENSE = Operation("gemm_nt", _OPERANDS)
@@ -160,8 +161,8 @@ def m_grouped_fp8_gemm_nt_contiguous(
         a: Values [M, K] and their scales.
         b: Values [groups, N, K] and their scales; contiguous.
         d: Shape [M, N], bf16 or fp32, written and returned.
-        grouped_layout: Group of each row, shape [M], int32; rows of -1 are padding, and their part of `d` is left
-            alone.
+        grouped_layout: Group of each row, shape [M], int32; rows of -1, or of another group that is not there, are
+            padding, and their part of `d` is left alone.
         expected_m: Rows that a group is likely to have; it chooses the size of the tiles, never the result.
         backend: "torch" or "triton"; None for the best that serves the call.
 
@@ -250,7 +251,8 @@ def m_grouped_fp8_gemm_nt_masked(
         b: Values [groups, N, K] and their scales; contiguous values.
         d: Shape [groups, max_m, N], bf16 or fp32, written and returned; what lies behind a group's rows is left
             alone.
-        masked_m: Rows of each group, shape [groups], int32, on the device; a group of zero rows reads no weights.
+        masked_m: Rows of each group, shape [groups], int32, on the device; a group of zero rows reads no weights. What
+            is not in 0 to max_m stands for the nearest that is.
         expected_m: Rows that a group is likely to have; it chooses the size of the tiles, never the result.
         backend: "torch" or "triton"; None for the best that serves the call.
 
@@ -296,15 +298,18 @@ def m_grouped_fp8_fp4_gemm_nt_masked(
 
 def _operand(name: str, x: Tensor, dtypes: tuple[torch.dtype, ...], dims: int) -> int:
     """Checks an operand; returns K."""
-    contract.check_dtype(name, x, *dtypes)
-    contract.check_shape(name, x, (None,) * dims, "groups, rows, K"[-7 if dims == 2 else 0 :])
-    contract.check_last_stride(name, x)
+    if x.dtype not in dtypes or x.dim() != dims or x.stride(-1) != 1:
+        contract.check_dtype(name, x, *dtypes)
+        contract.check_shape(name, x, (None,) * dims, "groups, rows, K"[-7 if dims == 2 else 0 :])
+        contract.check_last_stride(name, x)
     return gemm_backends.channels(x)
 
 
 def _scales(name: str, values: Tensor, scale: Tensor | None) -> None:
     """Refuses values whose scales are missing or of a dtype that is no scale's."""
     if values.dtype == torch.bfloat16:
+        return
+    if scale is not None and scale.dtype == _USUAL_SCALES.get(values.dtype):
         return
     if scale is None:
         raise ShapeError(

@@ -105,12 +105,11 @@ def _lists() -> list[CompileCase]:
     from deepinfer.kernels.triton.grouped_list import ragged_tiles_kernel, used_tiles_kernel
 
     name = "m_grouped_gemm_nt_contiguous"
-    lists = {"layout": "*i32", "tiles": "*i32", "num_rows": "i32"}
-    grouped = {**lists, "num_groups": "i32"}
+    grouped = {"layout": "*i32", "tiles": "*i32", "num_rows": "i32", "num_groups": "i32"}
     return [
         CompileCase(name, "list of tiles", used_tiles_kernel, grouped, {"ROWS": 16, "BLOCK": 4096}, ("layout", "tiles"),
                     {"num_warps": 16}, (90,)),
-        CompileCase(name, "list of ragged tiles", ragged_tiles_kernel, lists, {"BLOCK": 512}, ("layout", "tiles"),
+        CompileCase(name, "list of ragged tiles", ragged_tiles_kernel, grouped, {"BLOCK": 512}, ("layout", "tiles"),
                     {"num_warps": 16}, (90,)),
     ]  # fmt: skip
 
@@ -148,8 +147,8 @@ def _decoded(sizes: tuple[int, ...], x_group: int) -> CompileCase:
         "w_desc": _tile("u32", 64, 16, 64, 32), "x_desc": _tile("fp8e4nv", 64, 128, 128, 8), "t_desc": _list("i32", 64),
         "out": "*bf16", "factors": "*fp32",
         "x_scale": "*fp32" if x_group == 128 else "*i32", "rows_of": "*i32",
-        **_integers("num_groups", "N", "max_m", "steps", "stride_og", "stride_om", "stride_fg", "stride_tg", "stride_tk",
-                    "stride_xg", "stride_xm", "stride_xk"),
+        **_integers("num_groups", "N", "max_m", "steps", "stride_og", "stride_om", "stride_fg", "stride_tg",
+                    "stride_tk", "stride_xg", "stride_xm", "stride_xk"),
     }  # fmt: skip
     constants = {
         "MODE": 2 if t.parts_m == 1 else 1,

@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from deepinfer.kernels.triton.folded_words import WIDE, decode_half
-from deepinfer.kernels.triton.gemm_tiles import place_tile
+from deepinfer.kernels.triton.gemm_tiles import known_group, place_tile
 from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
 from deepinfer.kernels.triton.grouped_folded import rows_of_group
 from deepinfer.kernels.triton.grouped_tiles import power_of_byte
@@ -31,16 +31,19 @@ def _find(rows_of, tile, group, first, num_groups, max_m, tiles_n, MODE: gl.cons
     """The group of a tile, its first tile and its tokens; `num_groups` behind the last tile."""
     rows = rows_of_group(rows_of, group, num_groups, max_m, MODE)
     width = gl.cdiv(rows, BLOCK_M) * tiles_n
-    while (group < num_groups) & (tile >= first + width):
-        first += width
-        group += 1
-        rows = rows_of_group(rows_of, group, num_groups, max_m, MODE)
-        width = gl.cdiv(rows, BLOCK_M) * tiles_n
+    if MODE == 2:
+        while (group < num_groups) & (tile >= first + width):
+            first += width
+            group += 1
+            rows = rows_of_group(rows_of, group, num_groups, max_m, MODE)
+            width = gl.cdiv(rows, BLOCK_M) * tiles_n
+    else:
+        group = gl.where(tile < width, 0, num_groups)
     return group, first, rows
 
 
 @gluon.jit
-def _place(rows_of, tile, group, first, rows, N, tiles_n, MODE: gl.constexpr, BLOCK_M: gl.constexpr,
+def _place(rows_of, tile, group, first, rows, N, num_groups, tiles_n, MODE: gl.constexpr, BLOCK_M: gl.constexpr,
            BLOCK_N: gl.constexpr):  # fmt: skip
     """First token and first row of weights of a tile, and the group of the weights, -1 for none."""
     at = tile - first
@@ -52,7 +55,7 @@ def _place(rows_of, tile, group, first, rows, N, tiles_n, MODE: gl.constexpr, BL
     else:
         m, n = place_tile(at, rows, N, BLOCK_M, BLOCK_N, 16)
         if MODE == 1:
-            g = gl.load(rows_of + m)
+            g = known_group(gl.load(rows_of + m), num_groups)
     return m, n, g
 
 
@@ -72,13 +75,15 @@ def _copies(given, MODE: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH
     tile = gl.program_id(0)
     slot = 0
     phase = 1
-    group = 0
+    group = gl.to_tensor(0)
     first = 0
     group, first, rows = _find(
         rows_of, tile, group, first, num_groups, max_m, tiles_n, MODE, BLOCK_M
     )
     while group < num_groups:
-        m0, n0, g = _place(rows_of, tile, group, first, rows, N, tiles_n, MODE, BLOCK_M, BLOCK_N)
+        m0, n0, g = _place(
+            rows_of, tile, group, first, rows, N, num_groups, tiles_n, MODE, BLOCK_M, BLOCK_N
+        )
         if g >= 0:
             xs = x_scale + gl.minimum(m0 + token, max_m - 1).to(gl.int64) * stride_xm
             m = m0
@@ -125,13 +130,15 @@ def _decode(given, MODE: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH
     phase = 0
     side = 0
     turn = 1
-    group = 0
+    group = gl.to_tensor(0)
     first = 0
     group, first, rows = _find(
         rows_of, tile, group, first, num_groups, max_m, tiles_n, MODE, BLOCK_M
     )
     while group < num_groups:
-        _m, _n, g = _place(rows_of, tile, group, first, rows, N, tiles_n, MODE, BLOCK_M, BLOCK_N)
+        _m, _n, g = _place(
+            rows_of, tile, group, first, rows, N, num_groups, tiles_n, MODE, BLOCK_M, BLOCK_N
+        )
         if g >= 0:
             for _step in range(steps):
                 b = b_ring.index(2 * COLUMNS + side)
@@ -201,19 +208,21 @@ def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, TM: gl.constexpr
     side = 0
     turn = 0
     never = N < 0
-    group = 0
+    group = gl.to_tensor(0)
     first = 0
     group, first, rows = _find(
         rows_of, tile, group, first, num_groups, max_m, tiles_n, MODE, BLOCK_M
     )
     while group < num_groups:
-        m, n, g = _place(rows_of, tile, group, first, rows, N, tiles_n, MODE, BLOCK_M, BLOCK_N)
+        m, n, g = _place(
+            rows_of, tile, group, first, rows, N, num_groups, tiles_n, MODE, BLOCK_M, BLOCK_N
+        )
         if g >= 0:
             m += 64 * ROWS
             n += 128 * COLUMNS
             live = m < rows
             if MODE == 1:
-                live = live & (gl.load(rows_of + gl.minimum(m, rows - 1)) >= 0)
+                live = live & (gl.load(rows_of + gl.minimum(m, rows - 1)) == g)
             if ROWS > 0:
                 # Half a tile without a row: its rooms are given back unread, and nothing is multiplied.
                 for _step in range(gl.where(live, 0, steps)):
@@ -268,7 +277,7 @@ def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, TM: gl.constexpr
             no = n + gl.arange(0, 128, layout=gl.SliceLayout(0, out_layout))
             used = mo < rows
             if MODE == 1:
-                used = used & (gl.load(rows_of + gl.minimum(mo, rows - 1)) >= 0)
+                used = used & (gl.load(rows_of + gl.minimum(mo, rows - 1)) == g)
             to = out + mo.to(gl.int64)[:, None] * stride_om + no[None, :]
             if MODE == 2:
                 to += group.to(gl.int64) * stride_og  # type: ignore[attr-defined]

@@ -70,7 +70,7 @@ def folded_decoded(
         factors,
         x_scale,
         rows_of if rows_of is not None else steps,
-        places,
+        groups,
         n,
         max_m,
         k // 128,

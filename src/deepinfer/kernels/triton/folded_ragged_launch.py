@@ -26,18 +26,19 @@ class RaggedTuning:
     depth: int
 
 
-def ragged_tiles(layout: Tensor) -> Tensor:
+def ragged_tiles(layout: Tensor, groups: int) -> Tensor:
     """Number of tiles, and of each 256 times its block of 128 rows, plus the rows that are used: up to 160.
 
     Args:
-        layout: Group of each row, shape [M], int32, -1 for none; each group begins at a multiple of 128, and none of its
-            rows lies behind another of -1.
+        layout: Group of each row, shape [M], int32; none that is not in 0 to `groups` - 1. Each group begins at a multiple
+            of 128, and none of its rows lies behind another of none.
+        groups: Number of groups.
 
     Returns:
         Shape [tiles + 1], int32; what lies behind the last is not written.
     """
     found = layout.new_empty(-(-len(layout) // 128) + 1)
-    ragged_tiles_kernel[(1,)](layout, found, len(layout), BLOCK=512, num_warps=16)
+    ragged_tiles_kernel[(1,)](layout, found, len(layout), groups, BLOCK=512, num_warps=16)
     return found
 
 
@@ -58,12 +59,12 @@ def folded_ragged(
         words: Shape [groups, N, K / 8], int32, contiguous.
         steps: Shape [groups, K / 128 + 1, N rounded up to 4], int32, contiguous.
         layout: Group of each row, shape [M], int32, as in `ragged_tiles`.
-        out: Shape [M, N], bf16 or fp32, last stride 1; rows of -1 are left alone.
+        out: Shape [M, N], bf16 or fp32, last stride 1; rows of no group are left alone.
         tuning: Sizes.
     """
     groups, n, k = words.shape[0], words.shape[1], 8 * words.shape[2]
     m = x.shape[0]
-    tiles = ragged_tiles(layout)
+    tiles = ragged_tiles(layout, groups)
     flat = steps.view(-1)
     factors = steps.view(torch.float32)[:, -1]
     most = (len(tiles) - 1) * -(-n // 128)

@@ -13,8 +13,11 @@ __all__ = ["copy_tiles", "group_rows", "group_tiles"]
 
 @gluon.jit
 def group_rows(counts, group, num_groups, max_m, COUNTED: gl.constexpr):
-    """Tokens of a group."""
-    return gl.load(counts + gl.minimum(group, num_groups - 1)) if COUNTED == 1 else max_m
+    """Tokens of a group; a count outside of 0 to `max_m` stands for the next that is not."""
+    if COUNTED == 1:
+        count = gl.load(counts + gl.minimum(group, num_groups - 1))
+        return gl.minimum(gl.maximum(count, 0), max_m)
+    return max_m
 
 
 @gluon.jit

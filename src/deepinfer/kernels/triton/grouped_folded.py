@@ -30,8 +30,11 @@ def _num_tiles(rows_of, tiles, group, num_groups, max_m, MODE: gl.constexpr, BLO
 
 @gluon.jit
 def rows_of_group(counts, group, num_groups, max_m, MODE: gl.constexpr):
-    """Tokens of a group."""
-    return gl.load(counts + gl.minimum(group, num_groups - 1)) if MODE == 2 else max_m
+    """Tokens of a group; a count outside of 0 to `max_m` stands for the next that is not."""
+    if MODE == 2:
+        count = gl.load(counts + gl.minimum(group, num_groups - 1))
+        return gl.minimum(gl.maximum(count, 0), max_m)
+    return max_m
 
 
 @gluon.jit
@@ -65,7 +68,7 @@ def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, SPAN: gl.constex
     row = gl.arange(0, 64, layout=gl.SliceLayout(1, acc_layout))
     tiles_n = gl.cdiv(N, BLOCK_N)
     tile = gl.program_id(0)
-    group = 0
+    group = gl.to_tensor(0)
     first = 0
     slot = 0
     phase = 0
@@ -112,7 +115,7 @@ def _copies(given, MODE: gl.constexpr, SPAN: gl.constexpr, PARTS: gl.constexpr, 
     token = gl.arange(0, BLOCK_M, layout=gl.BlockedLayout([1], [32], [1], [0]))
     tiles_n = gl.cdiv(N, BLOCK_N)
     tile = gl.program_id(0)
-    group = 0
+    group = gl.to_tensor(0)
     first = 0
     slot = 0
     phase = 1

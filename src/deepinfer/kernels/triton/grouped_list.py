@@ -25,8 +25,8 @@ def used_tiles_kernel(layout, tiles, num_rows, num_groups, ROWS: tl.constexpr, B
     tl.store(tiles, found)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def ragged_tiles_kernel(layout, tiles, num_rows, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["num_rows", "num_groups"])
+def ragged_tiles_kernel(layout, tiles, num_rows, num_groups, BLOCK: tl.constexpr):
     """Tiles of 128 rows, in order, behind their number: 256 times the block of 128 rows, plus the rows that are used.
 
     Up to 32 rows that follow 128 others of their group belong to the tile of those. The rows of a group stand together.
@@ -39,7 +39,8 @@ def ragged_tiles_kernel(layout, tiles, num_rows, BLOCK: tl.constexpr):
         own = tl.load(layout + row, mask=row < num_rows, other=-1)
         before = tl.load(layout + row - 1, mask=(row > 0) & (row < num_rows), other=-1)
         over_32 = tl.load(layout + row + 32, mask=row + 32 < num_rows, other=-1)
-        used = ((own >= 0) & ((over_32 >= 0) | (before != own))).to(tl.int32)
+        known = (own >= 0) & (own < num_groups)
+        used = (known & ((over_32 == own) | (before != own))).to(tl.int32)
         # Whole sixteens up to row 160, then the rows of the last one.
         at = row[:, None] + 16 * i + 15
         last = tl.load(layout + at, mask=(i < 10) & (at < num_rows), other=-1)
