@@ -33,7 +33,7 @@ def test_hysteresis() -> None:
     for _ in range(8):
         switch.note(np.full((64, 1), 0.2, np.float32))  # 1.2 tokens in 1.5 of the time: 20 % less
     found = [switch.draws(1) for _ in range(40)]
-    assert found == [True] * 31 + [False] * 9, "beginnings are given a chance"
+    assert found == [True] * 11 + [False] * 29, "beginnings are given a chance"
     for _ in range(8):
         switch.note(np.full((64, 1), 0.6, np.float32))
     assert not switch.draws(1), "7 % would do to stay on, and not to begin"
@@ -68,6 +68,25 @@ def test_probes_lose_their_share_of_the_time(requests: int, survival: float) -> 
     )
     assert 0.002 < lost / (len(found) * COST.plain_seconds(requests)) < 0.013
     assert not any(steps_of(DraftSwitch(COST, probe_share=0.0), requests, survival, 400)[300:])
+
+
+@pytest.mark.parametrize("requests", [64, 256])
+def test_answers_that_begin_hard_are_looked_at_again_soon(requests: int) -> None:
+    switch = DraftSwitch(COST)
+    steps_of(switch, requests, 0.05, 60)
+    assert not switch.is_on
+    steps_of(switch, requests, 0.9, 120)
+    assert switch.is_on
+
+
+def test_probes_that_find_nothing_become_rare() -> None:
+    switch = DraftSwitch(COST)
+    found = steps_of(switch, 256, 0.05, 2000)
+    begins = [at for at in range(1, 2000) if found[at] and not found[at - 1]]
+    gaps = np.diff(begins)
+    assert 24 <= begins[0] <= 48
+    assert len(begins) <= 7
+    assert (gaps[1:] > 1.5 * gaps[:-1]).all()
 
 
 @pytest.mark.parametrize("requests", [1, 16, 64])

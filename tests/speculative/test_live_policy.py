@@ -60,7 +60,7 @@ def test_whole_blocks_or_none_for_schedulers_that_ask_row_by_row() -> None:
     made = live(StepCostModel([1, 100], [2.0, 101.0], draft={1: 1.0}))
     assert made.choose([[0.9, 0.9], []], 2) == [2, 0]
     made.trim([[0.01, 0.01]] * 48, [2] * 48)
-    for _ in range(32):
+    for _ in range(12):
         made.choose([[0.9, 0.9], []], 2)
     assert made.choose([[0.9, 0.9], []], 2) == [0, 0]
     assert not made.is_on
