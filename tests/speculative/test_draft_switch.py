@@ -70,12 +70,12 @@ def test_probes_lose_their_share_of_the_time(requests: int, survival: float) -> 
     assert not any(steps_of(DraftSwitch(COST, probe_share=0.0), requests, survival, 400)[300:])
 
 
-@pytest.mark.parametrize("requests", [64, 256])
+@pytest.mark.parametrize("requests", [16, 64])
 def test_answers_that_begin_hard_are_looked_at_again_soon(requests: int) -> None:
     switch = DraftSwitch(COST)
     steps_of(switch, requests, 0.05, 60)
     assert not switch.is_on
-    steps_of(switch, requests, 0.9, 120)
+    steps_of(switch, requests, 0.9, 90)
     assert switch.is_on
 
 
