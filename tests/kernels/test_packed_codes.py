@@ -58,9 +58,9 @@ def permuted(x: Words, y: Words, selector: Words) -> Words:
     )[:, 0]
 
 
-def chosen_bits(x: Words, y: Words, mask: Words, table: Words) -> Words:
-    assert int(table[0]) == 0xE4
-    return (x & mask) | (y & ~mask)
+def both_or_third(x: Words, y: Words, z: Words, table: Words) -> Words:
+    assert int(table[0]) == 0xEA
+    return (x & y) | z
 
 
 STEPS = {
@@ -72,23 +72,33 @@ STEPS = {
     "add.rn.bf16x2": lambda x, y: in_pairs(torch.add, x, y),
     "fma.rn.bf16x2": lambda x, y, z: in_pairs(lambda a, b, c: a * b + c, x, y, z),
     "min.u16x2": smaller_halves,
-    "lop3.b32": chosen_bits,
-    "or.b32": lambda x, y: x | y,
+    "lop3.b32": both_or_third,
     "prmt.b32": permuted,
+    "mad.lo.u32": lambda x, y, z: x * y + z,
+    "mul.lo.u32": lambda x, y: x * y,
+    "setp.eq.b32": lambda x, y: x == y,
+    "setp.ne.b32": lambda x, y: x != y,
 }
 
 
 def run(text: str, given: list[Words], outputs: int = 1) -> list[Words]:
+    """Runs instructions for many threads. What a branch skips must have predicates of its own, and is not skipped here."""
     registers = {f"${i + outputs}": x.view(np.uint32) for i, x in enumerate(given)}
-    for line in (part.strip() for part in text.strip("{} ").split(";")):
-        if line and not line.startswith(".reg"):
-            name, rest = line.split(" ", 1)
-            to, *names = (part.strip() for part in rest.split(","))
-            values = [
-                registers[n] if n in registers else np.full(len(given[0]), int(n, 0), np.uint32)
-                for n in names
-            ]
-            registers[to] = STEPS[name](*values)
+    parts = (part.strip().removeprefix("DONE: ") for part in text.strip("{} ").split(";"))
+    for line in parts:
+        if not line or line.startswith(".reg"):
+            continue
+        held, _, line = line.rpartition("@")[2].partition(" ") if line[0] == "@" else ("", "", line)
+        name, rest = line.split(" ", 1)
+        if name == "bra":
+            continue
+        to, *names = (part.strip() for part in rest.split(","))
+        values = [
+            registers[n] if n in registers else np.full(len(given[0]), int(n, 0), np.uint32)
+            for n in names
+        ]
+        found = STEPS[name](*values)
+        registers[to] = np.where(registers[held], found, registers.get(to, found)) if held else found
     return [registers[f"${i}"] for i in range(outputs)]
 
 
@@ -104,10 +114,11 @@ def test_codes_of_every_bf16_number(group) -> None:
     if group == 32:
         byte = scale.view(torch.uint8).int()
         factor = torch.where(byte == 255, 0, (254 - byte) << 23).view(torch.float32)
-        text, more = e2m1_codes._POWER.value, (twice(factor), np.where(factor == 0, 0, 0x7FFF7FFF))
+        steps = (twice(factor), twice(factor / 2), twice(factor / 4))
+        text, more = e2m1_codes._POWER.value, (*steps, np.where(factor == 0, 0, 0xFFFFFFFF))
     else:
         text, more = e2m1_codes._QUOTIENT.value, parts_of(scale.float())
-    given = (words, *(np.broadcast_to(a, words.shape) for a in more))
+    given = (words, words & 0x7FFF7FFF, *(np.broadcast_to(a, words.shape) for a in more))
     given = [a.astype(np.uint32).reshape(-1, 4)[:, i] for a in given for i in range(4)]
     (found,) = run(text, [a.copy() for a in given])
     assert np.array_equal(found.view(np.uint8).reshape(wanted.shape), wanted.numpy())
@@ -119,12 +130,13 @@ def twice(x: torch.Tensor) -> Words:
     return bits | (bits << np.uint32(16))
 
 
-def parts_of(divisor: torch.Tensor, off: float = 1.0) -> tuple[Words, Words, Words]:
-    """Inverses as two numbers of bf16, and which groups are kept. `off`: an error of the inverse."""
-    broken = divisor.isnan()
-    inverse = torch.where(broken, 0.0, off / divisor)
+def parts_of(divisor: torch.Tensor, off: float = 1.0) -> tuple[Words, ...]:
+    """Inverses as two numbers of bf16, and what groups that are not finite are held to. `off`: an error of the inverse."""
+    broken = divisor.isnan().numpy()
+    inverse = off / divisor
     high = inverse.bfloat16().float()
-    return twice(high), twice(inverse - high), np.where(broken, np.uint32(0), np.uint32(0xFFFFFFFF))
+    most = np.where(broken, np.uint32(0x42804280), np.uint32(0x42874287))
+    return twice(high), twice(inverse - high), most, np.where(broken, 0, np.uint32(0x80008000))
 
 
 @pytest.mark.parametrize("off", [1.0, 1 + 2.0**-22, 1 - 2.0**-22])
@@ -141,8 +153,18 @@ def test_quotients_of_every_mantissa(off) -> None:
         wanted = above + (tie & (above % 2 == 1)).long()
         assert (wanted[steps < 0.2] == 0).all()
         words = twice(value.float())
-        high, low, kept = parts_of(eighths.float(), off)
+        given = (words, words, *parts_of(eighths.float(), off))
         (found,) = run(
-            e2m1_codes._QUOTIENT.value, [a for a in (words, high, low, kept) for _ in range(4)]
+            e2m1_codes._QUOTIENT.value,
+            [a.astype(np.uint32) for a in given for _ in range(4)],
         )
         assert np.array_equal(found & 0xF, wanted.numpy().astype(np.uint32))
+
+
+def test_sixths_of_every_bf16_number() -> None:
+    """A product with the rounded inverse of 6 becomes the same number of e4m3 as the quotient."""
+    every = torch.arange(0x7F80, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
+    size = every.clamp_min(6 * 2.0**-9)
+    wanted = (size / 6).clamp_max(448.0).to(torch.float8_e4m3fn)
+    found = (size * 0.16666667163372040).clamp_max(448.0).to(torch.float8_e4m3fn)
+    assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))

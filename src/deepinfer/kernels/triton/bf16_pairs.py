@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from deepinfer.kernels.triton.e2m1_codes import power_pairs, quotient_pairs, twice
-from deepinfer.kernels.triton.small_floats import e4m3_scale, e4m3_values, power_scale
+from deepinfer.kernels.triton.small_floats import power_scale
 
 __all__ = ["even", "highest_of", "least", "most", "odd", "pair_codes", "pair_of"]
 
@@ -72,6 +72,21 @@ def _e4m3_pairs(w, inverse):
 
 
 @triton.jit
+def _sixths(highest):
+    """Codes of e4m3 nearest to a sixth of magnitudes of bf16, given by their bits as fp32, and the values of these codes.
+
+    A sixth that is a tie has five bits, and the product with the rounded inverse of 6 rounds to it; any other is further away
+    from ties than that product errs. At least 2^-9 and at most 448; any codes for what is not finite.
+    """
+    near = tl.maximum(highest, 0x3C400000).to(tl.float32, bitcast=True) * 0.16666667163372040
+    return tl.inline_asm_elementwise(
+        "{ .reg .b16 h, l; .reg .b32 t; cvt.rn.satfinite.e4m3x2.f32 h, $2, $2; cvt.u32.u16 $0, h; "
+        "cvt.rn.f16x2.e4m3x2 t, h; mov.b32 {h, l}, t; cvt.f32.f16 $1, l; }",
+        "=r,=f,f", [near], dtype=(tl.int32, tl.float32), is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
 def pair_codes(w, FORMAT: tl.constexpr):
     """Quantises groups of pairs, which lie on the last axis.
 
@@ -90,6 +105,8 @@ def pair_codes(w, FORMAT: tl.constexpr):
         byte, inverse = power_scale(highest, 6.0, 7.052966104933725e-38)
         codes = power_pairs(w, inverse)
     else:
-        byte = e4m3_scale(highest, 2)
-        codes = quotient_pairs(w, e4m3_values(byte, False), byte == 0x7F)
+        broken = highest >= 0x7F800000
+        byte, divisor = _sixths(highest)
+        byte = tl.where(broken, 0x7F, byte)
+        codes = quotient_pairs(w, divisor, broken)
     return codes, byte.to(tl.uint8)

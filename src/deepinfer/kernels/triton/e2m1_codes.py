@@ -3,6 +3,9 @@
 A code counts steps of 0.5 up to 2, then of 1 up to 4, then of 2: it is the least of three counts of steps from where they
 would begin, so the least of y / 0.5, 2 + y and 4 + y / 2, each to the nearest integer with ties to even. Added to 64, whose
 last bit is worth 0.5 in bf16, a value leaves that count in the last bits of the sum, and nothing else.
+
+A word then holds the sign and the code of the odd value in bits 31 and 16 to 18, of the even one in bits 15 and 0 to 2. Times
+1 + 2^12 + 2^24 all of them meet in its last byte, in the order of the format: no two of the summands share a bit.
 """
 
 from __future__ import annotations
@@ -13,47 +16,55 @@ import triton.language as tl
 __all__ = ["packed", "power_pairs", "quotient_pairs", "twice"]
 
 _BEGIN = tl.constexpr(
-    "{ .reg .b32 z0, z1, z2, z3, s0, s1, s2, s3, a, p, q, r, c0, c1, c2, c3, h1, h2; mov.b32 c0, 0x42804280; "
-    "mov.b32 c1, 0x42824282; mov.b32 c2, 0x42844284; mov.b32 c3, 0x42874287; mov.b32 h1, 0x3F003F00; mov.b32 h2, 0x3E803E80; "
+    "{ .reg .pred n, n0, n1, n2, n3; .reg .b32 a0, a1, a2, a3, p, q, r, c0, c1, c2, h1, h2, m, k; "
+    "mov.b32 c0, 0x42804280; mov.b32 c1, 0x42824282; mov.b32 c2, 0x42844284; mov.b32 h1, 0x3F003F00; mov.b32 h2, 0x3E803E80; "
+    "mov.b32 m, 0x01001001; mov.b32 k, 0x3957BD80; "
 )
-# Signs in S, magnitudes in a. A product with a power of two is exact; what is not finite times zero is a positive NaN.
-_PRODUCT = tl.constexpr("mul.rn.bf16x2 S, WORD, FIRST; and.b32 a, S, SECOND; ")
+_LEAST = tl.constexpr("min.u16x2 p, p, q; min.u16x2 p, p, r; ")
+# The sign into the word; k takes 64 away, times m.
+_PLACED = tl.constexpr("p, 0xEA; mad.lo.u32 aI, p, m, k; ")
+_PRODUCT = tl.constexpr(
+    "fma.rn.bf16x2 p, SIZE, FIRST, c0; fma.rn.bf16x2 q, SIZE, SECOND, c1; fma.rn.bf16x2 r, SIZE, THIRD, c2; "
+    + _LEAST.value + "lop3.b32 p, WORD, 0x80008000, " + _PLACED.value
+)  # fmt: skip
+# In a group that is not finite, finite values become zeros with their signs and others +0: times zero they are a positive
+# NaN. Such groups are rare, and what has none of them skips this.
+_BROKEN = tl.constexpr(
+    "setp.eq.b32 nI, FOURTH, 0; @nI mul.rn.bf16x2 p, WORD, FOURTH; @nI and.b32 p, p, 0x80008000; @nI mul.lo.u32 aI, p, m; "
+)
 # The inverse of an e4m3 number is the sum of two of bf16, which leaves an error of 2^-17. A quotient that is a tie has seven
 # bits at most and rounds to itself; any other is 2^-8 of it away from one or more, and does not round to it.
 _RATIO = tl.constexpr(
-    "and.b32 S, WORD, THIRD; and.b32 a, S, 0x7FFF7FFF; mul.rn.bf16x2 p, a, SECOND; fma.rn.bf16x2 a, a, FIRST, p; "
-)
-_CODE = tl.constexpr(
-    "add.rn.bf16x2 p, a, c0; fma.rn.bf16x2 q, a, h1, c1; fma.rn.bf16x2 r, a, h2, c2; min.u16x2 p, p, q; "
-    "min.u16x2 Z, p, r; "
-)
-_CAPPED = tl.constexpr(_CODE.value + "min.u16x2 Z, Z, c3; ")
-# Of the words z, codes are in bytes 0 and 2; of the words s, signs are the first bits of bytes 1 and 3.
+    "mul.rn.bf16x2 p, SIZE, SECOND; fma.rn.bf16x2 r, SIZE, FIRST, p; add.rn.bf16x2 p, r, c0; fma.rn.bf16x2 q, r, h1, c1; "
+    "fma.rn.bf16x2 r, r, h2, c2; " + _LEAST.value + "min.u16x2 p, p, THIRD; lop3.b32 p, WORD, FOURTH, " + _PLACED.value
+)  # fmt: skip
 _BYTES = tl.constexpr(
-    "prmt.b32 p, s0, s1, 0x7351; prmt.b32 q, s2, s3, 0x7351; prmt.b32 s0, p, q, 0x5410; prmt.b32 s1, p, q, 0x7632; "
-    "prmt.b32 p, z0, z1, 0x6240; prmt.b32 q, z2, z3, 0x6240; prmt.b32 z0, p, q, 0x5410; prmt.b32 z1, p, q, 0x7632; "
-    "shr.u32 s0, s0, 4; shl.b32 z1, z1, 4; lop3.b32 z0, s0, z0, 0x08080808, 0xE4; "
-    "lop3.b32 z1, z1, s1, 0x70707070, 0xE4; lop3.b32 $0, z0, z1, 0x0F0F0F0F, 0xE4; }"
+    "prmt.b32 a0, a0, a1, 0x0073; prmt.b32 a2, a2, a3, 0x0073; prmt.b32 $0, a0, a2, 0x5410; }"
 )
 
 
-def _four(first: str, last: str) -> tl.constexpr:
-    """The instructions for words $1 to $4, and three operands for each of them from $5, $9 and $13 on."""
-    pairs = "".join(
-        (first + last)
-        .replace("WORD", f"${i + 1}")
-        .replace("FIRST", f"${i + 5}")
-        .replace("SECOND", f"${i + 9}")
-        .replace("THIRD", f"${i + 13}")
-        .replace("S,", f"s{i},")
-        .replace("Z", f"z{i}")
+def _four(text: str) -> str:
+    """The instructions for words $1 to $4, their magnitudes, $5 to $8, and four operands for each of them behind."""
+    return "".join(
+        text.replace("WORD", f"${i + 1}")
+        .replace("SIZE", f"${i + 5}")
+        .replace("FIRST", f"${i + 9}")
+        .replace("SECOND", f"${i + 13}")
+        .replace("THIRD", f"${i + 17}")
+        .replace("FOURTH", f"${i + 21}")
+        .replace("aI", f"a{i}")
+        .replace("nI", f"n{i}")
         for i in range(4)
     )
-    return tl.constexpr(_BEGIN.value + pairs + _BYTES.value)
 
 
-_POWER = _four(_PRODUCT.value, _CODE.value)
-_QUOTIENT = _four(_RATIO.value, _CAPPED.value)
+_SKIP = (
+    "and.b32 p, $21, $22; and.b32 q, $23, $24; and.b32 p, p, q; setp.ne.b32 n, p, 0; @n bra DONE; "
+)
+_POWER = tl.constexpr(
+    _BEGIN.value + _four(_PRODUCT.value) + _SKIP + _four(_BROKEN.value) + "DONE: " + _BYTES.value
+)
+_QUOTIENT = tl.constexpr(_BEGIN.value + _four(_RATIO.value) + _BYTES.value)
 
 
 @triton.jit
@@ -76,12 +87,25 @@ def twice(x):
 
 
 @triton.jit
+def _halved(x):
+    """Half of both values of pairs of bf16."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 h; mov.b32 h, 0x3F003F00; mul.rn.bf16x2 $0, $1, h; }", "=r,r", [x],
+        dtype=tl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
 def power_pairs(w, inverse):
     """Bytes of codes of pairs times powers of two, of one shape but for ones; zeros for 0 times what is not finite."""
-    kept = tl.where(inverse == 0.0, 0, 0x7FFF7FFF)
-    factor = tl.broadcast_to(twice(inverse), w.shape)
+    factor = twice(inverse)
+    half = _halved(factor)
+    fourth = _halved(half)
+    kept = tl.where(inverse == 0.0, 0, -1)
     return tl.inline_asm_elementwise(
-        _POWER, "=r,r,r,r,r,r,r,r,r,r,r,r,r", [w, factor, tl.broadcast_to(kept, w.shape)],
+        _POWER, "=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
+        [w, w & 0x7FFF7FFF, tl.broadcast_to(factor, w.shape), tl.broadcast_to(half, w.shape),
+         tl.broadcast_to(fourth, w.shape), tl.broadcast_to(kept, w.shape)],
         dtype=tl.uint8, is_pure=True, pack=4,
     )  # fmt: skip
 
@@ -92,12 +116,13 @@ def quotient_pairs(w, divisor, broken):
     inverse = tl.inline_asm_elementwise(
         "rcp.approx.ftz.f32 $0, $1;", "=f,f", [divisor], dtype=tl.float32, is_pure=True, pack=1
     )
-    inverse = tl.where(broken, 0.0, inverse)
     high = twice(inverse)
     low = twice(inverse - (high & -65536).to(tl.float32, bitcast=True))
-    kept = tl.where(broken, 0, -1)
+    most = tl.where(broken, 0x42804280, 0x42874287)
+    signs = tl.where(broken, 0, -2147450880)
     return tl.inline_asm_elementwise(
-        _QUOTIENT, "=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
-        [w, tl.broadcast_to(high, w.shape), tl.broadcast_to(low, w.shape), tl.broadcast_to(kept, w.shape)],
+        _QUOTIENT, "=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
+        [w, w & 0x7FFF7FFF, tl.broadcast_to(high, w.shape), tl.broadcast_to(low, w.shape),
+         tl.broadcast_to(most, w.shape), tl.broadcast_to(signs, w.shape)],
         dtype=tl.uint8, is_pure=True, pack=4,
     )  # fmt: skip
