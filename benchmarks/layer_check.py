@@ -92,7 +92,7 @@ class Stages:
         stack, routed = packed_stack, packed_products
         names: list[tuple[Any, str, str, Any]] = [
             (stack, "enter", "enter", None), (stack, "leave", "leave", None),
-            (stack, "per_token_cast_to_fp8", "cast", None), (stack, "cast_aligned", "cast", None),
+            (stack, "per_token_cast_to_fp8", "cast", None), (stack, "per_token_cast_to_fp8_aligned", "cast", None),
             (stack, "rms_norm", "norm", None),
             (stack, "rms_norm_rope_quant", "norm, cast", None), (stack, "apply_rope", "rotation", None),
             (stack, "product", "product", None), (stack, "group_outputs", "output groups", None),

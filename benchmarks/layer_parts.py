@@ -58,7 +58,7 @@ class Parts:
             (stack, "leave", "streams > leave"),
             (stack, "product", ""),
             (stack, "per_token_cast_to_fp8", "casts"),
-            (stack, "cast_aligned", "casts"),
+            (stack, "per_token_cast_to_fp8_aligned", "casts"),
             (stack, "rms_norm", "query and window > norm"),
             (stack, "rms_norm_rope_quant", "query and window > norm, cast"),
             (stack, "apply_rope", "query and window > rotation"),

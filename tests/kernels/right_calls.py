@@ -201,6 +201,7 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "per_block_cast_to_fp8": lambda: {"w": torch.ones(32, 64)},
     "per_token_cast_to_fp4": lambda: {"x": torch.ones(2, 64)},
     "per_token_cast_to_fp8": lambda: {"x": torch.ones(2, 64)},
+    "per_token_cast_to_fp8_aligned": lambda: {"x": torch.ones(2, 128)},
     "prepare_mxfp4_weights": lambda: {"values": _codes(2, 128, 64), "scales": _codes(2, 128, 4)},
     "prepare_mhc_projection": lambda: {"fn": torch.ones(24, 128)},
     "quantize_and_insert_k_cache": lambda: {

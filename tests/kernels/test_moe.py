@@ -7,16 +7,16 @@ import os
 
 import pytest
 import torch
+from tests.kernels.test_aligned import in_one_scale, uneven
 
 from deepinfer.core.errors import ShapeError
 from deepinfer.kernels import experts as whole
 from deepinfer.kernels import moe, prepare_mxfp4_weights
-from deepinfer.kernels.moe_backends import ALIGN, SWIGLU
+from deepinfer.kernels.moe_backends import SWIGLU
 from deepinfer.kernels.reference.cast import (
     cast_back,
     per_block_cast_to_fp8,
     per_token_cast_to_fp4,
-    per_token_cast_to_fp8,
 )
 from deepinfer.kernels.reference.moe import swiglu_rows
 
@@ -244,49 +244,6 @@ def test_swiglu_of_pairs_alone(backend, limit) -> None:
     assert torch.allclose(out[rows], wanted, rtol=1e-5, atol=1e-6)
 
 
-def in_one_scale(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values of a cast by 32 channels, to the nearest code of the largest scale of 128; and that scale."""
-    codes, scale = per_token_cast_to_fp8(x, 32)
-    scale = scale.float().unflatten(-1, (-1, 4))
-    top = scale.amax(-1, keepdim=True)
-    shifted = codes.double().unflatten(-1, (-1, 4, 32)) * (scale / top).double()[..., None]
-    return shifted.float().to(torch.float8_e4m3fn).flatten(-3), top[..., 0]
-
-
-def uneven(rows: int, channels: int) -> torch.Tensor:
-    """Rows whose groups of 32 lie up to 2^20 apart, one of them zeros."""
-    x = randn(rows, channels)
-    power = torch.randint(
-        -10, 11, (rows, channels // 32), generator=torch.Generator().manual_seed(5)
-    )
-    power[0] = 0
-    x = x.unflatten(-1, (-1, 32)) * torch.exp2(power.float())[..., None]
-    x[1, 2] = 0
-    return x.flatten(-2)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_groups_are_brought_to_one_scale(backend) -> None:
-    x = uneven(7, 256)
-    q, scale = torch.empty(7, 256, dtype=torch.float8_e4m3fn), torch.empty(7, 2)
-    ALIGN(backend, x, q, scale)
-    wanted, top = in_one_scale(x)
-    assert torch.equal(scale, top)
-    assert torch.equal(q.view(torch.uint8), wanted.view(torch.uint8))
-    # What was lost is less than half a step of the smallest codes, and nothing of larger ones.
-    value = q.double() * scale.double().repeat_interleave(128, -1)
-    codes, power = per_token_cast_to_fp8(x, 32)
-    exact = codes.double() * power.double().repeat_interleave(32, -1)
-    most = top.double().repeat_interleave(128, -1)
-    assert ((value - exact).abs() <= most * 2.0**-10).all()
-    large = exact.abs() >= most * 2.0**-6
-    assert torch.equal(value[large], exact[large])
-    x[2, 5], x[3, 200] = math.inf, math.nan
-    ALIGN(backend, x, q, scale)
-    assert scale.isnan().tolist() == [[r == 2, r == 3] for r in range(7)]
-    assert torch.equal(scale[4:], top[4:])
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_swiglu_in_one_scale(backend) -> None:
     ids = choices(5, 2, 4)
@@ -412,8 +369,6 @@ def test_operations_of_torch() -> None:
     )
     torch.library.opcheck(ops.expand_to_fused, (None, x, None, None, places, out, None, None))
     torch.library.opcheck(ops.reduce_fused, (None, out, weights, places, x, torch.empty_like(x)))
-    wide, codes = randn(3, 128), torch.empty(3, 128, dtype=torch.uint8)
-    torch.library.opcheck(ops.cast_aligned, (None, wide, codes, torch.empty(3, 1)))
     half = torch.zeros(len(out), 6)
     torch.library.opcheck(ops.silu_and_mul_quant_fused, (None, out, weights, places, 1.0, 2, half, None))  # fmt: skip
 

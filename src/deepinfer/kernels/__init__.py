@@ -10,6 +10,9 @@ from __future__ import annotations
 import inspect
 
 from deepinfer.kernels import arguments
+from deepinfer.kernels.aligned import (
+    per_token_cast_to_fp8_aligned as per_token_cast_to_fp8_aligned,
+)
 from deepinfer.kernels.attention import MLASchedMeta as MLASchedMeta
 from deepinfer.kernels.attention import flash_mla_with_kvcache as flash_mla_with_kvcache
 from deepinfer.kernels.attention import get_mla_metadata as get_mla_metadata
@@ -152,6 +155,7 @@ __all__ = [
     "per_block_cast_to_fp8",
     "per_token_cast_to_fp4",
     "per_token_cast_to_fp8",
+    "per_token_cast_to_fp8_aligned",
     "prepare_mhc_projection",
     "prepare_mxfp4_weights",
     "quantize_and_insert_k_cache",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from deepinfer.core.errors import ShapeError
 from deepinfer.kernels import contract, gemm
+from deepinfer.kernels.aligned import per_token_cast_to_fp8_aligned
 from deepinfer.kernels.configs import moe as configs
 from deepinfer.kernels.moe import (
     FusedMapping,
@@ -18,7 +19,7 @@ from deepinfer.kernels.moe import (
     get_fused_mapping,
     reduce_fused,
 )
-from deepinfer.kernels.moe_backends import ALIGN, SWIGLU
+from deepinfer.kernels.moe_backends import SWIGLU
 from deepinfer.kernels.quant import per_token_cast_to_fp8
 
 __all__ = ["fused_experts"]
@@ -129,11 +130,7 @@ def fused_experts(
     scale_dtype = torch.float32 if scale_group == 128 or aligned else torch.float8_e8m0fnu
     rows: Weights
     if aligned:
-        codes = (
-            x.new_empty(x.shape, dtype=torch.float8_e4m3fn),
-            x.new_empty((tokens, x.shape[1] // 128), dtype=scale_dtype),
-        )
-        ALIGN(backend, x, *codes)
+        codes = per_token_cast_to_fp8_aligned(x, backend=backend)
         rows, _ = expand_to_fused_with_sf(codes, mapping, backend=backend)
     elif cast:
         codes = per_token_cast_to_fp8(x, scale_group, scale_dtype=scale_dtype, backend=backend)

@@ -8,7 +8,7 @@ from deepinfer.kernels import contract
 from deepinfer.kernels.reference import moe as reference
 from deepinfer.kernels.registry import Operation
 
-__all__ = ["ALIGN", "EXPAND", "GATE", "MAPPING", "OPERATIONS", "REDUCE", "SWIGLU"]
+__all__ = ["EXPAND", "GATE", "MAPPING", "OPERATIONS", "REDUCE", "SWIGLU"]
 
 GATE = Operation(
     "topk_gate",
@@ -33,8 +33,7 @@ SWIGLU = Operation(
     "silu_and_mul_quant_fused",
     "Tensor x, Tensor topk_weights, Tensor places, float limit, int group, Tensor(x!) q, Tensor(y!)? scale",
 )
-ALIGN = Operation("cast_aligned", "Tensor x, Tensor(x!) q, Tensor(y!) scale")
-OPERATIONS = (GATE, MAPPING, EXPAND, REDUCE, SWIGLU, ALIGN)
+OPERATIONS = (GATE, MAPPING, EXPAND, REDUCE, SWIGLU)
 
 
 def _always(*args: object) -> None:
@@ -46,16 +45,15 @@ MAPPING.register("torch", supports=_always)(reference.get_fused_mapping)
 EXPAND.register("torch", supports=_always)(reference.expand_to_fused)
 REDUCE.register("torch", supports=_always)(reference.reduce_fused)
 SWIGLU.register("torch", supports=_always)(reference.silu_and_mul_quant_fused)
-ALIGN.register("torch", supports=_always)(reference.cast_aligned)
 
 
 def _refusal(*args: object) -> str | None:
-    return contract.triton_refusal(*(a for a in args if isinstance(a, Tensor)))
+    return contract.triton_refusal(*[a for a in args if isinstance(a, Tensor)])
 
 
 @GATE.register("triton", supports=_refusal, priority=10)
 def _gate(logits: Tensor, *rest: object) -> None:
-    from deepinfer.kernels.triton import moe_launch as launch
+    import deepinfer.kernels.triton.moe_launch as launch
 
     with launch.on_device(logits):
         launch.gate(logits, *rest)  # type: ignore[arg-type]
@@ -63,7 +61,7 @@ def _gate(logits: Tensor, *rest: object) -> None:
 
 @MAPPING.register("triton", supports=_refusal, priority=10)
 def _mapping(topk_ids: Tensor, *rest: object) -> None:
-    from deepinfer.kernels.triton import moe_launch as launch
+    import deepinfer.kernels.triton.moe_launch as launch
 
     with launch.on_device(topk_ids):
         launch.mapping(topk_ids, *rest)  # type: ignore[arg-type]
@@ -71,7 +69,7 @@ def _mapping(topk_ids: Tensor, *rest: object) -> None:
 
 @EXPAND.register("triton", supports=_refusal, priority=10)
 def _expand_triton(x: Tensor, *rest: object) -> None:
-    from deepinfer.kernels.triton import moe_launch as launch
+    import deepinfer.kernels.triton.moe_launch as launch
 
     with launch.on_device(x):
         launch.expand(x, *rest)  # type: ignore[arg-type]
@@ -79,7 +77,7 @@ def _expand_triton(x: Tensor, *rest: object) -> None:
 
 @REDUCE.register("triton", supports=_refusal, priority=10)
 def _reduce(y: Tensor, *rest: object) -> None:
-    from deepinfer.kernels.triton import moe_launch as launch
+    import deepinfer.kernels.triton.moe_launch as launch
 
     with launch.on_device(y):
         launch.reduce(y, *rest)  # type: ignore[arg-type]
@@ -87,15 +85,7 @@ def _reduce(y: Tensor, *rest: object) -> None:
 
 @SWIGLU.register("triton", supports=_refusal, priority=10)
 def _swiglu(x: Tensor, *rest: object) -> None:
-    from deepinfer.kernels.triton import moe_launch as launch
+    import deepinfer.kernels.triton.moe_launch as launch
 
     with launch.on_device(x):
         launch.swiglu(x, *rest)  # type: ignore[arg-type]
-
-
-@ALIGN.register("triton", supports=_refusal, priority=10)
-def _align(x: Tensor, q: Tensor, scale: Tensor) -> None:
-    from deepinfer.kernels.triton import moe_launch as launch
-
-    with launch.on_device(x):
-        launch.cast_aligned(x, q, scale)

@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 FAMILIES = (
+    "aligned",
     "attention",
     "attention_prefill",
     "cache",

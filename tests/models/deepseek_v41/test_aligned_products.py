@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from deepinfer.kernels import per_token_cast_to_fp8_aligned
 from deepinfer.kernels.reference import fused
 from deepinfer.models.deepseek_v41 import packed_products, packed_stack
-from deepinfer.models.deepseek_v41.aligned_products import align_weight, cast_aligned, fits
+from deepinfer.models.deepseek_v41.aligned_products import align_weight, fits
 from deepinfer.models.deepseek_v41.moe import SharedExpert
 from deepinfer.models.packed import PackedWeight
 
@@ -50,11 +51,11 @@ def test_weights_keep_their_values(spread) -> None:
 def test_inputs_keep_their_values() -> None:
     y = torch.randn(5, 256, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     y *= 2.0 ** torch.arange(-3, 5).repeat_interleave(32)
-    codes, scale = cast_aligned(y)
+    codes, scale = per_token_cast_to_fp8_aligned(y)
     assert scale.shape == (5, 2)
     error = (values(codes, scale) - y.float()).abs()
     assert bool((error <= y.float().abs() * 2**-4 + scale.repeat_interleave(128, 1) * 2**-10).all())
-    assert cast_aligned(y[:0])[0].shape == (0, 256)
+    assert per_token_cast_to_fp8_aligned(y[:0])[0].shape == (0, 256)
 
 
 def test_what_fits() -> None:

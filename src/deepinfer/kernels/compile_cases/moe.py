@@ -165,7 +165,7 @@ def cases() -> list[CompileCase]:
     rows = {"x": "*bf16", "q": "*u8", "scale": "*fp32"}
     for hardware in (True, False):
         found.append(
-            _case("cast_aligned", "fp8" if hardware else "fp8 by hand", aligned_groups.cast_aligned_kernel, rows,
+            _case("per_token_cast_to_fp8_aligned", "fp8" if hardware else "fp8 by hand", aligned_groups.cast_aligned_kernel, rows,
                   {"CHANNELS": 5120, "HARDWARE": hardware, "GROUPS": 32}, options=exact,
                   chips=(90,) if hardware else (80,))
         )  # fmt: skip

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from deepinfer.kernels.reference.aligned import align_groups
 from deepinfer.kernels.reference.cast import decode_ue8m0, per_token_cast_to_fp8
 from deepinfer.kernels.reference.topk import order_keys
 
 __all__ = [
-    "cast_aligned",
     "expand_to_fused",
     "get_fused_mapping",
     "reduce_fused",
@@ -227,27 +227,6 @@ def swiglu_rows(gate_up: Tensor, limit: float, weights: Tensor | None) -> Tensor
     return out if weights is None else out * weights.unsqueeze(-1)
 
 
-def cast_aligned(x: Tensor, q: Tensor, scale: Tensor) -> None:
-    """Casts to e4m3 with a power of two for 32 channels, then brings each four groups to the largest of their powers.
-
-    A code keeps its value where that is a code of the larger power: but for values below 2^-6 of it, which are rounded to
-    steps of 2^-9, to nearest, ties to even.
-
-    Args:
-        x: Shape [rows, channels], channels a multiple of 128.
-        q: Codes, shape [rows, channels], float8_e4m3fn or uint8 for the same bytes.
-        scale: Shape [rows, channels / 128], fp32; NaN where a group is not finite.
-    """
-    codes, powers = per_token_cast_to_fp8(x, 32)
-    byte = powers.view(torch.uint8).int().unflatten(-1, (-1, 4))
-    top = byte.amax(-1)
-    scale.copy_(decode_ue8m0(top.to(torch.uint8)))
-    lower = byte - top[..., None]
-    down = torch.ldexp(torch.ones_like(lower, dtype=torch.float32), lower)
-    values = codes.float().unflatten(-1, (-1, 4, 32)) * down[..., None]
-    _bytes(q).copy_(_bytes(values.flatten(-3).to(torch.float8_e4m3fn)))
-
-
 def silu_and_mul_quant_fused(
     x: Tensor,
     topk_weights: Tensor,
@@ -267,7 +246,7 @@ def silu_and_mul_quant_fused(
         group: Channels that share a scale.
         q: Shape [places, channels], float8_e4m3fn, or the dtype of `x` without a cast.
         scale: Shape [places, channels / group], fp32 or float8_e8m0fnu; or [places, channels / 128], fp32, for groups of
-            32 as `cast_aligned` casts them; or None.
+            32 as `align_groups` casts them; or None.
     """
     at = places[places >= 0].long()
     rows = swiglu_rows(x[at], limit, topk_weights[places >= 0]).to(x.dtype)
@@ -275,7 +254,7 @@ def silu_and_mul_quant_fused(
         q[at] = rows
     elif scale.shape[1] * group * 4 == q.shape[1]:
         codes, powers = q.new_empty(rows.shape), scale.new_empty((len(rows), scale.shape[1]))
-        cast_aligned(rows, codes, powers)
+        align_groups(rows, codes, powers)
         _bytes(q)[at], scale[at] = _bytes(codes), powers
     else:
         codes, factors = per_token_cast_to_fp8(rows, group)

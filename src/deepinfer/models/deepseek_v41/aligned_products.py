@@ -1,9 +1,10 @@
-"""FP8 products with one power of two for 128 channels, made from the published form with one for 32.
+"""FP8 weights with one power of two for 128 x 128, made from the published form with one for 32 x 32.
 
-Tensor cores of Hopper add up 128 channels before a scale is applied; with a scale for each 32 they add up 32, which halves
-their rate. The four powers of 128 channels are therefore brought to the largest of them, and the codes moved as far down. A
-code keeps its value but where it falls below 2^-6 of the larger power: it is rounded to steps of 2^-9 then, which is at most
-2^-10 of that power, as the casts themselves round by up to 2^-4 of each value.
+Their products take tokens as `per_token_cast_to_fp8_aligned` casts them. Tensor cores of Hopper add up 128 channels before
+a scale is applied; with a scale for each 32 they add up 32, which halves their rate. The powers of 128 x 128 codes are
+therefore brought to the largest of them, and the codes moved as far down. A code keeps its value but where it falls below
+2^-6 of the larger power: it is rounded to steps of 2^-9 then, which is at most 2^-10 of that power, as the casts themselves
+round by up to 2^-4 of each value.
 """
 
 from __future__ import annotations
@@ -11,16 +12,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deepinfer.kernels import fp8_gemm_nt
-from deepinfer.kernels.moe_backends import ALIGN
 from deepinfer.models.packed import PackedWeight
 
-__all__ = ["align_weight", "aligned_product", "cast_aligned", "fits"]
+__all__ = ["align_weight", "fits"]
 
 _WIDE = 128
 _BLOCK = 32
-
-Pair = tuple[Tensor, Tensor]
 
 
 def fits(weight: object) -> bool:
@@ -32,7 +29,7 @@ def fits(weight: object) -> bool:
     )
 
 
-def align_weight(weight: PackedWeight) -> Pair:
+def align_weight(weight: PackedWeight) -> tuple[Tensor, Tensor]:
     """Codes of a weight with one power of two for 128 x 128.
 
     Args:
@@ -54,24 +51,3 @@ def align_weight(weight: PackedWeight) -> Pair:
         moved = values * down[row].unsqueeze(1).unsqueeze(-1)
         codes[part] = moved.view(_WIDE, -1).to(torch.float8_e4m3fn)
     return codes, torch.exp2((top.view(rows, columns) - 127).float())
-
-
-def cast_aligned(y: Tensor) -> Pair:
-    """Casts rows to e4m3 with a power of two for 32 channels, brought to one for 128.
-
-    Args:
-        y: Shape [tokens, channels], bf16 or fp32, channels a multiple of 128; rows may lie apart.
-
-    Returns:
-        Codes, shape [tokens, channels], e4m3, and powers, shape [tokens, channels / 128], fp32.
-    """
-    codes = torch.empty(y.shape, dtype=torch.float8_e4m3fn, device=y.device)
-    scale = torch.empty(len(y), y.shape[1] // _WIDE, dtype=torch.float32, device=y.device)
-    if codes.numel():
-        ALIGN(None, y, codes, scale)
-    return codes, scale
-
-
-def aligned_product(codes: Pair, weight: Pair, out: Tensor) -> Tensor:
-    """Product of `cast_aligned` with `align_weight`, written to `out`, shape [tokens, out_channels], and returned."""
-    return fp8_gemm_nt(codes, weight, out)

@@ -17,12 +17,12 @@ from deepinfer.kernels import (
     mhc_post,
     mhc_pre,
     per_token_cast_to_fp8,
+    per_token_cast_to_fp8_aligned,
     rms_norm,
     rms_norm_rope_quant,
     silu_and_mul_quant,
 )
 from deepinfer.models.deepseek_v41 import packed_products
-from deepinfer.models.deepseek_v41.aligned_products import aligned_product, cast_aligned
 from deepinfer.models.deepseek_v41.attention import Attention
 from deepinfer.models.deepseek_v41.indexer import IndexQueries
 from deepinfer.models.deepseek_v41.layer import Layer
@@ -125,7 +125,7 @@ def product(weight: PackedWeight, codes: Pair, like: Tensor) -> Tensor:
     """A weight's codes times the codes of an input, shape [tokens, out_channels], in the dtype of `like`."""
     out = like.new_empty(len(codes[0]), weight.shape[0])
     if codes[1].dtype == torch.float32 and weight.aligned is not None:
-        return aligned_product(codes, weight.aligned, out)
+        return fp8_gemm_nt(codes, weight.aligned, out)
     return fp8_gemm_nt(codes, (weight.codes.view(_FP8), weight.scale), out)
 
 
@@ -139,7 +139,7 @@ def _is_aligned(weight: Tensor, y: Tensor) -> bool:
 
 def _cast(weight: Tensor, y: Tensor) -> Pair:
     """Codes of an input as the product with a weight takes them."""
-    return cast_aligned(y) if _is_aligned(weight, y) else per_token_cast_to_fp8(y)
+    return per_token_cast_to_fp8_aligned(y) if _is_aligned(weight, y) else per_token_cast_to_fp8(y)
 
 
 def _side_by_side(joined: PackedWeight | None, modules: tuple[nn.Module, ...], y: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ def _attention(attention: Attention, y: Tensor, run: Any) -> Tensor:
     )
     gains, eps = attention.q_norm.weight, attention.q_norm.eps
     if _is_aligned(attention.wq_b.weight, y):
-        bottleneck = cast_aligned(rms_norm(narrow, gains, eps))
+        bottleneck = per_token_cast_to_fp8_aligned(rms_norm(narrow, gains, eps))
     else:
         bottleneck = rms_norm_rope_quant(narrow, gains, eps)
     queries = product(attention.wq_b.weight, bottleneck, y).view(len(y), attention.num_heads, -1)
@@ -219,4 +219,4 @@ def _shared(moe: MoE, y: Tensor, run: Any) -> Tensor:
     if not _is_aligned(weight, y):
         return product(weight, silu_and_mul_quant(gate_up, limit=moe.limit), y)
     hidden = run.kernels.swiglu_round(*gate_up.chunk(2, -1), None, moe.limit, rounding="none")
-    return product(weight, cast_aligned(hidden), y)
+    return product(weight, per_token_cast_to_fp8_aligned(hidden), y)
