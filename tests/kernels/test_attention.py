@@ -201,6 +201,35 @@ def test_merge_of_parts_equals_the_whole(backend) -> None:
 
 
 @each_backend
+@pytest.mark.parametrize("split", [0, 64])
+def test_nan_stays_nan(backend, split) -> None:
+    """In a row without parts and in one whose parts are merged; from a query, and from a key."""
+    data, _ = cache_of(FP8, 140, 5)
+    q = torch.randn(3, 1, 4, 512) / 8
+    q[0, 0, 2] = torch.nan
+    indices = slots(3, 1, 130, rows=140)
+    indices[1, 0, 100] = 1  # a row with NaN scales
+    out, lse = flash_mla_with_kvcache(
+        q, data, indices, page_size=5, sched_meta=MLASchedMeta(split), backend=backend
+    )
+    nan = torch.zeros(3, 4, dtype=torch.bool)
+    nan[0, 2] = nan[1] = True
+    assert torch.equal(out[:, 0].isnan().any(-1), nan)
+    assert torch.equal(lse[:, :, 0].isnan(), nan)
+
+
+@each_backend
+def test_a_part_with_nan_is_no_part_without_keys(backend) -> None:
+    v, s = torch.randn(3, 3, 2, 64), torch.randn(3, 3, 2)
+    v[0, 1], s[0, 1] = torch.nan, torch.nan
+    s[1] = torch.tensor([-math.inf, math.nan, math.inf])[:, None]
+    out, lse = merge_attn_states(v, s, backend=backend)
+    assert out[:2].isnan().all()
+    assert lse[:2].isnan().all()
+    assert out[2].isfinite().all()
+
+
+@each_backend
 def test_nothing_to_do(backend) -> None:
     data, _ = cache_of(FP8, 40, 4)
     q = torch.randn(2, 3, 2, 512)

@@ -105,8 +105,9 @@ def test_unused_keys_and_neighbours_do_not_matter(backend) -> None:
     assert out.isfinite().all()
     assert (wide[:, 0] == 777).all()
     q[3] = torch.nan
-    again = flash_mla_sparse_fwd(q, kv, indices, d_v=16, backend=backend)[0]
+    again, *ends = flash_mla_sparse_fwd(q, kv, indices, d_v=16, backend=backend)
     assert again[3].isnan().all()
+    assert all(end[3].isnan().all() for end in ends)
     others = [0, 1, 2, 4, 5]
     assert torch.equal(again[others], out[others])
     if backend == "triton":

@@ -83,7 +83,7 @@ def _lead(
             if slot == DEPTH:
                 slot = 0
                 phase ^= 1
-        live = total > 0
+        live = total != 0  # NaN is no absence of keys
         log = top + gl.log2(gl.where(live, total, 1.0))
         h = gl.arange(0, 64, layout=gl.SliceLayout(1, s_layout))
         factor = gl.where(live, 4294967296.0 / gl.where(live, total, 1.0), 0.0)

@@ -117,7 +117,7 @@ def _lead(
                 slot = 0
                 phase ^= 1
         total = gl.sum(sums, axis=0)
-        live = total > 0
+        live = total != 0  # NaN is no absence of keys
         log = top + gl.log2(gl.where(live, total, 1.0))
         h = gl.arange(0, HEADS, layout=head_layout)
         factor = gl.where(live, 4294967296.0 / gl.where(live, total, 1.0), 0.0)

@@ -141,7 +141,7 @@ def mla_decode_portable_kernel(
             tl.minimum(high - begin, count), extra_limit, extra_page_bytes, scale,
             top, total, acc, EXTRA_FORM, EXTRA_PAGE, DIM, KEYS,
         )  # fmt: skip
-    live = total > 0
+    live = total != 0  # NaN is no absence of keys
     total = tl.where(live, total, 1.0)
     log = top + tl.log2(total)
     weight = tl.where(live, 1.0 / total, 0.0)

@@ -40,8 +40,7 @@ def merge_states_kernel(
         value = tl.load(vp, mask=(part < parts)[:, None], other=0.0).to(tl.float32)
         x, live = _weights(sp, part, parts)
         top = tl.max(x, axis=0)
-        bare = top == -float("inf")
-        top = tl.where(bare, 0.0, top)
+        top = tl.where(top == -float("inf"), 0.0, top)
         weight = tl.exp(x - top)
         total = tl.sum(weight, axis=0)
         acc = tl.sum(weight[:, None] * tl.where(live[:, None], value, 0.0), axis=0)
@@ -50,8 +49,7 @@ def merge_states_kernel(
         for start in range(0, parts, PARTS):
             x, live = _weights(sp + start * stride_sp, start + part, parts)
             top = tl.maximum(top, tl.max(x, axis=0))
-        bare = top == -float("inf")
-        top = tl.where(bare, 0.0, top)
+        top = tl.where(top == -float("inf"), 0.0, top)
         total = 0.0
         acc = tl.zeros([DIM], tl.float32)
         for start in range(0, parts, PARTS):
@@ -60,6 +58,7 @@ def merge_states_kernel(
             total += tl.sum(weight, axis=0)
             value = tl.load(vp + start * stride_vp, mask=live[:, None], other=0.0).to(tl.float32)
             acc += tl.sum(weight[:, None] * value, axis=0)
+    bare = total == 0.0  # of a part with NaN it is NaN
     log = top + tl.log(tl.where(bare, 1.0, total))
     weight = tl.where(bare, 0.0, 1.0 / tl.where(bare, 1.0, total))
     if SINK:

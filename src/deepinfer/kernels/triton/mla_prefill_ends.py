@@ -46,6 +46,7 @@ def finish_row(
         factor = gl.where(more > 126.0, 0.0, factor)
     if PART == 0:
         at = row.to(gl.int64) * heads + h
+        highest = gl.where(share == share, highest, share)  # maxima pass over NaN
         gl.store(max_logits + at, highest * 0.6931471805599453, mask=h < heads)
         ln_sum = (taken_off + gl.log2(whole)) * 0.6931471805599453
         gl.store(lse + at, gl.where(nothing, float("inf"), ln_sum), mask=h < heads)

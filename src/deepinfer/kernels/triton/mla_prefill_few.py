@@ -79,6 +79,7 @@ def _finish(
         factor = 1.0 / (whole + gl.exp2(gl.minimum(more, 126.0)))
         factor = gl.where(more > 126.0, 0.0, factor)
     at = row.to(gl.int64) * heads + h
+    highest = gl.where(share == share, highest, share)  # maxima pass over NaN
     gl.store(max_logits + at, highest * 0.6931471805599453, mask=h < heads)
     ln_sum = (origin + gl.log2(whole)) * 0.6931471805599453
     gl.store(lse + at, gl.where(nothing, float("inf"), ln_sum), mask=h < heads)

@@ -98,6 +98,7 @@ def mla_prefill_portable_kernel(
         factor = tl.where(share > 126.0, 0.0, 1.0 / (whole + tl.exp2(tl.minimum(share, 126.0))))
     acc = acc * tl.where(nothing, 0.0, factor)[:, None]
     at = row * heads + h
+    highest = tl.where(total == total, highest, total)  # maxima pass over NaN
     tl.store(max_logits + at, highest * 0.6931471805599453, mask=h < heads)
     ln_sum = (origin + tl.log2(whole)) * 0.6931471805599453
     ln_sum = tl.where(nothing, float("inf"), ln_sum)
