@@ -72,6 +72,9 @@ def modules() -> dict[str, types.ModuleType]:
     pairs.even = lambda w: Tensor((w.data << 16).view(np.float32))  # type: ignore[attr-defined]
     pairs.odd = lambda w: Tensor((w.data & -65536).view(np.float32))  # type: ignore[attr-defined]
     pairs.pair_of, pairs.pair_codes = pair_of, pair_codes  # type: ignore[attr-defined]
+    pairs.squares = lambda w, tensor: Tensor(  # type: ignore[attr-defined]
+        (values(w.data).float() ** 2).sum((1, 2)).numpy()
+    )
     norms = types.ModuleType(f"{FOLDER}.norm_pairs")
     norms.lanes = lambda *sizes: None  # type: ignore[attr-defined]
     return {pairs.__name__: pairs, norms.__name__: norms}
@@ -79,7 +82,7 @@ def modules() -> dict[str, types.ModuleType]:
 
 LANGUAGE = {
     "where": choice, "inline_asm_elementwise": instructions, "multiple_of": lambda x, n: x,
-    "fma": lambda a, b, c: a * b + c, "rsqrt": lambda x: Tensor((1 / np.sqrt(x.data)).astype(np.float32)),
+    "convert_layout": lambda x, layout: x, "fma": lambda a, b, c: a * b + c, "rsqrt": lambda x: Tensor((1 / np.sqrt(x.data)).astype(np.float32)),
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import triton.language as tl
 from deepinfer.kernels.triton.e2m1_codes import power_pairs, quotient_pairs, twice
 from deepinfer.kernels.triton.small_floats import power_scale
 
-__all__ = ["even", "highest_of", "least", "most", "odd", "pair_codes", "pair_of"]
+__all__ = ["even", "highest_of", "least", "most", "odd", "pair_codes", "pair_of", "squares"]
 
 
 @triton.jit
@@ -59,6 +59,46 @@ def highest_of(w):
     """Bits of the largest magnitude of pairs along the last axis, which stays, as fp32 numbers have them; NaN is the largest."""
     both = tl.reduce(w & 0x7FFF7FFF, len(w.shape) - 1, _larger, keep_dims=True)
     return tl.maximum(both & 0x7FFF0000, both << 16)
+
+
+# A thread's eight words, in two sums; seven places stay zero, and to take them in as bits costs nothing.
+_SQUARES = tl.constexpr(
+    "{ .reg .b32 t; .reg .f32 a, b, s, u; "
+    + "".join(
+        f"shl.b32 t, ${i}, 16; mov.b32 a, t; and.b32 t, ${i}, 0xFFFF0000; mov.b32 b, t; "
+        + ("mul.f32 s, a, a; mul.f32 u, b, b; " if i == 8 else "fma.rn.f32 s, a, a, s; fma.rn.f32 u, b, b, u; ")
+        for i in range(8, 16)
+    )
+    + "add.f32 $0, s, u; " + "".join(f"mov.f32 ${i}, 0f00000000; " for i in range(1, 8)) + "}"
+)  # fmt: skip
+
+
+@triton.jit
+def _either(a, b):
+    return a | b
+
+
+@triton.jit
+def squares(w, EIGHT: tl.constexpr):
+    """Sums of squares of rows of pairs, shape [rows, groups, pairs], in fp32, in one order.
+
+    Args:
+        w: The pairs.
+        EIGHT: Whether threads have eight pairs side by side.
+
+    Returns:
+        Shape [rows].
+    """
+    if EIGHT:
+        found = tl.inline_asm_elementwise(
+            _SQUARES, "=f,=f,=f,=f,=f,=f,=f,=f,r,r,r,r,r,r,r,r", [w], dtype=tl.float32, is_pure=True, pack=8
+        )  # fmt: skip
+        found = found.to(tl.int32, bitcast=True)
+        found = tl.reshape(found, [w.shape[0], w.shape[1], w.shape[2] // 8, 8])
+        found = tl.reduce(found, 3, _either).to(tl.float32, bitcast=True)
+    else:
+        found = tl.fma(even(w), even(w), odd(w) * odd(w))
+    return tl.sum(tl.sum(found, axis=2), axis=1)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from deepinfer.kernels.triton.bf16_pairs import even, odd, pair_codes, pair_of
+from deepinfer.kernels.triton.bf16_pairs import even, odd, pair_codes, pair_of, squares
 from deepinfer.kernels.triton.norm_pairs import lanes
 
 __all__ = ["cache_pairs_kernel"]
@@ -172,8 +172,7 @@ def cache_pairs_kernel(
         w = pair_of(a, b)
     if HAS_NORM:
         g = gl.load(gains + at)
-        square = gl.fma(even(w), even(w), odd(w) * odd(w))
-        square = gl.sum(gl.sum(square, axis=2), axis=1)
+        square = gl.convert_layout(squares(w, EACH == 8), row_layout)
         # A latent of no token is 0, also without eps.
         factor = gl.where(read, gl.rsqrt(square / CHANNELS + eps), 0.0)[:, None][:, :, None]
         w = pair_of(even(w) * factor * even(g), odd(w) * factor * odd(g))

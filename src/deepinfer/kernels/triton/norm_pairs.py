@@ -9,7 +9,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from deepinfer.kernels.triton.bf16_pairs import even, odd, pair_codes, pair_of
+from deepinfer.kernels.triton.bf16_pairs import even, odd, pair_codes, pair_of, squares
 
 __all__ = ["lanes", "norm_rope_pairs_kernel"]
 
@@ -92,10 +92,10 @@ def norm_rope_pairs_kernel(
     factor = row.to(gl.float32)
     if HAS_NORM:
         g = gl.load(gains + at)
-        square = gl.fma(even(w), even(w), odd(w) * odd(w))
+        real = w
         if REAL < SPAN:
-            square = gl.where((group < REAL)[None, :][:, :, None], square, 0.0)
-        square = gl.sum(gl.sum(square, axis=2), axis=1)
+            real = gl.where((group < REAL)[None, :][:, :, None], w, 0)
+        square = gl.convert_layout(squares(real, EACH == 8), row_layout)
         factor = gl.rsqrt(square / CHANNELS + eps)
         f = factor[:, None][:, :, None]
         w = pair_of(even(w) * f * even(g), odd(w) * f * odd(g))
