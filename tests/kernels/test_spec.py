@@ -147,6 +147,66 @@ def test_bad_rows_accept_nothing_and_padding_is_not_looked_at(backend, rule) -> 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_what_the_target_forbids_is_not_emitted(backend) -> None:
+    """Also where the drafter's law is else the target's own and gives the forbidden token hardly any share."""
+    target = torch.zeros(12, 6)
+    target[:, 2] = -math.inf
+    law = torch.zeros(6, 1, 6)
+    law[:, 0, 2] = torch.tensor([-13.8, -40.0, -5.0, 5.0, -math.inf, math.nan])
+    ones = torch.ones(6, dtype=torch.int64)
+    tokens, accepted = spec.speculative_verify(
+        target, 2 * ones[:, None], ones, 0 * ones, torch.arange(6), rule="standard", draft_logits=law,
+        backend=backend,
+    )  # fmt: skip
+    assert (accepted == 0).all()
+    assert ((tokens[:, 0] >= 0) & (tokens[:, 0] != 2)).all()
+    assert (tokens[:, 1] == -1).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("bad", [math.nan, -math.inf, math.inf])
+def test_a_draft_without_a_law_counts_as_chosen(backend, bad) -> None:
+    g = torch.Generator().manual_seed(3)
+    target = torch.randn(80, 9, generator=g)
+    drafts, ones = torch.randint(0, 9, (40, 1), generator=g), torch.ones(40, dtype=torch.int64)
+    law = torch.full((40, 1, 9), bad)
+    calls = [
+        spec.speculative_verify(
+            target, drafts, ones, ones, torch.arange(40), rule="standard", draft_logits=given, backend=backend
+        )
+        for given in (law, None)
+    ]  # fmt: skip
+    assert all(torch.equal(one, other) for one, other in zip(*calls, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("is_drawn", [True, False])
+def test_ids_outside_of_the_vocabulary_drop_nothing(backend, is_drawn) -> None:
+    target = torch.full((2 * 30, 9), -30.0)
+    target[:, 8] = 30.0
+    law = torch.zeros(30, 1, 9) if is_drawn else None
+    drafts = torch.tensor([9, 100, 2**40]).repeat(10)[:, None]
+    ones = torch.ones(30, dtype=torch.int64)
+    tokens, accepted = spec.speculative_verify(
+        target, drafts, ones, ones, torch.arange(30), rule="standard", draft_logits=law, backend=backend
+    )  # fmt: skip
+    assert (accepted == 0).all()
+    assert (tokens[:, 0] == 8).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_temperature_that_is_nan_ends_the_request(backend) -> None:
+    ones = torch.ones(3, dtype=torch.int64)
+    tokens, accepted = spec.speculative_verify(
+        torch.randn(6, 9), ones[:, None], ones, ones, ones, rule="standard",
+        temperature=torch.tensor([math.nan, 1.0, math.nan]), backend=backend,
+    )  # fmt: skip
+    assert tokens[:, 0].tolist()[::2] == [-1, -1]
+    assert accepted.tolist()[::2] == [0, 0]
+    assert tokens[1, 0] >= 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("rule", ["coupled", "standard"])
 def test_a_request_does_not_hang_on_the_others(backend, rule) -> None:
     target, draft = near_laws(200, 0.5, seed=3)

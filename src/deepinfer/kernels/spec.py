@@ -72,8 +72,10 @@ def speculative_verify(
     Returns:
         Emitted tokens, accepted drafts first, shape [requests, drafts + 1], int64, -1 behind the last; and the number of
         accepted drafts, shape [requests], int64. A target row with a highest logit that is not finite accepts nothing,
-        and gives token -1: the caller should end the request. Where nothing of p is above q the refused draft stands,
-        because only rounding can have refused it.
+        and gives token -1: the caller should end the request; so does a NaN temperature under the standard rule (the coupled
+        one takes the highest, as `gumbel_sample`). A draft that its law cannot have drawn (no share in q, a NaN in q, an id
+        from `vocab` on) counts as chosen; what the target forbids is never emitted. Where nothing of p is above q the refused
+        draft stands, because only rounding can have refused it.
 
     Raises:
         ShapeError: A shape, dtype or stride is not as above, there is no such rule, or, on a CPU, a length is out of range

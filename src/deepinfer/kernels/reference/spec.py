@@ -11,6 +11,7 @@ from deepinfer.kernels.reference.sampling import gumbel_sample
 __all__ = ["ngram_propose", "verify_coupled", "verify_standard"]
 
 _ACCEPT, _RESIDUAL, _BONUS = 2, 3, 4
+_RARE = 4e-6  # a refused draft that the target forbids and the drafter chose so rarely changes nothing but itself
 
 
 def _rows(lengths: Tensor, width: int, num_rows: int) -> tuple[Tensor, Tensor]:
@@ -101,7 +102,7 @@ def verify_standard(
     cold = (warm <= 0)[:, None, None]
     scale = torch.where(cold, 1.0, warm[:, None, None])
     logits = target[rows].double()
-    good = logits.amax(-1).isfinite() & exists
+    good = logits.amax(-1).isfinite() & exists & ~warm.isnan().unsqueeze(-1)
     logits = torch.where(good.unsqueeze(-1), logits, 0.0)
     highest = (logits == logits.amax(-1, keepdim=True)).to(torch.int8).argmax(-1, keepdim=True)
     best = torch.zeros_like(logits).scatter_(-1, highest, 1.0)
@@ -120,8 +121,12 @@ def verify_standard(
         seeds.repeat_interleave(width), where, tokens.flatten().unsqueeze(-1), _ACCEPT
     ).view(requests, width)
     test = numbers * torch.where(given > 0, given, 1.0) < ratio
+    is_known = drafts < vocab
+    is_chosen = ~(given > 0) | ~is_known | ((ratio == 0) & (given <= _RARE))
+    point = torch.zeros_like(q).scatter_(-1, at, is_known.unsqueeze(-1).to(q.dtype))
+    q = torch.where(is_chosen.unsqueeze(-1), point, q)
     passes = torch.where(cold[..., 0], ratio > 0, test)
-    passes &= (steps[:-1] < verified.unsqueeze(-1)) & good[:, :-1] & (drafts < vocab)
+    passes &= (steps[:-1] < verified.unsqueeze(-1)) & good[:, :-1] & is_known
     accepted = passes.long().cumprod(1).sum(1)
     each = torch.arange(requests, device=target.device)
     row, is_bonus = p[each, accepted], accepted >= verified

@@ -152,11 +152,15 @@ def standard_accept_kernel(
             logit = tl.load(draft + request * stride_request + accepted.to(tl.int64) * stride_draft + x).to(tl.float64)  # fmt: skip
             log_q = (logit - q_top.to(tl.float64)) / scale - q_log
         number = exact_uniform(seed, position + accepted, x, tl.full((), 2, tl.int32))
-        # A draft that its law cannot have drawn counts as chosen.
-        log_q = tl.where(log_q > float("-inf"), log_q, 0.0)
+        # A draft that its law cannot have drawn counts as chosen; so does one of hardly any share that the target forbids.
+        is_chosen = (log_q > float("-inf")) == 0
+        log_q = tl.where(is_chosen, 0.0, log_q)
+        if DRAWN:
+            is_chosen |= (known == 0) | ((log_p == float("-inf")) & (log_q <= -12.429216196844383))
+            q_log = tl.where(is_chosen, float("inf"), q_log)
         passes = known & (tl.log(number) + log_q < log_p)
         passes = tl.where(temperature > 0, passes, known & (x == token))
-        passes &= (p_top > float("-inf")) & (p_top < float("inf"))
+        passes &= (p_top > float("-inf")) & (p_top < float("inf")) & (temperature == temperature)
         going = passes
         if passes:
             tl.store(out + request * (DRAFTS + 1) + accepted, x)
@@ -173,7 +177,8 @@ def standard_accept_kernel(
     refused = accepted < verified
     tl.store(next_rows + request * 2, tl.minimum(first + accepted, num_rows - 1))
     tl.store(next_rows + request * 2 + 1, tl.where(refused, accepted, -1).to(tl.int64))
-    tl.store(next_laws + request * 4, p_top.to(tl.float64))
+    # Without a temperature there is no law either.
+    tl.store(next_laws + request * 4, tl.where(temperature == temperature, p_top.to(tl.float64), float("inf")))
     tl.store(next_laws + request * 4 + 1, p_log)
     tl.store(next_laws + request * 4 + 2, q_top.to(tl.float64))
     tl.store(next_laws + request * 4 + 3, q_log)
@@ -227,7 +232,11 @@ def residual_chunk_kernel(
                 draft + request * stride_request + refused * stride_draft + at, mask=at < vocab, other=float("-inf")
             ).to(tl.float32)  # fmt: skip
             q_top = tl.load(next_laws + request * 4 + 2).to(tl.float32)
-            log_q = (q - q_top) * factor - tl.load(next_laws + request * 4 + 3).to(tl.float32)
+            q_log = tl.load(next_laws + request * 4 + 3).to(tl.float32)
+            log_q = (q - q_top) * factor - q_log
+            dropped = tl.load(drafts + request * stride_drafts + refused)
+            point = tl.where(at == dropped, 0.0, float("-inf"))
+            log_q = tl.where(q_log == float("inf"), point, log_q)
             share = 1.0 - tl.exp(log_q - log_p)
             # What differs by rounding alone is not above.
             above = (log_p > log_q) & (share > 1e-6)
