@@ -309,6 +309,27 @@ def test_experts_as_a_whole(layout, kind, group) -> None:
     assert calc_diff(out, wanted + added) < (1e-5 if kind == "bf16" else 1e-3)
 
 
+@pytest.mark.parametrize("lie", ["slice", "expand"])
+def test_weights_of_pairs_reach_the_kernels_side_by_side(monkeypatch, lie) -> None:
+    seen = []
+
+    def step(backend, rows, weights, *rest):
+        seen.append(weights)
+        return SWIGLU(backend, rows, weights, *rest)
+
+    monkeypatch.setattr(whole, "SWIGLU", step)
+    x, ids = randn(5, 64), choices(5, 3, 6)
+    w13, w2 = randn(6, 64, 64, seed=3), randn(6, 64, 32, seed=4)
+    weights = randn(5, 8)[:, ::2][:, :3] if lie == "slice" else randn(5, 1).expand(5, 3)
+    found = whole.fused_experts(x.bfloat16(), w13.bfloat16(), w2.bfloat16(), weights, ids)
+    assert seen[0].is_contiguous()
+    assert torch.equal(seen[0], weights)
+    again = whole.fused_experts(
+        x.bfloat16(), w13.bfloat16(), w2.bfloat16(), weights.contiguous(), ids
+    )
+    assert torch.equal(found, again)
+
+
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter multiplies the bits of bf16")
 def test_prepared_experts_take_groups_of_32() -> None:
     x, ids, weights = (

@@ -53,7 +53,7 @@ def fused_experts(
         w13: Gates above values, shape [experts, 2 * inter, hidden]: bf16, or values and scales as the grouped products
             of `deepinfer.kernels.gemm` take them (FP8, MXFP4, prepared MXFP4).
         w2: Shape [experts, hidden, inter], of the same kind.
-        topk_weights: Shape [tokens, topk], fp32, contiguous.
+        topk_weights: Shape [tokens, topk], fp32; copied if it is not contiguous.
         topk_ids: Shape [tokens, topk], int64 or int32, contiguous; one that is no expert here is skipped, so a rank gives
             the ids of its own experts and -1 for others.
         limit: Of the clamp; None for none.
@@ -79,6 +79,7 @@ def fused_experts(
     contract.check_shape("topk_ids", topk_ids, (tokens, None), "tokens, topk")
     contract.check_dtype("topk_weights", topk_weights, torch.float32)
     contract.check_shape("topk_weights", topk_weights, tuple(topk_ids.shape), "tokens, topk")
+    topk_weights = topk_weights.contiguous()  # kernels step through them by pairs
     if layout not in _LAYOUTS:
         raise ShapeError(
             f"layout is {layout!r}; it must be one of {', '.join(_LAYOUTS)}.",
