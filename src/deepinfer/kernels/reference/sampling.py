@@ -61,7 +61,7 @@ def gumbel_sample(
     drawn = warm > 0
     scores = (values.double() - highest.double()) / torch.where(drawn, warm, 1.0)
     noisy = scores + token_gumbel(seeds, positions, ids, stream)
-    scores = torch.where(drawn, noisy, scores)
+    scores = torch.where(drawn, noisy, scores).masked_fill(values == -math.inf, -math.inf)
     best = _first(scores == scores.amax(-1, keepdim=True))
     out.copy_(best.masked_fill(~highest[:, 0].isfinite(), -1))
 
@@ -87,7 +87,7 @@ def keep_top_k_top_p(
     warm = _column(temperature, values, 1.0)
     k = _column(top_k, values, 0.0).long()
     k = torch.where((k <= 0) | (k > vocab), vocab, k)
-    p, least = _column(top_p, values, 1.0), _column(min_p, values, 0.0)
+    p, least = _column(top_p, values, 1.0), _column(min_p, values, 0.0).clamp_min(0.0)
     greedy = warm <= 0
     k = torch.where(greedy, 1, k)
     p, least = torch.where(greedy, 1.0, p), torch.where(greedy, 0.0, least)
