@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from typing import Any
 
+import pytest
 import torch
 
 from deepinfer.kernels.batch_invariant.launches import KnownLaunch
+from deepinfer.kernels.triton import launches
 
 
 class Compiled:
@@ -65,3 +69,65 @@ def test_an_interpreter_gives_nothing_to_remember() -> None:
     launch(run, x, 3)
     launch(run, x, 3)
     assert len(kernel.found) == 2
+
+
+class Described:
+    """A descriptor of bulk copies, as far as launches look at it."""
+
+    def __init__(self, base: torch.Tensor, box: list[int], layout: str) -> None:
+        self.base, self.block_shape, self.layout = base, box, layout
+
+
+def parameters(x: Any, out: Any, rows: Any, BLOCK: Any, EVEN: Any = False) -> None:
+    """What a kernel takes."""
+
+
+class Jitted(Kernel):
+    arg_names = ("x", "out", "rows", "BLOCK", "EVEN")
+    signature = inspect.signature(parameters)
+
+
+def test_what_was_compiled_is_launched_with_the_values_of_all_parameters() -> None:
+    kernel, x = Jitted(), torch.zeros(64)
+    for _ in range(2):
+        launches.launch(kernel, 3, x, x, 5, BLOCK=8, num_warps=4)
+    launches.launch(kernel, (3, 2, 1), x, x, 5, BLOCK=8, num_warps=4)
+    assert kernel.found == [((x, x, 5), {"BLOCK": 8, "num_warps": 4})]
+    assert kernel.known == [((3, 1, 1), (x, x, 5, 8, False)), ((3, 2, 1), (x, x, 5, 8, False))]
+
+
+def test_all_that_chooses_a_kernel_is_looked_at() -> None:
+    kernel, x = Jitted(), torch.zeros(64)
+    box = Described(x, [8, 8], "layout")
+    others: list[tuple[Any, ...]] = [
+        (x, x, 5), (x, x, 6), (x.half(), x, 5), (x, x[1:], 5), (x[1:], x, 5), (box, x, 5),
+        (Described(x.half(), [8, 8], "layout"), x, 5), (Described(x, [8, 4], "layout"), x, 5),
+        (Described(x, [8, 8], "other"), x, 5),
+    ]  # fmt: skip
+    for other in others:
+        for _ in range(2):
+            launches.launch(kernel, 3, *other, BLOCK=8)
+    launches.launch(kernel, 3, x, x, 5, BLOCK=16)
+    launches.launch(kernel, 3, x, x, 5, BLOCK=8, maxnreg=64)
+    assert len(kernel.found) == len(others) + 2
+    assert len(kernel.known) == len(others)
+
+
+def test_nothing_is_kept_where_nothing_is_compiled_or_too_much(monkeypatch: Any) -> None:
+    kernel, x = Jitted(gives_back=False), torch.zeros(64)
+    for _ in range(2):
+        launches.launch(kernel, 3, x, x, 5, BLOCK=8)
+    assert len(kernel.found) == 2
+    kernel = Jitted()
+    monkeypatch.setattr(launches, "_MOST", 2)
+    for rows in (1, 2, 3, 1):
+        launches.launch(kernel, 3, x, x, rows, BLOCK=8)
+    assert len(kernel.found) == 4  # the third found two, which were let go
+
+
+@pytest.mark.parametrize("n", [*range(70), 1023, 1024, 1025, 2**31])
+def test_sizes_of_grids(n: int) -> None:
+    above = launches.next_power_of_2(n)
+    assert above == 0 if n == 0 else above // 2 < n <= above
+    assert above & (above - 1) == 0
+    assert launches.cdiv(n, 7) == math.ceil(n / 7)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
 from deepinfer.kernels import contract
+from deepinfer.kernels.devices import on_device
 from deepinfer.kernels.formats import KVCacheFormat
 from deepinfer.kernels.reference import attention as reference
 from deepinfer.kernels.reference.rope import turns_at
@@ -35,7 +36,7 @@ def _always(*args: object) -> None:
 
 
 def _on(x: Tensor) -> AbstractContextManager[object]:
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+    return on_device(x)
 
 
 def _rows_of(phases: Tensor | None, phase_index: Tensor | None, rows: int) -> Tensor | None:
@@ -85,7 +86,7 @@ def _decode_hopper(
     extra_page_size: int, sink: Tensor | None, phases: Tensor | None, phase_index: Tensor | None, scale: float,
     split_keys: int, out: Tensor, lse: Tensor,
 ) -> None:  # fmt: skip
-    from deepinfer.kernels.triton import mla_decode_launch as launch
+    import deepinfer.kernels.triton.mla_decode_launch as launch
 
     extra = None
     if extra_k_cache is not None and extra_indices is not None:
@@ -122,7 +123,7 @@ def _decode_portable(
     extra_page_size: int, sink: Tensor | None, phases: Tensor | None, phase_index: Tensor | None, scale: float,
     split_keys: int, out: Tensor, lse: Tensor,
 ) -> None:  # fmt: skip
-    from deepinfer.kernels.triton import mla_decode_portable_launch as launch
+    import deepinfer.kernels.triton.mla_decode_portable_launch as launch
 
     extra = None
     if extra_k_cache is not None and extra_indices is not None:

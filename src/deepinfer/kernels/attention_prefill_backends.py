@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from deepinfer.kernels import contract
 from deepinfer.kernels.configs import attention_prefill as configs
+from deepinfer.kernels.devices import on_device
 from deepinfer.kernels.reference import attention_prefill as reference
 from deepinfer.kernels.registry import Operation
 
@@ -73,7 +74,7 @@ def _sparse_hopper(*args: Any) -> None:
 def _hopper(  # type: ignore[no-untyped-def]
     q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths, sink, phases, scale, window, out, max_logits, lse
 ):  # fmt: skip
-    from deepinfer.kernels.triton import mla_prefill_launch as launch
+    import deepinfer.kernels.triton.mla_prefill_launch as launch
 
     to = launch.aligned(out)
     arguments = (
@@ -82,7 +83,7 @@ def _hopper(  # type: ignore[no-untyped-def]
         _plain(phases), scale, window, to, max_logits, lse,
     )  # fmt: skip
     heads = q.shape[1]
-    with torch.cuda.device(q.device):
+    with on_device(q):
         if heads <= 32:
             launch.attend_few(*arguments, launch.FewTuning(*configs.few(heads)))
         else:
@@ -99,7 +100,7 @@ def _sparse_portable(*args: Any) -> None:
 def _portable(  # type: ignore[no-untyped-def]
     q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths, sink, phases, scale, window, out, max_logits, lse
 ):  # fmt: skip
-    from deepinfer.kernels.triton import mla_prefill_portable_launch as launch
+    import deepinfer.kernels.triton.mla_prefill_portable_launch as launch
 
     tail = q.shape[2] > out.shape[2]
     sizes = configs.portable(q.shape[1], q.element_size(), tail, _shared_bytes(q))
@@ -133,4 +134,4 @@ def _rows(indices: Tensor) -> Tensor:
 
 def _on(x: Tensor) -> AbstractContextManager[object]:
     """The tensor's device as the current one; nothing under the interpreter."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+    return on_device(x)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.kernels import contract
+from deepinfer.kernels.devices import on_device
 from deepinfer.kernels.formats import KVCacheFormat
 from deepinfer.kernels.reference import cache as reference
 from deepinfer.kernels.registry import Operation
@@ -126,7 +127,7 @@ def _compress_refusal(
 
 @INSERT.register("triton", supports=_insert_refusal, priority=10)
 def _insert_triton(k, cache, slots, format, page_size):
-    from deepinfer.kernels.triton import cache_launch as launch
+    import deepinfer.kernels.triton.cache_launch as launch
 
     form = KVCacheFormat[format]
     with _device(k):
@@ -135,7 +136,7 @@ def _insert_triton(k, cache, slots, format, page_size):
 
 @GATHER.register("triton", supports=_gather_refusal, priority=10)
 def _gather_triton(cache, slots, out, format, page_size):
-    from deepinfer.kernels.triton import cache_launch as launch
+    import deepinfer.kernels.triton.cache_launch as launch
 
     form = KVCacheFormat[format]
     with _device(out):
@@ -146,7 +147,7 @@ def _gather_triton(cache, slots, out, format, page_size):
 def _rope_triton(
     k, phases, cache, slots, format, page_size, weight, eps, phase_index, positions, floors
 ):
-    from deepinfer.kernels.triton import cache_launch as launch
+    import deepinfer.kernels.triton.cache_launch as launch
 
     form = KVCacheFormat[format]
     with _device(k):
@@ -161,7 +162,7 @@ def _compress_triton(
     values, gates, weight, eps, phases, cache, slots, format, page_size, last, state, requests, positions,
     phase_index, floors, latents,
 ):  # fmt: skip
-    from deepinfer.kernels.triton import cache_launch as launch
+    import deepinfer.kernels.triton.cache_launch as launch
 
     form = KVCacheFormat[format]
     requests, positions = _flat(requests), _flat(positions)
@@ -182,4 +183,4 @@ def _flat(x: Tensor | None) -> Tensor | None:
 
 def _device(x: Tensor) -> torch.cuda.device:
     """The device of a tensor as the current one; nothing under the interpreter."""
-    return torch.cuda.device(x.device if x.is_cuda else -1)
+    return on_device(x)

@@ -39,6 +39,8 @@ def check_shape(name: str, x: Tensor, expected: tuple[int | None, ...], axes: st
         ShapeError: The shape differs.
     """
     shape = x.shape
+    if shape == expected:  # most calls: compared without a loop
+        return
     good = len(shape) == len(expected)
     if good:
         for size, found in zip(expected, shape, strict=True):
@@ -112,12 +114,13 @@ def triton_refusal(*tensors: Tensor) -> str | None:
         return "triton is not installed"
     if interpreted():
         return None
-    device = tensors[0].device
-    if device.type != "cuda":
-        return f"the tensors are on {device}, and Triton's need cuda"
+    first = tensors[0]
+    if not first.is_cuda:
+        return f"the tensors are on {first.device}, and Triton's need cuda"
+    index = first.get_device()
     for x in tensors:
-        if x.device != device:
-            return f"the tensors are on {device} and {x.device}"
+        if x.get_device() != index:
+            return f"the tensors are on {first.device} and {x.device}"
     return None
 
 

@@ -244,7 +244,7 @@ def _hash_triton(
     pad_id: int,
     out: Tensor,
 ) -> None:
-    from deepinfer.kernels.triton import engram_launch as launch
+    import deepinfer.kernels.triton.engram_launch as launch
 
     token_map, multipliers = token_map.contiguous(), multipliers.contiguous()
     primes, offsets = primes.contiguous(), offsets.contiguous()
@@ -263,7 +263,7 @@ def _lookup_refusal(rows: Tensor, table: Tensor, scale: Tensor, out: Tensor) -> 
 
 @LOOKUP.register("triton", supports=_lookup_refusal, priority=10)
 def _lookup_triton(rows: Tensor, table: Tensor, scale: Tensor, out: Tensor) -> None:
-    from deepinfer.kernels.triton import engram_launch as launch
+    import deepinfer.kernels.triton.engram_launch as launch
 
     launch.engram_lookup(rows.contiguous(), table, scale, out)
 
@@ -297,7 +297,7 @@ def _gate_triton(
     is_image: Tensor | None,
     out: Tensor,
 ) -> None:
-    from deepinfer.kernels.triton import engram_launch as launch
+    import deepinfer.kernels.triton.engram_launch as launch
 
     images = None if is_image is None else is_image.contiguous()
     launch.engram_gate(

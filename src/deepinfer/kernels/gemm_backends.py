@@ -10,6 +10,7 @@ from torch import Tensor
 
 from deepinfer.kernels import contract
 from deepinfer.kernels.configs import gemm as configs
+from deepinfer.kernels.devices import on_device
 from deepinfer.kernels.registry import Operation
 
 __all__ = ["CONTIGUOUS_ALIGNMENT", "channels", "register"]
@@ -18,6 +19,7 @@ CONTIGUOUS_ALIGNMENT = 128
 """Each group of a contiguous layout begins at a multiple of so many rows."""
 
 _BF16 = torch.bfloat16
+_CODES_OF = {torch.uint8: 2, torch.int32: 8}
 
 
 @lru_cache(maxsize=64)
@@ -29,7 +31,11 @@ def _tuning(
     table: tuple[configs.Row, ...], x: Tensor, n: int, k: int, rows: int
 ) -> tuple[int, ...]:
     name = _device_name(x.device.index) if x.is_cuda else ""
-    return configs.lookup(table, name, n, k, rows)
+    return _sizes(table, name, n, k, rows)
+
+
+# Every call asks, and a model has few shapes.
+_sizes = lru_cache(maxsize=4096)(configs.lookup)
 
 
 def _ceil(a: int, b: int) -> int:
@@ -38,14 +44,15 @@ def _ceil(a: int, b: int) -> int:
 
 def channels(x: Tensor) -> int:
     """K of an operand: codes of four bits lie two in a byte, or eight in a prepared word."""
-    return x.shape[-1] * {torch.uint8: 2, torch.int32: 8}.get(x.dtype, 1)
+    return x.shape[-1] * _CODES_OF.get(x.dtype, 1)
 
 
 def _hopper_refusal(
     x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d: Tensor
 ) -> str | None:
     """Why the kernels for Hopper cannot multiply these."""
-    reason = contract.gluon_refusal(*(t for t in (x, xs, w, ws, d) if t is not None))
+    scaled = xs is not None and ws is not None
+    reason = contract.gluon_refusal(*((x, xs, w, ws, d) if scaled else (x, w, d)))  # type: ignore[arg-type]
     if reason is not None:
         return reason
     k = channels(w)
@@ -107,12 +114,12 @@ def _dense_refusal(
 
 
 def _dense_hopper(x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d: Tensor) -> None:
-    from deepinfer.kernels.triton import gemm_launch as launch
+    from deepinfer.kernels.triton.gemm_launch import SwappedTuning, grouped_swapped, num_sms
 
     (m, k), n = (x.shape[0], channels(w)), w.shape[0]
     if x.stride(0) * x.itemsize % 16:
         x = x.contiguous()
-    with torch.cuda.device(x.device):
+    with on_device(x):
         if xs is not None and ws is not None and w.dtype == torch.int32:
             _folded(x, xs, w[None], ws[None], None, d, m)
         elif xs is not None and ws is not None and m <= 64:
@@ -125,14 +132,14 @@ def _dense_hopper(x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d:
             if sizes[0] < 8:
                 _tall(x, xs, w[None], ws[None], None, d, sizes)
                 return
-            launch.grouped_swapped(
+            grouped_swapped(
                 x.contiguous()[None],
                 _bytes(xs)[None],
                 w[None],
                 _bytes(ws)[None],
                 None,
                 d[None],
-                launch.SwappedTuning(*sizes),
+                SwappedTuning(*sizes),
             )
         else:
             sizes = _tuning(configs.TALL_BF16 if xs is None else configs.TALL_FP8, x, n, k, m)
@@ -140,7 +147,7 @@ def _dense_hopper(x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d:
                 sizes = _tuning(configs.TALL_FP8_32, x, n, k, m)
             elif xs is not None and configs.dense_split(n, k) == 2:
                 sizes = configs.TALL_SPLIT
-            elif configs.takes_narrow_tiles(m, n, launch.num_sms(x.device.index)):
+            elif configs.takes_narrow_tiles(m, n, num_sms(x.device.index)):
                 sizes = configs.TALL_NARROW
             _tall(x, xs, w[None], None if ws is None else ws[None], None, d, sizes)
 
@@ -149,9 +156,9 @@ def _folded(
     x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, rows_of: Tensor | None, d: Tensor, rows: int
 ) -> None:
     """Prepared MXFP4 weights; `rows` of a group, on average where each row has its group."""
-    from deepinfer.kernels.triton import folded_decoded_launch as many
-    from deepinfer.kernels.triton import folded_ragged_launch as ragged
-    from deepinfer.kernels.triton import grouped_folded_launch as few
+    import deepinfer.kernels.triton.folded_decoded_launch as many
+    import deepinfer.kernels.triton.folded_ragged_launch as ragged
+    import deepinfer.kernels.triton.grouped_folded_launch as few
     from deepinfer.kernels.triton.gemm_launch import SwappedTuning
 
     n, k = w.shape[1], channels(w)
@@ -175,10 +182,11 @@ def _tall(
     x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, layout: Tensor | None, d: Tensor,
     sizes: tuple[int, ...],
 ) -> None:  # fmt: skip
-    from deepinfer.kernels.triton import gemm_launch as launch
+    from deepinfer.kernels.triton.gemm_launch import gemm_tall, tall_tuning
 
-    xs, ws = (None if s is None else _bytes(s) for s in (xs, ws))
-    launch.gemm_tall(x, xs, w, ws, layout, d, launch.TallTuning(*sizes))
+    if xs is not None and ws is not None:
+        xs, ws = _bytes(xs), _bytes(ws)
+    gemm_tall(x, xs, w, ws, layout, d, tall_tuning(*sizes))
 
 
 def _bytes(scale: Tensor) -> Tensor:
@@ -213,17 +221,17 @@ def _contiguous_hopper(
     layout: Tensor,
     expected: int | None = None,
 ) -> None:
-    from deepinfer.kernels.triton import gemm_launch as launch
+    import deepinfer.kernels.triton.gemm_launch as launch
 
     if xs is not None and ws is not None and w.dtype == torch.int32:
-        with torch.cuda.device(x.device):
+        with on_device(x):
             _folded(x, xs, w, ws, layout.contiguous(), d, expected or CONTIGUOUS_ALIGNMENT)
         return
     if x.stride(0) * x.itemsize % 16:
         x = x.contiguous()
     n, k = w.shape[1:]
     rows = _most_rows(expected or CONTIGUOUS_ALIGNMENT)
-    with torch.cuda.device(x.device):
+    with on_device(x):
         if xs is not None and ws is not None and rows <= 64:
             few = configs.MASKED_FP8 if xs.itemsize == 4 else configs.MASKED_FP8_32
             swapped = launch.SwappedTuning(*_tuning(few, x, n, k, rows))
@@ -266,17 +274,17 @@ def _masked_hopper(
     counts: Tensor,
     expected: int | None = None,
 ) -> None:
-    from deepinfer.kernels.triton import gemm_launch as launch
+    import deepinfer.kernels.triton.gemm_launch as launch
 
     n, k = w.shape[1], channels(w)
     rows = expected or x.shape[1]
     if w.dtype == torch.int32:
-        with torch.cuda.device(x.device):
+        with on_device(x):
             _folded(x, xs, w, ws, counts.contiguous(), d, rows)
         return
     table = configs.MASKED_FP8 if xs.itemsize == 4 else configs.MASKED_FP8_32
     sizes = _tuning(table, x, n, k, rows)
-    with torch.cuda.device(x.device):
+    with on_device(x):
         launch.grouped_swapped(
             x.contiguous(),
             _bytes(xs),
@@ -317,7 +325,7 @@ def _portable(
     mode: int,
     rows_of: Tensor,
 ) -> None:
-    from deepinfer.kernels.triton import gemm_portable_launch as launch
+    import deepinfer.kernels.triton.gemm_portable_launch as launch
 
     sizes = _tuning(configs.PORTABLE, x, w.shape[-2], channels(w), x.shape[-2])
     launch.gemm_portable(x, xs, w, ws, d, mode, rows_of, sizes)

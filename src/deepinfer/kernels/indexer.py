@@ -7,6 +7,7 @@ from torch import Tensor
 
 from deepinfer.kernels import contract
 from deepinfer.kernels.configs import indexer as configs
+from deepinfer.kernels.devices import on_device
 from deepinfer.kernels.reference import indexer as reference
 from deepinfer.kernels.reference.cast import cast_back
 from deepinfer.kernels.registry import Operation
@@ -155,11 +156,11 @@ def _refusal(q, keys, scale, weights, starts, ends, out):  # type: ignore[no-unt
 
 @FP8.register("triton", name="hopper", supports=_refusal, priority=20)
 def _fp8_hopper(q, keys, scale, weights, starts, ends, out):  # type: ignore[no-untyped-def]
-    from deepinfer.kernels.triton import indexer_launch as launch
+    import deepinfer.kernels.triton.indexer_launch as launch
 
     tuning = launch.IndexTuning(*configs.lookup(q.shape[1]))
     rows = weights if weights.stride(1) == 1 else weights.contiguous()
-    with torch.cuda.device(q.device):
+    with on_device(q):
         launch.index_scores(
             q.contiguous(), keys.contiguous(), scale.contiguous(), rows, starts.contiguous(), ends.contiguous(), out,
             tuning,
@@ -168,8 +169,8 @@ def _fp8_hopper(q, keys, scale, weights, starts, ends, out):  # type: ignore[no-
 
 @FP4.register("triton", name="hopper", supports=_refusal, priority=20)
 def _fp4_hopper(q, keys, scale, weights, starts, ends, out):  # type: ignore[no-untyped-def]
-    from deepinfer.kernels.triton import indexer_launch as launch
+    import deepinfer.kernels.triton.indexer_launch as launch
 
-    with torch.cuda.device(q.device):
+    with on_device(q):
         wide, one = launch.recast_keys(keys.contiguous(), scale.contiguous().view(torch.uint8))
     _fp8_hopper(q, wide, one, weights, starts, ends, out)

@@ -10,6 +10,7 @@ from torch import Tensor
 from deepinfer.core.errors import ShapeError
 from deepinfer.kernels import contract
 from deepinfer.kernels.configs import indexer as configs
+from deepinfer.kernels.devices import on_device
 from deepinfer.kernels.formats import KVCacheFormat
 from deepinfer.kernels.reference import indexer as reference
 from deepinfer.kernels.registry import Operation
@@ -225,7 +226,7 @@ def _shares_torch(context_lens, meta):  # type: ignore[no-untyped-def]
 def _shares_triton(context_lens, meta):  # type: ignore[no-untyped-def]
     from deepinfer.kernels.triton.indexer_paged_launch import share_splits
 
-    with torch.cuda.device(context_lens.device if context_lens.is_cuda else -1):
+    with on_device(context_lens):
         share_splits(context_lens, meta)
 
 
@@ -236,10 +237,10 @@ def _refusal(q, cache, weights, lengths, table, meta, out, page_size):  # type: 
 
 
 def _triton(packed, q, cache, weights, lengths, table, meta, out, page_size):  # type: ignore[no-untyped-def]
-    from deepinfer.kernels.triton import indexer_paged_launch as launch
+    import deepinfer.kernels.triton.indexer_paged_launch as launch
 
     tuning = launch.PagedTuning(*configs.lookup_paged(q.shape[1] * q.shape[2], packed))
-    with torch.cuda.device(q.device if q.is_cuda else -1):
+    with on_device(q):
         launch.paged_scores(
             q.contiguous(), cache, weights, lengths.contiguous(), table.contiguous(), meta.contiguous(), out,
             page_size, packed, tuning,
@@ -271,10 +272,10 @@ def _pages_refusal(packed, q, cache, weights, lengths, table, meta, out, page_si
 
 
 def _hopper(packed, q, cache, weights, lengths, table, meta, out, page_size):  # type: ignore[no-untyped-def]
-    from deepinfer.kernels.triton import indexer_pages_launch as launch
+    import deepinfer.kernels.triton.indexer_pages_launch as launch
 
     tuning = launch.PageTuning(*configs.lookup_pages(q.shape[1], q.shape[2], packed))
-    with torch.cuda.device(q.device):
+    with on_device(q):
         launch.page_scores(
             q.contiguous(), cache, weights, lengths.contiguous(), table.contiguous(), meta.contiguous(), out,
             page_size, packed, tuning,

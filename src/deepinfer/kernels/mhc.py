@@ -276,7 +276,7 @@ def _sinkhorn_refusal(scores: Tensor, iterations: int, eps: float, out: Tensor) 
 
 @SINKHORN.register("triton", supports=_sinkhorn_refusal, priority=10)
 def _sinkhorn_triton(scores: Tensor, iterations: int, eps: float, out: Tensor) -> None:
-    from deepinfer.kernels.triton import mhc_launch as launch
+    import deepinfer.kernels.triton.mhc_launch as launch
 
     launch.sinkhorn(scores.contiguous(), iterations, eps, out)
 
@@ -307,7 +307,7 @@ def _pre_triton(
     eps: float,
     *outputs: Tensor,
 ) -> None:
-    from deepinfer.kernels.triton import mhc_launch as launch
+    import deepinfer.kernels.triton.mhc_launch as launch
 
     if fn.dim() == 3 and streams.dtype != torch.bfloat16:
         fn = fn.float().sum(0)
@@ -323,7 +323,7 @@ def _post_refusal(
 
 @POST.register("triton", supports=_post_refusal, priority=10)
 def _post_triton(streams: Tensor, output: Tensor, post: Tensor, mix: Tensor, out: Tensor) -> None:
-    from deepinfer.kernels.triton import mhc_launch as launch
+    import deepinfer.kernels.triton.mhc_launch as launch
 
     if output.stride(-1) != 1:
         output = output.contiguous()
@@ -336,6 +336,6 @@ def _head_refusal(streams: Tensor, pre: Tensor, out: Tensor) -> str | None:
 
 @HEAD.register("triton", supports=_head_refusal, priority=10)
 def _head_triton(streams: Tensor, pre: Tensor, out: Tensor) -> None:
-    from deepinfer.kernels.triton import mhc_launch as launch
+    import deepinfer.kernels.triton.mhc_launch as launch
 
     launch.mhc_head(streams, pre.contiguous(), out)

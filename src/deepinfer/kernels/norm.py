@@ -202,14 +202,15 @@ def _norm_rope_quant_torch(
 
 
 def _row_refusal(x: Tensor, *others: Tensor | None) -> str | None:
-    given = [t for t in others if t is not None]
-    if x.dtype not in FLOATS or any(t.dtype not in FLOATS for t in given if t.is_floating_point()):
-        return "it takes fp32, bf16 and fp16"
+    given = [x, *(t for t in others if t is not None)]
     if x.shape[-1] > _WIDEST:
         return f"a row has {x.shape[-1]} channels, and it takes {_WIDEST}"
-    if x.shape[-1] > 1 and any(t.stride(-1) != 1 for t in (x, *given)):
-        return "the channels of a row do not lie side by side"
-    return contract.triton_refusal(x, *given)
+    for t in given:
+        if t.dtype not in FLOATS and (t is x or t.is_floating_point()):
+            return "it takes fp32, bf16 and fp16"
+        if t.stride(-1) != 1 and x.shape[-1] > 1:
+            return "the channels of a row do not lie side by side"
+    return contract.triton_refusal(*given)
 
 
 def _norm_refusal(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> str | None:
@@ -218,7 +219,7 @@ def _norm_refusal(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> str | N
 
 @NORM.register("triton", supports=_norm_refusal, priority=10)
 def _norm_triton(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    from deepinfer.kernels.triton import norm_launch as launch
+    import deepinfer.kernels.triton.norm_launch as launch
 
     launch.rms_norm(x, None, weight, eps, out)
 
@@ -229,7 +230,7 @@ def _add_norm_refusal(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -
 
 @ADD_NORM.register("triton", supports=_add_norm_refusal, priority=10)
 def _add_norm_triton(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
-    from deepinfer.kernels.triton import norm_launch as launch
+    import deepinfer.kernels.triton.norm_launch as launch
 
     launch.rms_norm(x, residual, weight, eps, x)
 
@@ -262,7 +263,7 @@ def _norm_rope_quant_triton(
     q: Tensor,
     scale: Tensor,
 ) -> None:
-    from deepinfer.kernels.triton import norm_launch as launch
+    import deepinfer.kernels.triton.norm_launch as launch
 
     places = None if positions is None else positions.contiguous()
     group = 16 if format == 3 else 32

@@ -111,14 +111,14 @@ def _groups_refusal(x: Tensor, group: int, q: Tensor, scale: Tensor) -> str | No
 
 @PER_TOKEN_FP8.register("triton", supports=_groups_refusal, priority=10)
 def _fp8_triton(x: Tensor, group: int, q: Tensor, scale: Tensor) -> None:
-    from deepinfer.kernels.triton import quant_launch as launch
+    import deepinfer.kernels.triton.quant_launch as launch
 
     launch.cast_groups(x, q, scale, 1, group)
 
 
 @PER_TOKEN_FP4.register("triton", supports=_groups_refusal, priority=10)
 def _fp4_triton(x: Tensor, group: int, q: Tensor, scale: Tensor) -> None:
-    from deepinfer.kernels.triton import quant_launch as launch
+    import deepinfer.kernels.triton.quant_launch as launch
 
     launch.cast_groups(x, q, scale, 2 if group == 32 else 3, group)
 
@@ -131,7 +131,7 @@ def _blocks_refusal(w: Tensor, rows: int, columns: int, q: Tensor, scale: Tensor
 
 @PER_BLOCK_FP8.register("triton", supports=_blocks_refusal, priority=10)
 def _blocks_triton(w: Tensor, rows: int, columns: int, q: Tensor, scale: Tensor) -> None:
-    from deepinfer.kernels.triton import quant_launch as launch
+    import deepinfer.kernels.triton.quant_launch as launch
 
     launch.cast_blocks(w, q, scale, rows, columns)
 
@@ -146,7 +146,7 @@ def _back_refusal(
 def _back_triton(
     q: Tensor, scale: Tensor, rows: int, columns: int, e4m3_scale: bool, out: Tensor
 ) -> None:
-    from deepinfer.kernels.triton import quant_launch as launch
+    import deepinfer.kernels.triton.quant_launch as launch
 
     n, k = out.shape[-2:]
     kind = 0 if scale.dtype == torch.float32 else 2 if e4m3_scale else 1
@@ -180,6 +180,6 @@ def _swiglu_triton(
     q: Tensor,
     scale: Tensor,
 ) -> None:
-    from deepinfer.kernels.triton import quant_launch as launch
+    import deepinfer.kernels.triton.quant_launch as launch
 
     launch.swiglu_cast(x, weights, limit, q, scale, format, group)

@@ -120,7 +120,7 @@ def _refusal(
 def _triton(
     x: Tensor | None, phases: Tensor, positions: Tensor | None, inverse: bool, out: Tensor
 ) -> None:
-    from deepinfer.kernels.triton import norm_launch as launch
+    import deepinfer.kernels.triton.norm_launch as launch
 
     to = out if out.dim() == 3 else out.unsqueeze(1)
     source = to if x is None else x if x.dim() == 3 else x.unsqueeze(1)

@@ -12,6 +12,7 @@ from torch import Tensor
 from deepinfer.core.errors import ShapeError
 from deepinfer.kernels import contract
 from deepinfer.kernels.configs import topk as configs
+from deepinfer.kernels.devices import on_device
 from deepinfer.kernels.reference import topk as reference
 from deepinfer.kernels.registry import Operation
 
@@ -226,7 +227,7 @@ def _slots_triton(
 ) -> None:
     from deepinfer.kernels.triton.topk_slots import physical_slots
 
-    with torch.cuda.device(out.device if out.is_cuda else -1):
+    with on_device(out):
         physical_slots(
             indices, table, None if requests is None else requests.contiguous(), out, page_size
         )
@@ -240,7 +241,7 @@ def _blocks_refusal(scores: Tensor, lengths: Tensor, out: Tensor, block_size: in
 def _blocks_triton(scores: Tensor, lengths: Tensor, out: Tensor, block_size: int) -> None:
     from deepinfer.kernels.triton.topk_slots import block_max
 
-    with torch.cuda.device(out.device if out.is_cuda else -1):
+    with on_device(out):
         block_max(scores, lengths.contiguous(), out, block_size)
 
 
@@ -250,7 +251,7 @@ def _refusal(x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: int) 
 
 @TOPK.register("triton", supports=_refusal, priority=10)
 def _triton(x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: int) -> None:
-    from deepinfer.kernels.triton import topk_launch as launch
+    import deepinfer.kernels.triton.topk_launch as launch
 
     tuning = launch.TopkTuning(*configs.lookup(x.shape[0], x.shape[1], k))
     launch.topk_select(x, k, None if lengths is None else lengths.contiguous(), out, fill, tuning)
@@ -268,10 +269,10 @@ def _wide_refusal(x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: 
 
 @TOPK.register("triton", name="wide", supports=_wide_refusal, priority=20)
 def _wide(x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: int) -> None:
-    from deepinfer.kernels.triton import topk_launch as launch
+    import deepinfer.kernels.triton.topk_launch as launch
 
     tuning = launch.WideTuning(*configs.lookup_wide(x.shape[0], x.shape[1], k))
-    with torch.cuda.device(x.device):
+    with on_device(x):
         launch.topk_wide(x, k, None if lengths is None else lengths.contiguous(), out, fill, tuning)
 
 
@@ -285,10 +286,10 @@ def _grouped_refusal(
 
 @TOPK.register("triton", name="grouped", supports=_grouped_refusal, priority=15)
 def _grouped(x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: int) -> None:
-    from deepinfer.kernels.triton import topk_launch as launch
+    import deepinfer.kernels.triton.topk_launch as launch
 
     tuning = launch.GroupedTuning(*(configs.lookup_grouped(x.shape[1], k) or (0,) * 7))
-    with torch.cuda.device(x.device if x.is_cuda else -1):
+    with on_device(x):
         launch.topk_grouped(
             x, k, None if lengths is None else lengths.contiguous(), out, fill, tuning
         )
@@ -304,11 +305,11 @@ def _by_groups_refusal(
 
 @TOPK.register("triton", name="by_groups", supports=_by_groups_refusal, priority=40)
 def _by_groups(x: Tensor, k: int, lengths: Tensor | None, out: Tensor, fill: int) -> None:
-    from deepinfer.kernels.triton import topk_launch as launch
+    import deepinfer.kernels.triton.topk_launch as launch
 
     sizes = configs.lookup_by_groups(x.shape[0], x.shape[1], k, x.itemsize)
     if sizes is not None:
-        with torch.cuda.device(x.device):
+        with on_device(x):
             launch.topk_by_groups(
                 x, k, None if lengths is None else lengths.contiguous(), out, fill, launch.ByGroupsTuning(*sizes)
             )  # fmt: skip

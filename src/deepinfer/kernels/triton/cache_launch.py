@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
 from torch import Tensor
 
+from deepinfer.kernels import contract
 from deepinfer.kernels.configs import cache as configs
 from deepinfer.kernels.formats import KVCacheFormat
 from deepinfer.kernels.triton.cache_gather import cache_gather_kernel, cache_state_kernel
 from deepinfer.kernels.triton.cache_insert import cache_insert_kernel
 from deepinfer.kernels.triton.cache_pairs_launch import aligned, insert_pairs, serves_pairs
+from deepinfer.kernels.triton.launches import cdiv, interpreted, launch
 from deepinfer.kernels.triton.quant_launch import hardware_level
 
 __all__ = ["CacheTuning", "constants", "gather_rows", "insert_rows", "keep_state"]
@@ -39,6 +41,7 @@ class CacheTuning:
     each: int = 8
 
 
+@lru_cache(maxsize=64)
 def constants(form: KVCacheFormat, page_size: int, native: bool) -> dict[str, int | bool]:
     """What the kernels must know of a format.
 
@@ -118,9 +121,10 @@ def insert_rows(
         plain = weight is None and phases is None
         sizes = configs.lookup_insert(rows, form.channels, plain)
         tuning = CacheTuning(*(sizes if latents is None else configs.lookup_compress(rows)))
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    options = {} if interpreted else {"enable_fp_fusion": False}
-    cache_insert_kernel[(triton.cdiv(rows, tuning.rows),)](
+    options = {} if interpreted() else {"enable_fp_fusion": False}
+    launch(
+        cache_insert_kernel,
+        cdiv(rows, tuning.rows),
         x,
         x if gates is None else gates,
         x if state is None else state,
@@ -157,7 +161,7 @@ def insert_rows(
         ROPE=0 if phases is None else 2 * phases.shape[1],
         KIND=getattr(triton.language, _TYPES[kind]),
         **{k: v for k, v in constants(form, page_size, _native(x)).items() if k != "WIDTH"},
-        FUSED=not interpreted,
+        FUSED=not interpreted(),
         ROWS=tuning.rows,
         ALIGNED=gates is not None and state is not None and aligned(x, gates, state),
         PAIRS=tuning.pairs and kind == torch.bfloat16 and hardware_level(x) == 2,
@@ -189,7 +193,9 @@ def gather_rows(
     """
     rows = slots.shape[0]
     tuning = tuning or CacheTuning(*configs.lookup_gather(rows, form.channels))
-    cache_gather_kernel[(triton.cdiv(rows, tuning.rows),)](
+    launch(
+        cache_gather_kernel,
+        cdiv(rows, tuning.rows),
         cache,
         slots,
         out,
@@ -222,7 +228,8 @@ def keep_state(
         early: Whether to begin while `insert_rows`, called just before with the same, ends.
     """
     early = early and hardware_level(x) == 2
-    cache_state_kernel[(triton.cdiv(x.shape[0], _STATE_TOKENS),)](
+    launch(
+        cache_state_kernel, cdiv(x.shape[0], _STATE_TOKENS),
         x, gates, requests, positions, state, x.shape[0], state.shape[0], x.stride(0),
         gates.stride(0), state.stride(0), state.stride(1), state.shape[1], CHANNELS=x.shape[1],
         BLOCK=128, TOKENS=_STATE_TOKENS, EARLY=early, num_warps=4, **({"launch_pdl": True} if early else {}),
@@ -231,6 +238,4 @@ def keep_state(
 
 def _native(x: Tensor) -> bool:
     """Whether the chip has casts to and from e4m3; Triton's interpreter has wrong ones."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return False
-    return torch.cuda.get_device_capability(x.device) >= (8, 9)
+    return not interpreted() and contract.capability(x.device) >= (8, 9)

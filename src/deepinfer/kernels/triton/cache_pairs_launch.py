@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
-import triton
 from torch import Tensor
 
 from deepinfer.kernels import contract
 from deepinfer.kernels.formats import KVCacheFormat
+from deepinfer.kernels.triton.launches import cdiv, launch
 from deepinfer.kernels.triton.quant_launch import hardware_level
 from deepinfer.kernels.triton.small_floats import E2M1_E4M3, E2M1_E8M0, E4M3_E8M0
 
@@ -74,6 +76,7 @@ def _even(x: Tensor) -> bool:
     return odd % 2 == 0 and x.data_ptr() % (2 * x.element_size()) == 0
 
 
+@lru_cache(maxsize=64)
 def constants(form: KVCacheFormat, page_size: int) -> dict[str, int]:
     """What the kernel must know of a format.
 
@@ -112,7 +115,8 @@ def insert_pairs(
     (gate_words, stride_gates), (latent_words, stride_latents), (turns, stride_phases) = others
     ring = words if state is None else state.view(torch.int64)
     codes = cache.view(torch.int16) if form.code_bits == 8 else cache
-    cache_pairs_kernel[(triton.cdiv(len(slots), rows),)](
+    launch(
+        cache_pairs_kernel, cdiv(len(slots), rows),
         words, gate_words, ring, slots if requests is None else requests, slots if last is None else last,
         words if weight is None else weight.view(torch.int32), turns,
         slots if phase_index is None else phase_index, slots if positions is None else positions,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from deepinfer.kernels.configs import rows as configs
@@ -12,6 +11,7 @@ from deepinfer.kernels.triton.engram_rows import (
     engram_hash_kernel,
     engram_lookup_kernel,
 )
+from deepinfer.kernels.triton.launches import cdiv, next_power_of_2, on_device
 from deepinfer.kernels.triton.quant_launch import hardware_level
 
 __all__ = ["engram_gate", "engram_hash", "engram_lookup"]
@@ -26,11 +26,11 @@ def engram_hash(
     """Table rows of n-grams, shape [tokens, columns], of histories, shape [tokens, n], last stride 1, all int64."""
     tokens, ngram = history.shape
     columns = len(primes)
-    with torch.cuda.device_of(history):
-        engram_hash_kernel[(triton.cdiv(tokens, _TOKENS),)](
+    with on_device(history):
+        engram_hash_kernel[(cdiv(tokens, _TOKENS),)](
             history, token_map, multipliers, primes, offsets, out, tokens, len(token_map), pad,
             history.stride(0), NGRAM=ngram, HEADS=columns // (ngram - 1), COLUMNS=columns,
-            TOKENS=_TOKENS, BLOCK=triton.next_power_of_2(columns), num_warps=4,
+            TOKENS=_TOKENS, BLOCK=next_power_of_2(columns), num_warps=4,
         )  # fmt: skip
 
 
@@ -49,8 +49,8 @@ def engram_lookup(
     """
     channels, groups = table.shape[1], scale.shape[1]
     at_once, warps, steps, stream = tuning or configs.engram_lookup(channels)
-    with torch.cuda.device_of(table):
-        engram_lookup_kernel[(triton.cdiv(rows.numel(), at_once * steps),)](
+    with on_device(table):
+        engram_lookup_kernel[(cdiv(rows.numel(), at_once * steps),)](
             rows, table, scale, out, rows.numel(), len(table), table.stride(0), scale.stride(0),
             CHANNELS=channels, GROUP=channels // groups, HARDWARE=hardware_level(table),
             ROWS=at_once, STEPS=steps, STREAM=stream, num_warps=warps,
@@ -76,8 +76,8 @@ def engram_gate(
     tokens, count, channels = streams.shape
     steps, warps = tuning or configs.engram_gate(channels, tokens)
     main, rest = configs.pieces(channels)
-    with torch.cuda.device_of(streams):
-        engram_gate_kernel[(triton.cdiv(tokens, steps) * count,)](
+    with on_device(streams):
+        engram_gate_kernel[(cdiv(tokens, steps) * count,)](
             streams, projected, q_weight, k_weight,
             streams if is_image is None else is_image.view(torch.uint8), out, tokens, steps,
             streams.stride(0), streams.stride(1), projected.stride(0), eps, STREAMS=count,

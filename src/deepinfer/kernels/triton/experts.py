@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.kernels.reference.experts import ExpertOrder
+from deepinfer.kernels.triton.launches import launch
 
 __all__ = ["expert_order", "grouped_linear", "topk_gate"]
 
@@ -48,7 +49,8 @@ def topk_gate(scores: Tensor, bias: Tensor, topk: int, scaling: float) -> tuple[
     weights = torch.empty(tokens, topk, dtype=torch.float32, device=scores.device)
     experts = torch.empty(tokens, topk, dtype=torch.int64, device=scores.device)
     if tokens:
-        _topk_gate[(tokens,)](
+        launch(
+            _topk_gate, tokens,
             scores, bias, weights, experts, scaling, EXPERTS=count, TOPK=topk,
             BLOCK=triton.next_power_of_2(count), WIDTH=triton.next_power_of_2(topk), num_warps=1,
         )  # fmt: skip
@@ -100,7 +102,8 @@ def expert_order(experts: Tensor, num_experts: int) -> ExpertOrder:
     places = torch.empty(tiles * tile, dtype=torch.int32, device=experts.device)
     tile_experts = torch.empty(tiles, dtype=torch.int32, device=experts.device)
     if pairs:
-        _order[(num_experts,)](
+        launch(
+            _order, num_experts,
             experts, places, tile_experts, pairs, tiles, EXPERTS=num_experts,
             BINS=triton.next_power_of_2(num_experts + 1), TILE=tile,
             BLOCK=min(1024, max(32, triton.next_power_of_2(pairs))), num_warps=4,

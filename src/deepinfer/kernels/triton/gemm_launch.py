@@ -7,13 +7,13 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from deepinfer.kernels.triton.descriptors import list_layout, listed, matrix, tile_layout
 from deepinfer.kernels.triton.gemm_powers import spread_powers_kernel
 from deepinfer.kernels.triton.gemm_tall import gemm_tall_kernel
 from deepinfer.kernels.triton.grouped_list import used_tiles_kernel
 from deepinfer.kernels.triton.grouped_swapped import grouped_swapped_kernel
+from deepinfer.kernels.triton.launches import launch
 
 __all__ = [
     "SwappedTuning",
@@ -26,6 +26,7 @@ __all__ = [
     "num_sms",
     "register_shares",
     "spread_powers",
+    "tall_tuning",
     "tile_layout",
     "used_tiles",
 ]
@@ -79,32 +80,14 @@ class TallTuning:
     spread: int = 0
 
 
+# Made once for each of the few entries of the tables.
+tall_tuning = lru_cache(maxsize=256)(TallTuning)
+
+
 @lru_cache(maxsize=64)
 def num_sms(device_index: int) -> int:
     """Multiprocessors of a CUDA device."""
     return int(torch.cuda.get_device_properties(device_index).multi_processor_count)
-
-
-@lru_cache(maxsize=256)
-def tile_layout(bytes_a_row: int, bits: int) -> gl.NVMMASharedLayout:
-    """A tile in shared memory as bulk copies write and tensor cores read it."""
-    return gl.NVMMASharedLayout(swizzle_byte_width=min(bytes_a_row, 128), element_bitwidth=bits)
-
-
-def list_layout() -> gl.NVMMASharedLayout:
-    """A list of 32-bit values in shared memory as bulk copies write it."""
-    return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
-
-
-def matrix(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """A descriptor of [rows, columns] boxes of a matrix [any, any]."""
-    layout = tile_layout(columns * x.itemsize, 8 * x.itemsize)
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, columns], layout)
-
-
-def listed(x: Tensor, size: int) -> TensorDescriptor:
-    """A descriptor of lists of `size` 32-bit values that lie anywhere in a contiguous tensor."""
-    return TensorDescriptor(x.view(-1), [x.numel()], [1], [size], list_layout())
 
 
 def spread_powers(x_scale: Tensor, w_scale: Tensor, n: int) -> tuple[Tensor, Tensor]:
@@ -199,7 +182,9 @@ def grouped_swapped(
     tiles = groups * -(-max_m // tuning.block_m) * -(-n // rows)
     grid = min(tiles, num_sms(x.device.index) * tuning.per_sm)
     options, registers = register_shares(tuning)
-    grouped_swapped_kernel[(grid,)](
+    launch(
+        grouped_swapped_kernel,
+        grid,
         w_desc,
         x_desc,
         out,
@@ -275,15 +260,19 @@ def gemm_tall(
     factor = w_scale if w_scale is not None else out[None]
     grid = min(tiles, num_sms(x.device.index))
     cut = part_k is not None and part_k < k
-    sums = x.new_empty(grid * block_m * tuning.block_n if cut else 0, dtype=torch.float32)
-    gemm_tall_kernel[(grid,)](
+    sums = out
+    if cut:
+        sums = x.new_empty(grid * block_m * tuning.block_n, dtype=torch.float32)
+    launch(
+        gemm_tall_kernel,
+        grid,
         x_desc,
         w_desc,
         out,
         scale if powers is None else listed(powers[0], 256),
         factor if powers is None else listed(powers[1], 32),
         layout if layout is not None else out,
-        sums if cut else out,
+        sums,
         m,
         n,
         steps,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 import torch
-import triton
 from torch import Tensor
 
 from deepinfer.kernels.triton.gemm_portable import gemm_portable_kernel
+from deepinfer.kernels.triton.launches import cdiv
 
 __all__ = ["gemm_portable"]
 
@@ -55,7 +55,7 @@ def gemm_portable(
     if widen:
         x = x.view(torch.uint8)
         weight = weight.view(torch.uint8)
-    grid = (triton.cdiv(n, block_n), triton.cdiv(m, block_m), places)
+    grid = (cdiv(n, block_n), cdiv(m, block_m), places)
     gemm_portable_kernel[grid](
         x,
         xs.view(torch.uint8) if xs.itemsize == 1 else xs,

@@ -15,6 +15,7 @@ from deepinfer.kernels.triton.gemm_launch import (
     used_tiles,
 )
 from deepinfer.kernels.triton.grouped_folded import grouped_folded_kernel
+from deepinfer.kernels.triton.launches import launch
 
 __all__ = ["grouped_folded"]
 
@@ -60,7 +61,9 @@ def grouped_folded(
     tiles = places * -(-max_m // tuning.block_m) * -(-n // (64 * tuning.parts))
     grid = min(tiles, num_sms(x.device.index) * tuning.per_sm)
     options, registers = register_shares(tuning)
-    grouped_folded_kernel[(grid,)](
+    launch(
+        grouped_folded_kernel,
+        grid,
         w_desc,
         x_desc,
         t_desc,

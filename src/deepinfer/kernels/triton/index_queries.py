@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.kernels import contract
+from deepinfer.kernels.triton.launches import launch
 from deepinfer.kernels.triton.rounding import round_groups
 from deepinfer.kernels.triton.small_floats import e4m3_codes, magnitudes, power_scale
 
@@ -58,7 +59,8 @@ def index_queries(
     if codes.numel():
         rows = tokens * heads
         hardware = x.is_cuda and contract.capability(x.device) >= (8, 9)
-        index_queries_kernel[(triton.cdiv(rows, _ROWS),)](
+        launch(
+            index_queries_kernel, triton.cdiv(rows, _ROWS),
             x, phases, weights, codes, scaled, rows, heads, x.stride(0), weights.stride(0), factor,
             CHANNELS=channels, ROPE=2 * phases.shape[1], HARDWARE=hardware, ROWS=_ROWS, num_warps=4,
         )  # fmt: skip

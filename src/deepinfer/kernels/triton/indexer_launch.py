@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from deepinfer.kernels.triton.descriptors import tensor_map, tile_layout
 from deepinfer.kernels.triton.gemm_launch import num_sms
 from deepinfer.kernels.triton.indexer_keys import recast_keys_kernel
 from deepinfer.kernels.triton.indexer_scores import index_scores_kernel
+from deepinfer.kernels.triton.launches import cdiv, launch
 
 __all__ = ["IndexTuning", "index_scores", "recast_keys"]
 
@@ -60,12 +59,14 @@ def index_scores(
     """
     t, heads, d = q.shape
     s = keys.shape[0]
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8)
+    layout = tile_layout(128, 8)
     wide = tuning.queries * heads
-    q_desc = TensorDescriptor(q.view(t * heads, d), [t * heads, d], [d, 1], [wide, d], layout)
-    k_desc = TensorDescriptor(keys, [s, d], [d, 1], [64, d], layout)
+    q_desc = tensor_map(q.view(t * heads, d), [t * heads, d], [d, 1], [wide, d], layout)
+    k_desc = tensor_map(keys, [s, d], [d, 1], [64, d], layout)
     units = -(-t // tuning.queries) * -(-s // tuning.chunk)
-    index_scores_kernel[(min(units, num_sms(q.device.index)),)](
+    launch(
+        index_scores_kernel,
+        min(units, num_sms(q.device.index)),
         q_desc,
         k_desc,
         out,
@@ -100,5 +101,5 @@ def recast_keys(keys: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
     s, half = keys.shape
     wide = torch.empty((s, 2 * half), dtype=torch.float8_e4m3fn, device=keys.device)
     scale = torch.empty((s,), dtype=torch.float32, device=keys.device)
-    recast_keys_kernel[(triton.cdiv(s, 64),)](keys, codes, wide, scale, s, DIM=2 * half, BLOCK=64)
+    launch(recast_keys_kernel, cdiv(s, 64), keys, codes, wide, scale, s, DIM=2 * half, BLOCK=64)
     return wide, scale

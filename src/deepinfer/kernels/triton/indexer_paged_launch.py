@@ -6,12 +6,12 @@ import os
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
 from deepinfer.kernels.configs.indexer import SPLIT
 from deepinfer.kernels.triton.indexer_paged import paged_scores_kernel
 from deepinfer.kernels.triton.indexer_shares import share_splits_kernel
+from deepinfer.kernels.triton.launches import cdiv, next_power_of_2
 
 __all__ = ["PagedTuning", "paged_scores", "share_splits"]
 
@@ -77,7 +77,7 @@ def paged_scores(
         out.stride(0),
         HEADS=heads,
         D=d,
-        NEXT=triton.next_power_of_2(next_n),
+        NEXT=next_power_of_2(next_n),
         PAGE=page_size,
         FP4=packed,
         NATIVE=native,
@@ -98,6 +98,6 @@ def share_splits(lengths: Tensor, meta: Tensor) -> None:
     many = lengths if lengths.dim() == 2 else lengths[:, None]
     requests, next_n = many.shape
     shares = meta.shape[0] - 1
-    share_splits_kernel[(triton.cdiv(shares + 1, 8),)](
+    share_splits_kernel[(cdiv(shares + 1, 8),)](
         many, meta, requests, next_n, shares, many.stride(0), many.stride(1), SPLIT=SPLIT, BLOCK=256, PLACES=8
     )  # fmt: skip

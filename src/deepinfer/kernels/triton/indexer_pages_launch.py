@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -13,6 +12,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from deepinfer.kernels.configs.indexer import SPLIT
 from deepinfer.kernels.triton.gemm_launch import num_sms
 from deepinfer.kernels.triton.indexer_pages import page_scores_kernel
+from deepinfer.kernels.triton.launches import cdiv
 
 __all__ = ["PageTuning", "page_scores"]
 
@@ -76,8 +76,8 @@ def page_scores(
         keys, [len(cache), page_size, width], [stride * 8 // bits, width, 1], [1, 64, width], wide
     )
     programs = meta.shape[0] - 1
-    each = triton.cdiv(programs, num_sms(q.device.index))
-    page_scores_kernel[(triton.cdiv(programs, each),)](
+    each = cdiv(programs, num_sms(q.device.index))
+    page_scores_kernel[(cdiv(programs, each),)](
         k_desc,
         s_desc,
         q.view(torch.uint8),
@@ -97,7 +97,7 @@ def page_scores(
         out.stride(0),
         HEADS=heads,
         QUERIES=tuning.queries,
-        CHUNKS=triton.cdiv(next_n, tuning.queries),
+        CHUNKS=cdiv(next_n, tuning.queries),
         PAGE=page_size,
         FP4=int(packed) + int(packed and tuning.folded),
         SPLIT=SPLIT,

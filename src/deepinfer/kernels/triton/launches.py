@@ -1,15 +1,17 @@
-"""What every launch asks of the place where it runs."""
+"""What every launch asks of the place where it runs, sizes of its grid, and launches that go straight to what was compiled."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from deepinfer.kernels.contract import interpreted
+from deepinfer.kernels.devices import current_device, on_device
 
-__all__ = ["interpreted", "on_device", "warps"]
+__all__ = ["cdiv", "interpreted", "launch", "next_power_of_2", "on_device", "warps"]
+
+_MOST = 4096
 
 
 def warps(wanted: int) -> int:
@@ -17,6 +19,61 @@ def warps(wanted: int) -> int:
     return 1 if interpreted() else wanted
 
 
-def on_device(x: Tensor) -> AbstractContextManager[object]:
-    """Makes the GPU of a tensor the current one; nothing for a tensor elsewhere."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+def cdiv(a: int, b: int) -> int:
+    """The quotient of two numbers, rounded up."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is not below a number; 0 for 0, as Triton's."""
+    return 1 << (n - 1).bit_length() if n else 0
+
+
+def launch(kernel: Any, grid: int | tuple[int, int, int], /, *args: Any, **constants: Any) -> None:
+    """Launches a kernel on the current device and stream, as `kernel[grid](*args, **constants)`.
+
+    Triton finds the compiled kernel anew at each launch, which takes the host longer than the launch. What it looks at is
+    remembered here beside what it found: dtypes of tensors and what their addresses leave of 16 bytes, boxes and layouts of
+    descriptors, and all other values.
+
+    Args:
+        kernel: The kernel, from `triton.jit` or `gluon.jit`.
+        grid: Programs along one axis, or along three.
+        args: The first parameters: tensors, descriptors, numbers.
+        constants: The other ones, and options of the launch.
+    """
+    facts = tuple([a if type(a) in _NUMBERS else _fact(a) for a in args])
+    key = (current_device(), facts, *constants.items())
+    known = getattr(kernel, "_known", None)
+    if known is None:
+        kernel._known = known = {}
+    found = known.get(key)
+    if found is not None:
+        compiled, rest = found
+        compiled[grid if type(grid) is tuple else (grid, 1, 1)](*args, *rest)
+        return
+    compiled = kernel[grid if type(grid) is tuple else (grid,)](*args, **constants)
+    if hasattr(compiled, "function"):  # an interpreter gives nothing back
+        if len(known) >= _MOST:
+            known.clear()
+        known[key] = compiled, _rest(kernel, len(args), constants)
+
+
+_NUMBERS = frozenset((int, float))
+
+
+def _fact(x: Any) -> Any:
+    """What chooses a kernel in an argument that is no number."""
+    if isinstance(x, Tensor):
+        return x.dtype, x.data_ptr() & 15
+    base = getattr(x, "base", None)
+    return x if base is None else (base.dtype, *x.block_shape, repr(x.layout))
+
+
+def _rest(kernel: Any, given: int, constants: dict[str, Any]) -> tuple[Any, ...]:
+    """Values of the parameters behind the first ones, in their order."""
+    known = kernel.signature.parameters
+    return tuple(
+        constants[name] if name in constants else known[name].default
+        for name in kernel.arg_names[given:]
+    )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from deepinfer.kernels import contract
 from deepinfer.kernels.configs import rows as configs
+from deepinfer.kernels.triton.launches import cdiv, launch, on_device
 from deepinfer.kernels.triton.mhc_mixes import (
     mhc_coefficients_kernel,
     mhc_project_kernel,
@@ -29,8 +29,10 @@ def sinkhorn(
 ) -> None:
     """Doubly stochastic matrices of scores, both of shape [tokens, 4, 4], fp32, contiguous."""
     tokens, warps = tuning
-    with torch.cuda.device_of(scores):
-        sinkhorn_kernel[(triton.cdiv(len(scores), tokens),)](
+    with on_device(scores):
+        launch(
+            sinkhorn_kernel,
+            cdiv(len(scores), tokens),
             scores,
             out,
             len(scores),
@@ -74,11 +76,18 @@ def mhc_pre(
     bulk = split == 2 and len(tuning or (0, 0)) == 2 and _bulk_serves(streams)
     at_once, warps = finish or configs.coefficients(count)
     pieces = 1
-    with torch.cuda.device_of(streams):
+    with on_device(streams):
         if split and fn.dtype != torch.bfloat16:
             whole = torch.empty((split, *fn.shape), dtype=torch.bfloat16, device=device)
-            mhc_split_kernel[(triton.cdiv(fn.numel(), _SPLIT_BLOCK),)](
-                fn, whole, fn.numel(), SPLIT=split, BLOCK=_SPLIT_BLOCK, num_warps=4
+            launch(
+                mhc_split_kernel,
+                cdiv(fn.numel(), _SPLIT_BLOCK),
+                fn,
+                whole,
+                fn.numel(),
+                SPLIT=split,
+                BLOCK=_SPLIT_BLOCK,
+                num_warps=4,
             )
             fn = whole
         if bulk:
@@ -90,14 +99,15 @@ def mhc_pre(
             _project_bulk(streams, pre, fn, sums, out, blocks, depth)
         else:
             tokens, block, times, wide, stages = tuning or configs.project(channels, bool(split))
-            parts = triton.cdiv(channels, block * times)
+            parts = cdiv(channels, block * times)
             sums = torch.empty((count, parts, 32), dtype=torch.float32, device=device)
-            mhc_project_kernel[(parts, triton.cdiv(count, tokens))](
+            mhc_project_kernel[(parts, cdiv(count, tokens))](
                 streams, pre, fn, sums, out, count, parts, streams.stride(0), streams.stride(1),
                 CHANNELS=channels, TOKENS=tokens, BLOCK=block, BLOCKS=times, SPLIT=split,
                 num_warps=wide, num_stages=stages,
             )  # fmt: skip
-        mhc_coefficients_kernel[(triton.cdiv(count, at_once),)](
+        launch(
+            mhc_coefficients_kernel, cdiv(count, at_once),
             sums, base, scale, following, post, mix, count, iterations, norm_eps, eps,
             CHANNELS=channels, TOKENS=at_once, PARTS=parts // pieces, PIECES=pieces,
             FAST=hardware_level(streams) > 0, num_warps=warps,
@@ -115,19 +125,20 @@ def _bulk_serves(streams: Tensor) -> bool:
 def _project_bulk(
     streams: Tensor, pre: Tensor, fn: Tensor, sums: Tensor, out: Tensor, blocks: int, depth: int,
 ) -> None:  # fmt: skip
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    from deepinfer.kernels.triton.gemm_launch import matrix, num_sms, tile_layout
+    from deepinfer.kernels.triton.descriptors import matrix, tensor_map, tile_layout
+    from deepinfer.kernels.triton.gemm_launch import num_sms
     from deepinfer.kernels.triton.mhc_bulk import mhc_project_bulk_kernel
 
     count, _, channels = streams.shape
     stream = streams.stride(1)
     # A token's streams are one row to the descriptor, whatever lies between them.
     shape, strides = [count, 3 * stream + channels], [streams.stride(0), 1]
-    x_desc = TensorDescriptor(streams, shape, strides, [64, 64], tile_layout(128, 16))
+    x_desc = tensor_map(streams, shape, strides, [64, 64], tile_layout(128, 16))
     parts = sums.shape[1]
-    at_once = min(triton.cdiv(count, 128), max(1, num_sms(streams.device.index) // parts))
-    mhc_project_bulk_kernel[(parts * at_once,)](
+    at_once = min(cdiv(count, 128), max(1, num_sms(streams.device.index) // parts))
+    launch(
+        mhc_project_bulk_kernel, parts * at_once,
         x_desc, matrix(fn[0], 32, 64), matrix(fn[1], 32, 64), pre, sums, out, count, parts, stream,
         CHANNELS=channels, BLOCKS=blocks, DEPTH=depth, num_warps=4,
     )  # fmt: skip
@@ -150,8 +161,9 @@ def mhc_post(
     """
     channels = streams.shape[2]
     block, warps = tuning or configs.stream_block(channels)
-    with torch.cuda.device_of(streams):
-        mhc_post_kernel[(len(streams) * triton.cdiv(channels, block),)](
+    with on_device(streams):
+        launch(
+            mhc_post_kernel, len(streams) * cdiv(channels, block),
             streams, output, post, mix, out, streams.stride(0), streams.stride(1),
             output.stride(0), CHANNELS=channels, BLOCK=block, EVICT=evict, num_warps=warps,
         )  # fmt: skip
@@ -164,8 +176,9 @@ def mhc_head(
     """The weighted sum of streams, shape [tokens, 4, channels], last stride 1, to [tokens, channels], contiguous."""
     channels = streams.shape[2]
     block, warps = tuning or configs.stream_block(channels)
-    with torch.cuda.device_of(streams):
-        mhc_head_kernel[(len(streams) * triton.cdiv(channels, block),)](
+    with on_device(streams):
+        launch(
+            mhc_head_kernel, len(streams) * cdiv(channels, block),
             streams, pre, out, streams.stride(0), streams.stride(1), CHANNELS=channels, BLOCK=block,
             EVICT=evict, num_warps=warps,
         )  # fmt: skip

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from deepinfer.kernels.configs import attention as configs
 from deepinfer.kernels.triton.gemm_launch import num_sms
+from deepinfer.kernels.triton.launches import cdiv, next_power_of_2
 from deepinfer.kernels.triton.mla_decode import mla_decode_kernel
 from deepinfer.kernels.triton.mla_decode_few import mla_decode_few_kernel
 from deepinfer.kernels.triton.mla_merge import merge_states
@@ -119,11 +119,11 @@ def decode(
         tuning: How it runs; None for the table's.
     """
     rows, heads, _ = q.shape
-    tiles = sum(triton.cdiv(s.indices.shape[1], 64) for s in (first, second) if s is not None)
+    tiles = sum(cdiv(s.indices.shape[1], 64) for s in (first, second) if s is not None)
     if split_keys < 0:
         split_keys = configs.split_keys(rows, heads, 64 * tiles, num_sms(q.device.index))
     part = split_keys // 64 or max(tiles, 1)
-    splits = max(triton.cdiv(tiles, part), 1)
+    splits = max(cdiv(tiles, part), 1)
     if splits == 1:
         _launch(q, first, second, ends, scale, 1, part, out, lse, tuning)
         return
@@ -148,14 +148,14 @@ def _launch(
     rows, heads, channels = q.shape
     if q.stride(1) != channels or (rows > 1 and q.stride(0) != heads * channels):
         q = q.contiguous()
-    block = 64 if heads > 32 else max(8, triton.next_power_of_2(heads))
+    block = 64 if heads > 32 else max(8, next_power_of_2(heads))
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
     flat = q.view(rows * heads, channels)
     q_desc = TensorDescriptor(flat, list(flat.shape), [channels, 1], [block, channels], layout)
     words, scales, limit, page16 = first.pages
     more = first if second is None else second
     extra_words, extra_scales, extra_limit, extra_page16 = more.pages
-    units = rows * triton.cdiv(heads, block) * splits
+    units = rows * cdiv(heads, block) * splits
     partial = splits > 1
     if block == 64:
         kernel = mla_decode_kernel

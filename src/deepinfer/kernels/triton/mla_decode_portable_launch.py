@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
 from deepinfer.kernels.configs import attention as configs
 from deepinfer.kernels.formats import KVCacheFormat
+from deepinfer.kernels.triton.launches import cdiv
 from deepinfer.kernels.triton.mla_decode_portable import mla_decode_portable_kernel
 from deepinfer.kernels.triton.mla_merge import merge_states
 
@@ -93,13 +93,11 @@ def decode_portable(
     rows, heads, _ = q.shape
     if tuning is None:
         tuning = PortableTuning(*configs.portable(q.dtype == torch.float32, heads))
-    tiles = sum(triton.cdiv(s.indices.shape[1], 64) for s in (first, second) if s is not None)
+    tiles = sum(cdiv(s.indices.shape[1], 64) for s in (first, second) if s is not None)
     if split_keys < 0:
-        split_keys = configs.split_keys(
-            rows * triton.cdiv(heads, tuning.heads), 1, 64 * tiles, num_sms
-        )
+        split_keys = configs.split_keys(rows * cdiv(heads, tuning.heads), 1, 64 * tiles, num_sms)
     part = split_keys or max(tiles, 1) * 64
-    splits = max(triton.cdiv(tiles * 64, part), 1)
+    splits = max(cdiv(tiles * 64, part), 1)
     if splits == 1:
         _launch(q, first, second, sink, phases, phase_index, scale, 1, part, out, lse, tuning)
         return
@@ -128,7 +126,7 @@ def _launch(
     more = first if second is None else second
     extra_cache, extra_tails, extra_limit, extra_page_bytes = more.pages
     partial = splits > 1
-    mla_decode_portable_kernel[(rows * splits, triton.cdiv(heads, tuning.heads))](
+    mla_decode_portable_kernel[(rows * splits, cdiv(heads, tuning.heads))](
         q, cache, tails, first.indices, first.indices if first.lengths is None else first.lengths,
         extra_cache, extra_tails, more.indices, more.indices if more.lengths is None else more.lengths,
         out, lse, lse if sink is None else sink.contiguous(), lse if phases is None else phases.contiguous(),

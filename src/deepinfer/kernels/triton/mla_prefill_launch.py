@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from deepinfer.kernels.triton.gemm_launch import num_sms
+from deepinfer.kernels.triton.launches import launch
 from deepinfer.kernels.triton.mla_prefill_few import mla_prefill_few_kernel
 from deepinfer.kernels.triton.mla_prefill_paired import mla_prefill_paired_kernel
 
@@ -98,7 +99,9 @@ def attend_paired(
         q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths, sink, phases, scale, window, out, max_logits, lse
     )  # fmt: skip
     units = q.shape[0] * -(-q.shape[1] // 64)
-    mla_prefill_paired_kernel[(min(units, num_sms(q.device.index)),)](
+    launch(
+        mla_prefill_paired_kernel,
+        min(units, num_sms(q.device.index)),
         *arguments,
         **constants,
         COPY_ROWS=tuning.copy_rows,
@@ -131,7 +134,9 @@ def attend_few(
         q, kv, indices, lengths, extra_kv, extra_indices, extra_lengths, sink, phases, scale, window, out, max_logits, lse
     )  # fmt: skip
     units = q.shape[0] * -(-q.shape[1] // tuning.heads)
-    mla_prefill_few_kernel[(min(units, num_sms(q.device.index)),)](
+    launch(
+        mla_prefill_few_kernel,
+        min(units, num_sms(q.device.index)),
         *arguments,
         **constants,
         HEADS=tuning.heads,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import triton
 from torch import Tensor
 
+from deepinfer.kernels.triton.launches import cdiv, next_power_of_2
 from deepinfer.kernels.triton.mla_prefill_portable import mla_prefill_portable_kernel
 
 __all__ = ["PortableTuning", "attend_portable"]
@@ -72,7 +72,7 @@ def attend_portable(
     two = extra_kv is not None and extra_indices is not None
     more_kv = extra_kv if extra_kv is not None else kv
     more = extra_indices if extra_indices is not None else indices
-    mla_prefill_portable_kernel[(rows, triton.cdiv(heads, tuning.heads))](
+    mla_prefill_portable_kernel[(rows, cdiv(heads, tuning.heads))](
         q,
         kv,
         indices,
@@ -110,8 +110,8 @@ def attend_portable(
         ROPE=phases is not None,
         HEADS=tuning.heads,
         TILE=tuning.tile,
-        VALUES=max(16, triton.next_power_of_2(d_v)),
-        TAIL=max(16, triton.next_power_of_2(d - d_v)) if d > d_v else 0,
+        VALUES=max(16, next_power_of_2(d_v)),
+        TAIL=max(16, next_power_of_2(d - d_v)) if d > d_v else 0,
         num_warps=tuning.warps,
         num_stages=tuning.stages,
     )

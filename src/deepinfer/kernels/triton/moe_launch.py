@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
-import triton
 from torch import Tensor
 
 from deepinfer.kernels.configs import moe as configs
 from deepinfer.kernels.triton.aligned_groups import cast_aligned_kernel
-from deepinfer.kernels.triton.launches import on_device, warps
+from deepinfer.kernels.triton.launches import cdiv, launch, next_power_of_2, on_device, warps
 from deepinfer.kernels.triton.moe_gate import topk_gate_kernel
 from deepinfer.kernels.triton.moe_map import (
     block_sums_kernel,
@@ -44,8 +43,10 @@ def gate(
     """Writes experts and weights; arguments as in the reference."""
     tokens, count = logits.shape
     topk = weights.shape[1]
-    rows = triton.next_power_of_2(groups)
-    topk_gate_kernel[(tokens,)](
+    rows = next_power_of_2(groups)
+    launch(
+        topk_gate_kernel,
+        tokens,
         logits,
         bias if bias is not None else logits,
         bias_vl if bias_vl is not None else logits,
@@ -66,8 +67,8 @@ def gate(
         TOPK_GROUPS=topk_groups,
         TOPK=topk,
         ROWS=rows,
-        COLUMNS=triton.next_power_of_2(count // groups),
-        WIDTH=triton.next_power_of_2(topk),
+        COLUMNS=next_power_of_2(count // groups),
+        WIDTH=next_power_of_2(topk),
         num_warps=warps(num_warps),
     )
 
@@ -88,27 +89,37 @@ def mapping(
     """Writes places of pairs; arguments as in the reference."""
     pairs = topk_ids.numel()
     block, own, num_warps = sizes or configs.map_sizes(pairs)
-    bins = triton.next_power_of_2(num_experts + 1)
+    bins = next_power_of_2(num_experts + 1)
     counts = totals = token_topk_to_pos
     counted = pairs > directly
     if counted:
-        blocks = triton.cdiv(pairs, block)
+        blocks = cdiv(pairs, block)
         counts = torch.empty((blocks + 1, bins), dtype=torch.int32, device=topk_ids.device)
         totals = counts[blocks]
-        pair_counts_kernel[(blocks,)](
+        launch(
+            pair_counts_kernel, blocks,
             topk_ids, counts, pairs, EXPERTS=num_experts, BINS=bins, BLOCK=block,
             num_warps=warps(4),
         )  # fmt: skip
         columns = min(bins, 32)
-        block_sums_kernel[(bins // columns,)](
-            counts, totals, blocks, BINS=bins, COLUMNS=columns, num_warps=warps(4)
+        launch(
+            block_sums_kernel,
+            bins // columns,
+            counts,
+            totals,
+            blocks,
+            BINS=bins,
+            COLUMNS=columns,
+            num_warps=warps(4),
         )
     places = pos_to_token_topk.numel()
-    programs = triton.cdiv(pairs, own)
+    programs = cdiv(pairs, own)
     padded = configs.PADDED_EXPERTS
-    pads = triton.cdiv(num_experts, padded) if places else 0
-    tails = triton.cdiv(places, 1024) if max_m is None else 0
-    pair_places_kernel[(programs + pads + tails,)](
+    pads = cdiv(num_experts, padded) if places else 0
+    tails = cdiv(places, 1024) if max_m is None else 0
+    launch(
+        pair_places_kernel,
+        programs + pads + tails,
         topk_ids,
         counts,
         totals,
@@ -167,7 +178,9 @@ def expand(
         scale, out_scale = _words(scale, out_scale)
         scales = scale.shape[1]
     block, num_warps = sizes or configs.expand_block(x.shape[1])
-    expand_kernel[(tokens * triton.cdiv(x.shape[1], block),)](
+    launch(
+        expand_kernel,
+        tokens * cdiv(x.shape[1], block),
         x,
         scale if scale is not None else x,
         topk_weights if topk_weights is not None else x,
@@ -186,7 +199,7 @@ def expand(
         SCALES=scales,
         TOPK=topk,
         BLOCK=block,
-        SCALE_BLOCK=triton.next_power_of_2(max(scales, 1)),
+        SCALE_BLOCK=next_power_of_2(max(scales, 1)),
         num_warps=warps(num_warps),
     )
 
@@ -202,7 +215,9 @@ def reduce(
     """Sums rows of tokens; arguments as in the reference."""
     tokens, channels = out.shape
     block, num_warps = sizes or configs.reduce_block(channels)
-    reduce_kernel[(tokens * triton.cdiv(channels, block),)](
+    launch(
+        reduce_kernel,
+        tokens * cdiv(channels, block),
         y,
         topk_weights if topk_weights is not None else y,
         places,
@@ -225,7 +240,9 @@ def reduce(
 def cast_aligned(x: Tensor, q: Tensor, scale: Tensor, sizes: tuple[int, int] | None = None) -> None:
     """Casts rows with one scale for four groups; arguments as in the reference."""
     groups, num_warps = sizes or configs.aligned_sizes()
-    cast_aligned_kernel[(triton.cdiv(4 * scale.numel(), groups),)](
+    launch(
+        cast_aligned_kernel,
+        cdiv(4 * scale.numel(), groups),
         x,
         q.view(torch.uint8),
         scale,
@@ -255,7 +272,9 @@ def swiglu(
     total = places.numel() * (channels // group)
     fp32 = scale is not None and scale.dtype == torch.float32
     aligned = scale is not None and scale.shape[1] * group * 4 == channels
-    swiglu_pairs_kernel[(triton.cdiv(total, groups),)](
+    launch(
+        swiglu_pairs_kernel,
+        cdiv(total, groups),
         x,
         topk_weights,
         places,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from deepinfer.kernels import contract
 from deepinfer.kernels.configs import rows as configs
+from deepinfer.kernels.triton.launches import cdiv, launch, next_power_of_2, on_device
 from deepinfer.kernels.triton.norms import norm_rope_cast_kernel, rms_norm_kernel
 from deepinfer.kernels.triton.quant_launch import hardware_level
 from deepinfer.kernels.triton.ropes import rope_kernel
@@ -37,8 +37,9 @@ def rms_norm(
     at_once, warps = tuning or configs.norm(channels, residual is not None)
     main, rest = configs.pieces(channels)
     other = x if residual is None else residual
-    with torch.cuda.device_of(x):
-        rms_norm_kernel[(triton.cdiv(rows, at_once),)](
+    with on_device(x):
+        launch(
+            rms_norm_kernel, cdiv(rows, at_once),
             x, other, weight, out, rows, x.stride(0), other.stride(0), out.stride(0), eps,
             CHANNELS=channels, MAIN=main, REST=rest, ADD=residual is not None, ROWS=at_once,
             EVICT=evict, HARDWARE=hardware_level(x), num_warps=warps,
@@ -62,24 +63,25 @@ def norm_rope_cast(
         scale: Scales of all heads, shape [rows, heads, groups], uint8, contiguous.
         format: As in `small_floats`.
         group: Channels of a group.
-        tuning: Rows a program, and warps; None for those of the table.
+        tuning: Rows a program, and warps; two values at a time also pairs of a thread. None for those of the table.
         pairs: Whether two values may go at a time where they can.
     """
     tokens, heads, channels = x.shape
-    turned = 0 if phases is None else triton.cdiv(2 * phases.shape[1], group)
+    turned = 0 if phases is None else cdiv(2 * phases.shape[1], group)
     if pairs and _in_pairs(x, weight, phases, q):
         _norm_rope_pairs(x, weight, eps, phases, positions, q, scale, format, group, turned, tuning)
         return
     rows, warps = tuning[:2] if tuning else configs.norm_rope_cast(channels)
-    with torch.cuda.device_of(x):
-        norm_rope_cast_kernel[(triton.cdiv(tokens * heads, rows),)](
+    with on_device(x):
+        launch(
+            norm_rope_cast_kernel, cdiv(tokens * heads, rows),
             x, x if weight is None else weight, x if phases is None else phases,
             x if positions is None else positions, q, scale, tokens * heads,
             0 if phases is None else len(phases), heads, x.stride(0),
             x.stride(1), eps, CHANNELS=channels, ROPE=0 if phases is None else 2 * phases.shape[1],
             HAS_NORM=weight is not None, HAS_POSITIONS=positions is not None, FORMAT=format,
-            HARDWARE=hardware_level(x), ROWS=rows, SPAN=triton.next_power_of_2(channels // group),
-            TURNED=triton.next_power_of_2(turned) if turned else 0, GROUP=group, num_warps=warps, enable_fp_fusion=False,
+            HARDWARE=hardware_level(x), ROWS=rows, SPAN=next_power_of_2(channels // group),
+            TURNED=next_power_of_2(turned) if turned else 0, GROUP=group, num_warps=warps, enable_fp_fusion=False,
         )  # fmt: skip
 
 
@@ -105,8 +107,9 @@ def _norm_rope_pairs(
     rows, warps, each = (*(tuning or configs.norm_rope_pairs(channels)), 8)[:3]
     words = x.view(torch.int32)
     flat = heads == 1 or x.stride(0) == heads * x.stride(1)
-    with torch.cuda.device_of(x):
-        norm_rope_pairs_kernel[(triton.cdiv(tokens * heads, rows),)](
+    with on_device(x):
+        launch(
+            norm_rope_pairs_kernel, cdiv(tokens * heads, rows),
             words, words if weight is None else weight.view(torch.int32),
             words if phases is None else phases.view(torch.int64),
             words if positions is None else positions,
@@ -115,8 +118,8 @@ def _norm_rope_pairs(
             words.stride(0), words.stride(0 if heads == 1 else 1), eps, CHANNELS=channels,
             ROPE=0 if phases is None else 2 * phases.shape[1], HAS_NORM=weight is not None,
             HAS_POSITIONS=positions is not None, FLAT=flat, FORMAT=format, ROWS=rows,
-            SPAN=triton.next_power_of_2(channels // group),
-            TURNED=triton.next_power_of_2(turned) if turned else 0, GROUP=group, EACH=each, num_warps=warps,
+            SPAN=next_power_of_2(channels // group),
+            TURNED=next_power_of_2(turned) if turned else 0, GROUP=group, EACH=each, num_warps=warps,
             enable_fp_fusion=False,
         )  # fmt: skip
 
@@ -139,11 +142,12 @@ def rope(
     width = 2 * phases.shape[1]
     in_place = out.data_ptr() == x.data_ptr()
     rows, warps = tuning or configs.rope(channels, in_place)
-    with torch.cuda.device_of(x):
-        rope_kernel[(triton.cdiv(tokens * heads, rows),)](
+    with on_device(x):
+        launch(
+            rope_kernel, cdiv(tokens * heads, rows),
             x, phases, x if positions is None else positions, out, tokens * heads, len(phases), heads,
             x.stride(0), x.stride(1), out.stride(0), out.stride(1), CHANNELS=channels, ROPE=width,
-            BLOCK=triton.next_power_of_2(width), REST=triton.next_power_of_2(max(2, channels - width)),
+            BLOCK=next_power_of_2(width), REST=next_power_of_2(max(2, channels - width)),
             INVERSE=inverse, HAS_POSITIONS=positions is not None, COPY=not in_place, ROWS=rows,
             ALIKE=heads % rows == 0, num_warps=warps, enable_fp_fusion=False,
         )  # fmt: skip

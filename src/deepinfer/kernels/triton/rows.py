@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.kernels.reference.rows import RoundingFormat
+from deepinfer.kernels.triton.launches import cdiv, launch
 from deepinfer.kernels.triton.rounding import FORMATS, round_groups
 
 __all__ = ["norm_rope_round", "scatter_rows", "swiglu_round"]
@@ -99,7 +100,8 @@ def norm_rope_round(
     group = 16 if rounding == "nvfp4" else 32
     groups = triton.next_power_of_2(triton.cdiv(channels, group))
     strides = (out.stride(0), 0) if index is not None else (out.stride(0), out.stride(1))
-    _norm_rope_round[(tokens * heads,)](
+    launch(
+        _norm_rope_round, tokens * heads,
         x, x if weight is None else weight, x if phases is None else phases, out,
         x if index is None else index, x.stride(0), x.stride(1), *strides, heads, eps,
         CHANNELS=channels, ROPE=0 if phases is None else 2 * phases.shape[1], INVERSE=inverse,
@@ -139,7 +141,8 @@ def swiglu_round(
     if not rows:
         return out
     groups = min(16, triton.next_power_of_2(triton.cdiv(channels, 32)))
-    _swiglu_round[(rows, triton.cdiv(channels, groups * 32))](
+    launch(
+        _swiglu_round, (rows, cdiv(channels, groups * 32), 1),
         gate, up, gate if weights is None else weights, out, gate.stride(0), up.stride(0), limit,
         CHANNELS=channels, HAS_WEIGHTS=weights is not None, FORMAT=FORMATS[rounding],
         GROUPS=groups, GROUP=32, num_warps=1 if groups <= 8 else 4,

@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
+from deepinfer.kernels.triton.launches import cdiv, launch, next_power_of_2
 from deepinfer.kernels.triton.topk_select import (
     group_maxima_kernel,
     topk_grouped_kernel,
@@ -94,10 +94,10 @@ def grouped_constants(tuning: GroupedTuning, n: int, k: int) -> dict[str, int]:
         n: Elements of a row.
         k: How many are selected.
     """
-    count = triton.next_power_of_2(triton.cdiv(n, tuning.group))
+    count = next_power_of_2(cdiv(n, tuning.group))
     return {
         "BLOCK": 4096, "GROUPS": tuning.groups, "CAPACITY": tuning.capacity,
-        "BLOCK_K": triton.next_power_of_2(min(k, 1024)), "GROUP": tuning.group,
+        "BLOCK_K": next_power_of_2(min(k, 1024)), "GROUP": tuning.group,
         "ALL": max(count, tuning.groups), "TILE": tuning.tile,
     }  # fmt: skip
 
@@ -119,7 +119,7 @@ def topk_grouped(
     bits = 8 * x.itemsize
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     raw = x.view(torch.int16 if bits == 16 else torch.int32)
-    chunks = triton.cdiv(n, tuning.block)
+    chunks = cdiv(n, tuning.block)
     width = chunks * tuning.block // tuning.group
     maxima = torch.empty((rows, width), dtype=raw.dtype, device=x.device)
     scratch = torch.empty((rows, 2 * tuning.capacity), dtype=torch.int32, device=x.device)
@@ -127,11 +127,13 @@ def topk_grouped(
     least = tuning.groups * tuning.group
     given = lengths if lengths is not None else out
     flags = {"HAS_LENGTHS": lengths is not None, "BITS": bits}
-    group_maxima_kernel[(rows * chunks,)](
+    launch(
+        group_maxima_kernel, rows * chunks,
         raw, given, maxima, n, chunks, least, x.stride(0), width, **flags,
         BLOCK=tuning.block, GROUP=tuning.group, EARLY=False, num_warps=1 if interpreted else tuning.block_warps,
     )  # fmt: skip
-    topk_grouped_kernel[(rows,)](
+    launch(
+        topk_grouped_kernel, rows,
         raw, given, out, maxima, scratch, n, k, fill, least, x.stride(0), out.stride(0), width, **flags,
         **grouped_constants(tuning, n, k), num_warps=1 if interpreted else tuning.num_warps,
     )  # fmt: skip
@@ -171,7 +173,7 @@ def by_groups_constants(tuning: ByGroupsTuning, n: int) -> dict[str, int]:
         tuning: Sizes.
         n: Elements of a row.
     """
-    count = triton.next_power_of_2(triton.cdiv(n, tuning.group))
+    count = next_power_of_2(cdiv(n, tuning.group))
     return {
         "GROUPS": min(256 * tuning.num_warps, tuning.capacity), "CAPACITY": tuning.capacity, "GROUP": tuning.group,
         "ALL": max(count, tuning.coarse), "COARSE": tuning.coarse, "TILES": tuning.tiles, "EARLY": tuning.early,
@@ -200,7 +202,7 @@ def topk_by_groups(
     rows, n = x.shape
     bits = 8 * x.itemsize
     raw = x.view(torch.int16 if bits == 16 else torch.int32)
-    chunks = triton.cdiv(n, tuning.block)
+    chunks = cdiv(n, tuning.block)
     early = tuning.early and torch.cuda.get_device_capability(x.device) >= (9, 0)
     sizes = by_groups_constants(tuning, n) | {"EARLY": early}
     width = max(sizes["ALL"], chunks * tuning.block // tuning.group)
@@ -211,11 +213,13 @@ def topk_by_groups(
     least = max(2 * k, 1024) * tuning.group
     given = lengths if lengths is not None else out
     flags = {"HAS_LENGTHS": lengths is not None, "BITS": bits}
-    group_maxima_kernel[(rows * chunks,)](
+    launch(
+        group_maxima_kernel, rows * chunks,
         raw, given, maxima, n, chunks, least, x.stride(0), width, **flags,
         BLOCK=tuning.block, GROUP=tuning.group, EARLY=early, num_warps=tuning.block_warps,
     )  # fmt: skip
-    topk_by_groups_kernel[(rows,)](
+    launch(
+        topk_by_groups_kernel, rows,
         raw, given, out, maxima, groups, found, n, k, fill, least, x.stride(0), out.stride(0), width, **flags,
         **sizes, num_warps=tuning.num_warps, launch_pdl=early, **_limit(tuning.max_registers),
     )  # fmt: skip
@@ -242,7 +246,9 @@ def topk_wide(
     scratch = torch.empty(
         (0 if short else rows, tuning.capacity), dtype=torch.int64, device=x.device
     )
-    topk_wide_kernel[(rows,)](
+    launch(
+        topk_wide_kernel,
+        rows,
         x.view(torch.int16 if bits == 16 else torch.int32),
         lengths if lengths is not None else out,
         out,
@@ -279,7 +285,9 @@ def topk_select(
     bits = 8 * x.itemsize
     raw = x.view(torch.int16 if bits == 16 else torch.int32)
     scratch = torch.empty((rows, tuning.capacity), dtype=torch.int32, device=x.device)
-    topk_select_kernel[(rows,)](
+    launch(
+        topk_select_kernel,
+        rows,
         raw,
         lengths if lengths is not None else out,
         out,
@@ -294,6 +302,6 @@ def topk_select(
         BLOCK=tuning.block,
         GROUPS=tuning.groups,
         CAPACITY=tuning.capacity,
-        BLOCK_K=triton.next_power_of_2(min(k, 1024)),
+        BLOCK_K=next_power_of_2(min(k, 1024)),
         num_warps=1 if os.environ.get("TRITON_INTERPRET") == "1" else tuning.num_warps,
     )

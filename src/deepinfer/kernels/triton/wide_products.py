@@ -15,6 +15,7 @@ from torch import Tensor
 
 from deepinfer.core.errors import ShapeError
 from deepinfer.kernels import contract
+from deepinfer.kernels.triton.launches import cdiv, launch
 
 __all__ = ["WideTuning", "wide_linear", "wide_sums"]
 
@@ -123,7 +124,8 @@ def wide_linear(x: Tensor, weight: Tensor, tuning: WideTuning | None = None) -> 
         if pieces == 1
         else torch.empty((pieces, *out.shape), dtype=out.dtype, device=out.device)
     )
-    wide_products_kernel[(triton.cdiv(outputs, 64), pieces, triton.cdiv(count, tuning.tokens))](
+    launch(
+        wide_products_kernel, (cdiv(outputs, 64), pieces, cdiv(count, tuning.tokens)),
         x, weight, sums, count, x.stride(0), span, outputs, channels, ROWS=64,
         TOKENS=tuning.tokens, BLOCK=tuning.channels, STAGES=tuning.stages, num_warps=tuning.num_warps,
     )  # fmt: skip
@@ -135,6 +137,13 @@ def wide_linear(x: Tensor, weight: Tensor, tuning: WideTuning | None = None) -> 
 def wide_sums(sums: Tensor, out: Tensor) -> None:
     """Adds sums of pieces, shape [pieces, ...], to `out`, shape [...]; both fp32, contiguous."""
     size = out.numel()
-    wide_sums_kernel[(triton.cdiv(size, _SUMMED),)](
-        sums, out, size, PIECES=len(sums), BLOCK=_SUMMED, num_warps=2
+    launch(
+        wide_sums_kernel,
+        triton.cdiv(size, _SUMMED),
+        sums,
+        out,
+        size,
+        PIECES=len(sums),
+        BLOCK=_SUMMED,
+        num_warps=2,
     )
