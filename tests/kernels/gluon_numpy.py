@@ -128,7 +128,8 @@ def _load(pointer: Pointer, mask: Any = True, other: Any = 0) -> Tensor:
     at, used = np.broadcast_arrays(pointer.at, _raw(mask))
     assert ((at >= 0) & (at < len(pointer.buffer)))[used].all(), "a read outside the buffer"
     found = pointer.buffer[np.where(used, at, 0)]
-    return Tensor(np.where(used, found, pointer.buffer.dtype.type(other)))
+    other = other.data if isinstance(other, Tensor) else pointer.buffer.dtype.type(other)
+    return Tensor(np.where(used, found, other))
 
 
 def _store(pointer: Pointer, value: Any, mask: Any = True) -> None:

@@ -134,7 +134,7 @@ def test_rows(form, norm, rope) -> None:
                 flat(slots[:, None], np.int64), words, memory, flat(cache, np.uint8), rows, rows, PAGES, 0, rows, 1e-6,
                 form.channels // 2, 0, 0, 0, 1, 0, 32, cache.stride(0) // (2 if form.code_bits == 8 else 1),
                 cache.stride(0), WIDE=False, PAIR=False, HAS_LAST=False, HAS_NORM=norm, HAS_FLOOR=rope, HAS_LATENTS=False,
-                HAS_PHASE_INDEX=True, ROPE=64 if rope else 0, **sizes(form), ROWS=4, EACH=8, ALIGNED=False, EARLY=False,
+                HAS_PHASE_INDEX=True, ROPE=64 if rope else 0, **sizes(form), ROWS=4, EACH=8, EARLY=False,
             )  # fmt: skip
     turned = x
     if norm or rope:
@@ -179,7 +179,7 @@ def test_latents(pools) -> None:
                 flat(slots[:, None], np.int64), flat(latents, np.int32), flat(cache, np.uint8), flat(cache, np.uint8),
                 rows, tokens, PAGES, 3, rows, 1e-6, 512, 512, ring * 512, 512, ring, 256, 32, cache.stride(0),
                 cache.stride(0), WIDE=True, PAIR=pools, HAS_LAST=True, HAS_NORM=True, HAS_FLOOR=False, HAS_LATENTS=True,
-                HAS_PHASE_INDEX=False, ROPE=64, **sizes(form), ROWS=4, EACH=8, ALIGNED=True, EARLY=True,
+                HAS_PHASE_INDEX=False, ROPE=64, **sizes(form), ROWS=4, EACH=8, EARLY=True,
             )  # fmt: skip
     row, at = reference.known_tokens(
         x, last, requests if pools else None, positions if pools else None, state

@@ -133,7 +133,7 @@ def _two_at_a_time(
     }  # fmt: skip
     constants = dict(constants) | of_form(form, 64)
     constants |= {
-        "HAS_PHASE_INDEX": False, "ROPE": 64, "ROWS": rows, "EACH": each, "ALIGNED": True, "EARLY": True,
+        "HAS_PHASE_INDEX": False, "ROPE": 64, "ROWS": rows, "EACH": each, "EARLY": True,
     }  # fmt: skip
     names = [n for n in cache_pairs_kernel.arg_names if n not in constants]
     signature = {n: types.get(n, "i32") for n in names}

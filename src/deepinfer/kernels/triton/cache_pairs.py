@@ -50,7 +50,7 @@ def cache_pairs_kernel(
     WIDE: gl.constexpr, PAIR: gl.constexpr, HAS_LAST: gl.constexpr, HAS_NORM: gl.constexpr, HAS_FLOOR: gl.constexpr,
     HAS_LATENTS: gl.constexpr, HAS_PHASE_INDEX: gl.constexpr, ROPE: gl.constexpr, CHANNELS: gl.constexpr,
     FORMAT: gl.constexpr, GROUP: gl.constexpr, ROW_STRIDE: gl.constexpr, SCALE_STRIDE: gl.constexpr,
-    SCALES_AT: gl.constexpr, PAGE: gl.constexpr, ROWS: gl.constexpr, EACH: gl.constexpr, ALIGNED: gl.constexpr, EARLY: gl.constexpr,
+    SCALES_AT: gl.constexpr, PAGE: gl.constexpr, ROWS: gl.constexpr, EACH: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """As `cache_insert_kernel`, for rows of a power of two of groups whose scales are bytes.
 
@@ -104,7 +104,6 @@ def cache_pairs_kernel(
         PAGE: Rows of a page.
         ROWS: Rows of a program.
         EACH: Pairs of a thread side by side.
-        ALIGNED: Whether rows that are chosen begin at multiples of 16 bytes.
         EARLY: Whether the next launch may begin while this one ends.
     """
     if EARLY:
@@ -131,47 +130,56 @@ def cache_pairs_kernel(
         token = gl.load(last + r, mask=inside, other=-1).to(gl.int64)
     read = inside & (token >= 0) & (token < num_tokens)
     token = gl.where(read, token, 0)
-    if PAIR:
-        request = gl.load(requests + token, mask=read, other=-1).to(gl.int64)
-        place = gl.load(positions + token, mask=read, other=-1).to(gl.int64)
-        read = read & (request >= 0) & (request < num_requests) & (place >= 0)
-        request = gl.where(read, request, 0)
-        place = gl.where(read, place, 0)
-    page = slot // PAGE
-    kept = read & (slot >= 0) & (page < num_pages)
-    if HAS_FLOOR:
-        position = gl.load(positions + token, mask=read, other=0).to(gl.int64)
-        floor = gl.load(floors + token, mask=read, other=0).to(gl.int64)
-        kept = kept & (position >= floor)
-    # Rows without a slot are read all the same, so that none waits for its slot.
+    # All loads come first, each behind as few others as it can: rows without a slot or a request are read all the same.
     there = read[:, None][:, :, None] & (c < PAIRS)
     w = gl.load(x + (token * stride_x)[:, None][:, :, None] + at, mask=there, other=0)
     if PAIR:
-        # The first token of a pair came just before in the batch, or waits in the ring of its request.
         earlier = gl.maximum(token - 1, 0)
-        near = gl.load(requests + earlier, mask=read, other=-1).to(gl.int64) == request
-        near = near & (gl.load(positions + earlier, mask=read, other=-1).to(gl.int64) == place - 1)
-        near = near & (token > 0)
-        ring = request * stride_slot + ((place + tail_size - 1) % tail_size) * stride_tail
-        other = gl.where(near, x + earlier * stride_x, state + ring)
-        other_gates = gl.where(near, gates + earlier * stride_gates, state + ring + CHANNELS // 2)
-        if ALIGNED:
-            # What a choice of two pointers is a multiple of, the compiler does not see.
-            other = gl.multiple_of(other, 16)
-            other_gates = gl.multiple_of(other_gates, 16)
-        other = other[:, None][:, :, None]
-        other_gates = other_gates[:, None][:, :, None]
-        first = gl.load(other + at, mask=there, other=0)
-        other_gate = gl.load(other_gates + at, mask=there, other=0)
         gate = gl.load(
             gates + (token * stride_gates)[:, None][:, :, None] + at, mask=there, other=0
         )
+        first = gl.load(x + (earlier * stride_x)[:, None][:, :, None] + at, mask=there, other=0)
+        other_gate = gl.load(
+            gates + (earlier * stride_gates)[:, None][:, :, None] + at, mask=there, other=0
+        )
+        request = gl.load(requests + token, mask=read, other=-1).to(gl.int64)
+        place = gl.load(positions + token, mask=read, other=-1).to(gl.int64)
+        before = gl.load(requests + earlier, mask=read, other=-1).to(gl.int64)
+        place_before = gl.load(positions + earlier, mask=read, other=-1).to(gl.int64)
+    if HAS_FLOOR:
+        position = gl.load(positions + token, mask=read, other=0).to(gl.int64)
+        floor = gl.load(floors + token, mask=read, other=0).to(gl.int64)
+    if ROPE > 0:
+        START: gl.constexpr = (CHANNELS - ROPE) // 2
+        turn = r
+        if HAS_PHASE_INDEX:
+            turn = gl.load(phase_index + r, mask=read, other=-1).to(gl.int64)
+        turned = (inside & (turn >= 0) & (turn < num_phases))[:, None][:, :, None] & (at >= START)
+        phase = phases + (turn * stride_phases - START)[:, None][:, :, None] + at
+        phase = gl.load(phase, mask=turned, other=0)
+    if HAS_NORM:
+        g = gl.load(gains + at)
+    if PAIR:
+        read = read & (request >= 0) & (request < num_requests) & (place >= 0)
+        request = gl.where(read, request, 0)
+        place = gl.where(read, place, 0)
+        # The first token of a pair came just before in the batch, or waits in the ring of its request.
+        waits = read & ((before != request) | (place_before != place - 1))
+        ring = request * stride_slot + ((place + tail_size - 1) % tail_size) * stride_tail
+        ring = (state + ring)[:, None][:, :, None]
+        waits = waits[:, None][:, :, None] & (c < PAIRS)
+        first = gl.load(ring + at, mask=waits, other=first)
+        other_gate = gl.load(ring + CHANNELS // 2 + at, mask=waits, other=other_gate)
         w = _pooled(first, w, gate, other_gate)
+        w = gl.where(read[:, None][:, :, None], w, 0)
     elif WIDE:
         a, b = _floats(w)
         w = pair_of(a, b)
+    page = slot // PAGE
+    kept = read & (slot >= 0) & (page < num_pages)
+    if HAS_FLOOR:
+        kept = kept & (position >= floor)
     if HAS_NORM:
-        g = gl.load(gains + at)
         square = gl.convert_layout(squares(w, EACH == 8), row_layout)
         # A latent of no token is 0, also without eps.
         factor = gl.where(read, gl.rsqrt(square / CHANNELS + eps), 0.0)[:, None][:, :, None]
@@ -180,14 +188,7 @@ def cache_pairs_kernel(
         to = latents + (r * stride_latents)[:, None][:, :, None] + at
         gl.store(to, w, mask=inside[:, None][:, :, None] & (c < PAIRS))
     if ROPE > 0:
-        START: gl.constexpr = (CHANNELS - ROPE) // 2
-        turn = r
-        if HAS_PHASE_INDEX:
-            turn = gl.load(phase_index + r, mask=read, other=-1).to(gl.int64)
-        turns = read & (turn >= 0) & (turn < num_phases)
-        turned = turns[:, None][:, :, None] & (at >= START)
-        phase = phases + (turn * stride_phases - START)[:, None][:, :, None] + at
-        cos, sin = _floats(gl.load(phase, mask=turned, other=0))
+        cos, sin = _floats(phase)
         a, b = even(w), odd(w)
         w = gl.where(turned, pair_of(a * cos - b * sin, a * sin + b * cos), w)
     word, byte = pair_codes(w, FORMAT)

@@ -16,55 +16,46 @@ import triton.language as tl
 __all__ = ["packed", "power_pairs", "quotient_pairs", "twice"]
 
 _BEGIN = tl.constexpr(
-    "{ .reg .pred n, n0, n1, n2, n3; .reg .b32 a0, a1, a2, a3, p, q, r, c0, c1, c2, h1, h2, m, k; "
+    "{ .reg .b32 a0, a1, a2, a3, s, p, q, r, c0, c1, c2, h1, h2, m, k; "
     "mov.b32 c0, 0x42804280; mov.b32 c1, 0x42824282; mov.b32 c2, 0x42844284; mov.b32 h1, 0x3F003F00; mov.b32 h2, 0x3E803E80; "
     "mov.b32 m, 0x01001001; mov.b32 k, 0x3957BD80; "
 )
-_LEAST = tl.constexpr("min.u16x2 p, p, q; min.u16x2 p, p, r; ")
+_LEAST = tl.constexpr(
+    "add.rn.bf16x2 p, r, c0; fma.rn.bf16x2 q, r, h1, c1; fma.rn.bf16x2 r, r, h2, c2; min.u16x2 p, p, q; min.u16x2 p, p, r; "
+)
 # The sign into the word; k takes 64 away, times m.
 _PLACED = tl.constexpr("p, 0xEA; mad.lo.u32 aI, p, m, k; ")
+# A product with a power of two is exact; what is not finite times zero is a positive NaN.
 _PRODUCT = tl.constexpr(
-    "fma.rn.bf16x2 p, SIZE, FIRST, c0; fma.rn.bf16x2 q, SIZE, SECOND, c1; fma.rn.bf16x2 r, SIZE, THIRD, c2; "
-    + _LEAST.value + "lop3.b32 p, WORD, 0x80008000, " + _PLACED.value
+    "mul.rn.bf16x2 s, WORD, FIRST; and.b32 r, s, SECOND; " + _LEAST.value + "lop3.b32 p, s, 0x80008000, " + _PLACED.value
 )  # fmt: skip
-# In a group that is not finite, finite values become zeros with their signs and others +0: times zero they are a positive
-# NaN. Such groups are rare, and what has none of them skips this.
-_BROKEN = tl.constexpr(
-    "setp.eq.b32 nI, FOURTH, 0; @nI mul.rn.bf16x2 p, WORD, FOURTH; @nI and.b32 p, p, 0x80008000; @nI mul.lo.u32 aI, p, m; "
-)
 # The inverse of an e4m3 number is the sum of two of bf16, which leaves an error of 2^-17. A quotient that is a tie has seven
 # bits at most and rounds to itself; any other is 2^-8 of it away from one or more, and does not round to it.
 _RATIO = tl.constexpr(
-    "mul.rn.bf16x2 p, SIZE, SECOND; fma.rn.bf16x2 r, SIZE, FIRST, p; add.rn.bf16x2 p, r, c0; fma.rn.bf16x2 q, r, h1, c1; "
-    "fma.rn.bf16x2 r, r, h2, c2; " + _LEAST.value + "min.u16x2 p, p, THIRD; lop3.b32 p, WORD, FOURTH, " + _PLACED.value
+    "and.b32 s, WORD, 0x7FFF7FFF; mul.rn.bf16x2 p, s, SECOND; fma.rn.bf16x2 r, s, FIRST, p; "
+    + _LEAST.value + "min.u16x2 p, p, THIRD; lop3.b32 p, WORD, FOURTH, " + _PLACED.value
 )  # fmt: skip
 _BYTES = tl.constexpr(
     "prmt.b32 a0, a0, a1, 0x0073; prmt.b32 a2, a2, a3, 0x0073; prmt.b32 $0, a0, a2, 0x5410; }"
 )
 
 
-def _four(text: str) -> str:
-    """The instructions for words $1 to $4, their magnitudes, $5 to $8, and four operands for each of them behind."""
-    return "".join(
+def _four(text: str) -> tl.constexpr:
+    """The instructions for words $1 to $4, and up to four operands for each of them from $5, $9, $13 and $17 on."""
+    words = "".join(
         text.replace("WORD", f"${i + 1}")
-        .replace("SIZE", f"${i + 5}")
-        .replace("FIRST", f"${i + 9}")
-        .replace("SECOND", f"${i + 13}")
-        .replace("THIRD", f"${i + 17}")
-        .replace("FOURTH", f"${i + 21}")
+        .replace("FIRST", f"${i + 5}")
+        .replace("SECOND", f"${i + 9}")
+        .replace("THIRD", f"${i + 13}")
+        .replace("FOURTH", f"${i + 17}")
         .replace("aI", f"a{i}")
-        .replace("nI", f"n{i}")
         for i in range(4)
     )
+    return tl.constexpr(_BEGIN.value + words + _BYTES.value)
 
 
-_SKIP = (
-    "and.b32 p, $21, $22; and.b32 q, $23, $24; and.b32 p, p, q; setp.ne.b32 n, p, 0; @n bra DONE; "
-)
-_POWER = tl.constexpr(
-    _BEGIN.value + _four(_PRODUCT.value) + _SKIP + _four(_BROKEN.value) + "DONE: " + _BYTES.value
-)
-_QUOTIENT = tl.constexpr(_BEGIN.value + _four(_RATIO.value) + _BYTES.value)
+_POWER = _four(_PRODUCT.value)
+_QUOTIENT = _four(_RATIO.value)
 
 
 @triton.jit
@@ -87,25 +78,12 @@ def twice(x):
 
 
 @triton.jit
-def _halved(x):
-    """Half of both values of pairs of bf16."""
-    return tl.inline_asm_elementwise(
-        "{ .reg .b32 h; mov.b32 h, 0x3F003F00; mul.rn.bf16x2 $0, $1, h; }", "=r,r", [x],
-        dtype=tl.int32, is_pure=True, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
 def power_pairs(w, inverse):
     """Bytes of codes of pairs times powers of two, of one shape but for ones; zeros for 0 times what is not finite."""
-    factor = twice(inverse)
-    half = _halved(factor)
-    fourth = _halved(half)
-    kept = tl.where(inverse == 0.0, 0, -1)
+    kept = tl.where(inverse == 0.0, 0, 0x7FFF7FFF)
+    factor = tl.broadcast_to(twice(inverse), w.shape)
     return tl.inline_asm_elementwise(
-        _POWER, "=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
-        [w, w & 0x7FFF7FFF, tl.broadcast_to(factor, w.shape), tl.broadcast_to(half, w.shape),
-         tl.broadcast_to(fourth, w.shape), tl.broadcast_to(kept, w.shape)],
+        _POWER, "=r,r,r,r,r,r,r,r,r,r,r,r,r", [w, factor, tl.broadcast_to(kept, w.shape)],
         dtype=tl.uint8, is_pure=True, pack=4,
     )  # fmt: skip
 
@@ -121,8 +99,8 @@ def quotient_pairs(w, divisor, broken):
     most = tl.where(broken, 0x42804280, 0x42874287)
     signs = tl.where(broken, 0, -2147450880)
     return tl.inline_asm_elementwise(
-        _QUOTIENT, "=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
-        [w, w & 0x7FFF7FFF, tl.broadcast_to(high, w.shape), tl.broadcast_to(low, w.shape),
-         tl.broadcast_to(most, w.shape), tl.broadcast_to(signs, w.shape)],
+        _QUOTIENT, "=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
+        [w, tl.broadcast_to(high, w.shape), tl.broadcast_to(low, w.shape), tl.broadcast_to(most, w.shape),
+         tl.broadcast_to(signs, w.shape)],
         dtype=tl.uint8, is_pure=True, pack=4,
     )  # fmt: skip

@@ -89,9 +89,35 @@ def norm_rope_pairs_kernel(
     start = _starts(x, gl.minimum(row, rows - 1), heads, x_token, x_head, FLAT)
     at = (gl.minimum(group, REAL - 1) * PAIRS)[None, :][:, :, None] + c
     w = gl.load(start[:, None][:, :, None] + at)
-    factor = row.to(gl.float32)
+    # What is read is asked for at once, also by the second tile.
     if HAS_NORM:
         g = gl.load(gains + at)
+    if TURNED > 0:
+        START: gl.constexpr = (CHANNELS - ROPE) // 2
+        turned_layout: gl.constexpr = lanes(4, TURNED, PAIRS, WARPS)
+        row_layout2: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, turned_layout))
+        row2 = first + gl.arange(0, ROWS, layout=row_layout2)
+        last = gl.minimum(row2, rows - 1)
+        place = (last // heads).to(gl.int64)
+        if HAS_POSITIONS:
+            place = gl.load(positions + place).to(gl.int64)
+        group2 = LAST + gl.arange(
+            0, TURNED, layout=gl.SliceLayout(0, gl.SliceLayout(2, turned_layout))
+        )
+        c2 = gl.arange(0, PAIRS, layout=gl.SliceLayout(0, gl.SliceLayout(1, turned_layout)))[
+            None, None, :
+        ]
+        at2 = (gl.maximum(group2, 0) * PAIRS)[None, :][:, :, None] + c2
+        start2 = _starts(x, last, heads, x_token, x_head, FLAT)
+        w2 = gl.load(start2[:, None][:, :, None] + at2)
+        if HAS_NORM:
+            g2 = gl.load(gains + at2)
+        known = ((place >= 0) & (place < places))[:, None][:, :, None]
+        turned = known & (at2 >= START)
+        phase = phases + (place * (ROPE // 2) - START)[:, None][:, :, None] + at2
+        phase = gl.load(phase, mask=turned, other=0)
+    factor = row.to(gl.float32)
+    if HAS_NORM:
         real = w
         if REAL < SPAN:
             real = gl.where((group < REAL)[None, :][:, :, None], w, 0)
@@ -102,31 +128,9 @@ def norm_rope_pairs_kernel(
     there = (row < rows)[:, None] & (group < LAST)[None, :]
     _put(w, q, scale, row.to(gl.int64)[:, None] * REAL + group[None, :], c, there, FORMAT, PAIRS)
     if TURNED > 0:
-        START: gl.constexpr = (CHANNELS - ROPE) // 2
-        turned_layout: gl.constexpr = lanes(4, TURNED, PAIRS, WARPS)
-        row_layout2: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, turned_layout))
-        row2 = first + gl.arange(0, ROWS, layout=row_layout2)
-        last = gl.minimum(row2, rows - 1)
-        group2 = LAST + gl.arange(
-            0, TURNED, layout=gl.SliceLayout(0, gl.SliceLayout(2, turned_layout))
-        )
-        c2 = gl.arange(0, PAIRS, layout=gl.SliceLayout(0, gl.SliceLayout(1, turned_layout)))[
-            None, None, :
-        ]
-        at2 = (gl.maximum(group2, 0) * PAIRS)[None, :][:, :, None] + c2
-        start2 = _starts(x, last, heads, x_token, x_head, FLAT)
-        w2 = gl.load(start2[:, None][:, :, None] + at2)
-        place = (last // heads).to(gl.int64)
-        if HAS_POSITIONS:
-            place = gl.load(positions + place).to(gl.int64)
-        known = ((place >= 0) & (place < places))[:, None][:, :, None]
-        turned = known & (at2 >= START)
-        phase = phases + (place * (ROPE // 2) - START)[:, None][:, :, None] + at2
-        phase = gl.load(phase, mask=turned, other=0)
         cos = phase.to(gl.int32).to(gl.float32, bitcast=True)
         sin = (phase >> 32).to(gl.int32).to(gl.float32, bitcast=True)
         if HAS_NORM:
-            g2 = gl.load(gains + at2)
             f2 = gl.convert_layout(factor, row_layout2)[:, None][:, :, None]
             w2 = pair_of(even(w2) * f2 * even(g2), odd(w2) * f2 * odd(g2))
         a, b = even(w2), odd(w2)
