@@ -64,6 +64,7 @@ class StepCostModel:
             checks.check_text("fingerprint", fingerprint, ConfigError) if fingerprint else ""
         )
         self._table = np.zeros(0)
+        self._drafting: dict[int, float] = {}  # by requests, as asked for
 
     @classmethod
     def from_samples(
@@ -184,7 +185,12 @@ class StepCostModel:
         Returns:
             Seconds; beyond the last sample along the line through the last two.
         """
-        return _at(self.draft, num_requests) if self.draft and num_requests > 0 else 0.0
+        if not self.draft or num_requests <= 0:
+            return 0.0
+        found = self._drafting.get(num_requests)
+        if found is None:
+            found = self._drafting[num_requests] = _at(self.draft, num_requests)
+        return found
 
     def plain_seconds(self, num_requests: int) -> float:
         """Seconds of a step without drafts.

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from deepinfer.speculative.calibration.confidences import ConfidenceCalibration
 from deepinfer.speculative.draft_switch import DraftSwitch
-from deepinfer.speculative.outcomes import HeldOutcomes, block_rows, block_widths
+from deepinfer.speculative.outcomes import HeldOutcomes, block_rows, known_blocks
 from deepinfer.speculative.scheduler import VerificationScheduler, VerifyPlan
 from deepinfer.speculative.survival import prefix_survival
 
@@ -185,42 +185,47 @@ class LiveLengths:
         self._wants = False
         if not len(counts):
             return _like(counts, counts)
-        is_new = self._calibrated.is_new
+        is_new, is_noted, was_whole = self._calibrated.is_new, self._is_noted, self._is_whole
         began = time.perf_counter()
-        self._wants, self._rows = self._is_whole or self._is_noted, len(counts)
+        self._wants, self._rows = was_whole or is_noted, len(counts)
         most = np.asarray(counts, np.int64)
-        widths = block_widths(confidences)
-        known = np.flatnonzero((widths > 0) & (most > 0))
-        if not len(known):
+        known, width = known_blocks(confidences, most)
+        if not width:
             self._skipped = 0
             return _like(counts, counts)
-        width = int(widths[known].max())
+        room = most if known is None else most[known]
+        rows = len(room)
         values = block_rows(confidences, width, known)
         gaps = block_rows(margins, width, known) if len(margins) else None
         survival = prefix_survival(self._calibrated(values, gaps))
-        if self._is_whole or self._is_noted or not self.switch.is_on:
+        if was_whole or is_noted or not self.switch.is_on:
             self.switch.note(survival)
-        room = most[known]
         if is_new:
             self._is_whole, self._skipped, self._wants = True, _NOTE_EVERY - 1, True
             return _like(counts, counts)
-        survival = np.where(np.arange(width) < room[:, None], survival, np.float32(0))
-        whole = int(most.sum()) - int(room.sum())  # of rows without confidences
-        others = max(0, other_rows) + len(counts) - len(known) + whole
+        if int(room.min()) < width:
+            survival = np.where(np.arange(width) < room[:, None], survival, np.float32(0))
+        drafts = int(room.sum())
+        whole = int(most.sum()) - drafts if known is not None else 0  # of rows without confidences
+        others = max(0, other_rows) + len(counts) - rows + whole
         if others:
             survival = np.concatenate([survival, np.zeros((others, width), np.float32)])
-        plan = self.scheduler.plan(self._explored(survival, len(known)), lagged=survival)
-        chosen: npt.NDArray[np.int64] = np.minimum(plan.lengths[: len(known)], room)
-        lengths = most.copy()
-        lengths[known] = chosen
-        pays = self._pays(plan, survival, int(room.sum())) and not self._teaches
+        plan = self.scheduler.plan(self._explored(survival, rows), lagged=survival)
+        teaches = self._teaches
+        pays = self._pays(plan, survival, drafts) and not teaches
+        lengths = most
+        if pays:
+            lengths = np.minimum(plan.lengths[:rows], room)
+            if known is not None:
+                chosen, lengths = lengths, most.copy()
+                lengths[known] = chosen
         elapsed = time.perf_counter() - began
         # The least of late: what disturbs the host now and then is no reason to plan less.
         self._planning_s = min(elapsed, 1.1 * self._planning_s or elapsed)
-        self._is_whole = not (pays or self._teaches)
+        self._is_whole = not (pays or teaches)
         self._wants = self._wants or self._is_whole
         self._skipped = self._rest(plan.seconds)
-        return _like(counts, lengths if pays else most)
+        return _like(counts, lengths)
 
     def _rest(self, step_s: float) -> int:
         """Steps until the next look, so that looks that win nothing take a small share of the time."""

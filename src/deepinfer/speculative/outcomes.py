@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BlockOutcomes", "HeldOutcomes", "block_rows", "block_widths"]
+__all__ = ["BlockOutcomes", "HeldOutcomes", "block_rows", "block_widths", "known_blocks"]
 
 _Floats = npt.NDArray[np.float32]
 _Ints = npt.NDArray[np.int64]
@@ -95,6 +95,25 @@ def block_widths(values: Sequence[Sequence[float]]) -> _Ints:
     if isinstance(values, np.ndarray):
         return np.full(len(values), values.shape[1])
     return np.fromiter(map(len, values), np.int64, len(values))
+
+
+def known_blocks(values: Sequence[Sequence[float]], counts: _Ints) -> tuple[_Ints | None, int]:
+    """Blocks that something is known of.
+
+    Args:
+        values: Confidences of each block, or an array.
+        counts: Drafts of each that can be verified, shape [blocks], int64.
+
+    Returns:
+        Blocks with confidences and drafts, shape [known], int64, or None for all; and the longest of them, 0 when there
+        is none.
+    """
+    if isinstance(values, np.ndarray) and values.shape[1] and int(counts.min()) > 0:
+        return None, values.shape[1]
+    widths = block_widths(values)
+    known = np.flatnonzero((widths > 0) & (counts > 0))
+    width = int(widths[known].max(initial=0))
+    return None if len(known) == len(counts) else known, width
 
 
 def block_rows(values: Sequence[Sequence[float]], width: int, chosen: Any = None) -> _Floats:

@@ -48,6 +48,7 @@ class ConfidenceCalibration:
         if isinstance(scaling, fitted) and not scaling.temperatures.size:
             checks.fail("calibration", scaling, "fitted; call fit first", ConfigError)
         self.scaling = scaling
+        self._is_new = isinstance(scaling, AcceptanceEstimator)
         self._temperatures: _Floats | None = None
         self._updates = 0
         self._next_fit = 8
@@ -60,10 +61,9 @@ class ConfidenceCalibration:
     @property
     def is_new(self) -> bool:
         """Whether it learns, and knows too little to be acted upon."""
-        scaling = self.scaling
-        return isinstance(scaling, AcceptanceEstimator) and not (
-            scaling.is_fitted or self._updates >= _MOST_UPDATES
-        )
+        if self._is_new and (self.scaling.is_fitted or self._updates >= _MOST_UPDATES):
+            self._is_new = False  # for good
+        return self._is_new
 
     def __call__(
         self, confidences: npt.NDArray[np.float32], margins: npt.NDArray[np.float32] | None = None
@@ -101,7 +101,8 @@ class ConfidenceCalibration:
             if width > known.size:
                 known = np.concatenate([known, np.full(width - known.size, known[-1])])
             found = sigmoid(logits / known[:width])
-        return np.where(confidences == 0, 0.0, found)
+        found *= confidences != 0
+        return found
 
     def learn(
         self,
@@ -171,6 +172,6 @@ def _fitted(values: npt.NDArray[Any], width: int) -> npt.NDArray[Any]:
 
 
 def _logits(confidences: npt.NDArray[Any]) -> _Floats:
-    values = np.clip(confidences.astype(float), _EDGE, 1.0 - _EDGE)
+    values = confidences.astype(float).clip(_EDGE, 1.0 - _EDGE)
     found: _Floats = np.log(values / (1.0 - values))
     return found

@@ -215,7 +215,7 @@ class AcceptanceEstimator:
         m: _Floats = np.zeros_like(z) if margins is None else matrix("margins", margins, shape)
         if m.shape != z.shape:
             raise shape_error("margins", m.shape, f"{list(z.shape)}")
-        return np.clip(z, -_MOST_LOGIT, _MOST_LOGIT), np.clip(np.nan_to_num(m), 0.0, _MOST_MARGIN)
+        return z.clip(-_MOST_LOGIT, _MOST_LOGIT), np.fmin(np.fmax(m, 0.0), _MOST_MARGIN)
 
 
 def _features(z: _Floats, m: _Floats) -> _Floats:
