@@ -129,8 +129,7 @@ def insert_pairs(
         HAS_LAST=last is not None, HAS_NORM=weight is not None, HAS_FLOOR=floors is not None,
         HAS_LATENTS=latents is not None, HAS_PHASE_INDEX=phase_index is not None,
         ROPE=0 if phases is None else 2 * phases.shape[1], **constants(form, page_size), ROWS=rows, EACH=each,
-        ALIGNED=gates is not None and state is not None and aligned(x, gates, state), EARLY=early,
-        num_warps=warps, enable_fp_fusion=False,
+        EARLY=early, num_warps=warps, enable_fp_fusion=False,
     )  # fmt: skip
 
 
