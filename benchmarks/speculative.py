@@ -1,7 +1,8 @@
 """Measures the planning half of speculative decoding and prints one JSON line a measurement.
 
 Planner: CPU time of a whole plan (survival, order, budget, lengths), beside Algorithm 1 in plain Python, and beside
-budgets written here in the shape of what two engines do: numpy over dictionaries, and torch.
+budgets written here in the shape of what two engines do: numpy over dictionaries, and torch. Then that of an engine's
+whole look at a step's drafts, with a calibration that learns.
 
 Blocks and curve: drafts of the embedded `nano` over four kinds of text, recorded by `speculative_gpu.py`, replayed under
 each schedule; see `speculative_blocks.py`.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import platform
 import statistics
@@ -26,7 +28,13 @@ from typing import Any
 
 import numpy as np
 
-from deepinfer.speculative import StepCostModel, VerificationScheduler, prefix_survival
+from deepinfer.speculative import (
+    AcceptanceEstimator,
+    LiveLengths,
+    StepCostModel,
+    VerificationScheduler,
+    prefix_survival,
+)
 
 GRAPHS = list(range(8, 4097, 8))
 DRAFTS = 5
@@ -114,6 +122,34 @@ def planner_lines() -> Iterator[dict[str, Any]]:
             }
 
 
+def look_lines() -> Iterator[dict[str, Any]]:
+    """CPU time of a look at a step's drafts: calibrate them, plan, decide whether the plan pays."""
+    generator = np.random.default_rng(0)
+    cost = StepCostModel.additive(1e-3, 1e-3)  # rows so dear that every plan pays
+    logits, margins = (
+        generator.normal(0.5, 1.5, (2048, DRAFTS)),
+        generator.exponential(2, (2048, DRAFTS)),
+    )
+    kept = generator.random(logits.shape) < 1 / (1 + np.exp(-logits))
+    estimator = AcceptanceEstimator(DRAFTS).fit(logits, margins, kept.cumprod(1).sum(1))
+    for requests in (1, 64, 256):
+        policy = LiveLengths(VerificationScheduler(cost), calibration=estimator)
+        confidence = generator.uniform(0.3, 1.0, (requests, DRAFTS)).astype(np.float32)
+        confidence[:, 2:] *= 0.1
+        gaps = generator.exponential(2, (requests, DRAFTS)).astype(np.float32)
+        counts, seconds = np.full(requests, DRAFTS), []
+        for _ in range(400):
+            begin = time.perf_counter()
+            policy.trim(confidence, counts, margins=gaps)
+            seconds.append(time.perf_counter() - begin)
+        yield {
+            "case": f"look at the drafts of a step, {requests} requests",
+            "value": round(1e6 * statistics.median(seconds), 1),
+            "unit": "us",
+            "lowest_us": round(1e6 * min(seconds), 1),
+        }
+
+
 def prompts(count: int) -> dict[str, list[str]]:
     """Text of four kinds, the same on every machine with this repository."""
     root = Path(__file__).resolve().parents[1]
@@ -154,7 +190,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="append the lines to this file")
     options = parser.parse_args()
     parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
-        "planner": planner_lines,
+        "planner": lambda: itertools.chain(planner_lines(), look_lines()),
         "blocks": lambda: block_lines(Blocks.load(options.blocks)),
         "curve": lambda: curve_lines(Blocks.load(options.blocks), options.curve, options.cost),
     }

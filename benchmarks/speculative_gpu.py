@@ -51,7 +51,7 @@ from deepinfer.models import load_model
 from deepinfer.models.deepseek_v41.decode_draft import DraftStep
 from deepinfer.models.deepseek_v41.decode_inputs import DecodeInputs
 from deepinfer.models.deepseek_v41.decode_step import DecodeStep
-from speculative import planner_lines, prompts
+from speculative import look_lines, planner_lines, prompts
 
 LOADS = (60, 256, 16, 128, 4, 1)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536)
@@ -508,7 +508,7 @@ def parts(report: Report, options: Any) -> Iterator[tuple[str, Callable[[], obje
     yield "load", lambda: throughput(report, options, "nano", options.loads)
 
     def planner() -> None:
-        for line in planner_lines():
+        for line in (*planner_lines(), *look_lines()):
             report.add(line.pop("case"), **line)
 
     yield "planner", planner
