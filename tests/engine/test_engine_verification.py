@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
+from torch import Tensor
 
 from deepinfer import Engine, SamplingParams
 from deepinfer.core.errors import ConfigError
 from deepinfer.engine.verification import verify_policy
 from deepinfer.speculative import (
     LiveLengths,
+    ModelDrafter,
     NgramDrafter,
     OnlineTemperatureScaling,
     ScheduledLengths,
     StepCostModel,
+    TargetOutput,
     VerificationScheduler,
+    speculative_generate,
 )
 from deepinfer.testing import ToyModel, ToyTokenizer
 
@@ -174,3 +179,33 @@ def test_counts_by_position(make_engine, drafting_model, depth: int) -> None:
     assert 0 < places[4].verified < places[2].verified  # blocks before anything was known
     assert stats.draft_rows_saved == sum(c.proposed - c.verified for c in places) > 20
     assert make_engine().stats().drafts_by_position == ()
+
+
+class Recomputed:
+    """A model as a target of `ModelDrafter`: its cache is the text."""
+
+    def __init__(self, model: ToyModel) -> None:
+        self.model = model
+
+    def forward(self, input_ids: Tensor, cache: Any = None, *, num_logits: int = 0) -> TargetOutput:
+        text = [*(cache or ()), *input_ids.tolist()]
+        return TargetOutput(self.model.logits(text)[-(num_logits or len(input_ids)) :], None, text)
+
+    def crop(self, cache: Any, length: int) -> Any:
+        return cache[:length]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_model_drafts_with_the_noise_that_the_engine_draws_with(make_engine, depth: int) -> None:
+    drafter = ModelDrafter(Recomputed(ToyModel()), 3)
+    engine = make_engine(ToyModel(), drafter=drafter, config={"async_depth": depth})
+    drawn = [GREEDY.replace(temperature=1.0, seed=seed) for seed in (3, 2**63 + 5)]
+    outputs = engine.generate([[5, 6], [7, 8, 9]], drawn)
+    usages = [output.usage for output in outputs]
+    assert all(usage.accepted == usage.verified > 15 for usage in usages)
+    assert len(set(outputs[0].token_ids)) > 5, "no law of one token"
+    assert not drafter._known, "what it kept of requests that ended is gone"
+    alone = speculative_generate(
+        Recomputed(ToyModel()), drafter, [5, 6], 30, temperature=1.0, seed=3
+    )
+    assert alone.token_ids == tuple(outputs[0].token_ids)

@@ -58,8 +58,8 @@ class EngineDrafter(Drafter, Protocol):
     """A drafter that says how far it looks ahead.
 
     A drafter may also have `bind(cache)`, called with the cache of the runner that it serves from now on;
-    `unbind(cache)`, called when that runner closes, maybe after the next one was bound; and
-    `observe(features, positions, slots)`, called with the target features of every settled row, in order, and
+    `unbind(cache)`, called when that runner closes, maybe after the next one was bound; `release(slot)`, called when the
+    request of a slot has ended; and `observe(features, positions, slots)`, called with the target features of every settled row, in order, and
     with one position and one slot a row. One that takes features within a recorded step has `write_context(features,
     positions, ring_rows)`, called with those of all tokens, `settle(slots, starts, ends)`, called with those that stay,
     and `is_ready(slot, position)`: steps in which no row is verified do not feed it.

@@ -242,12 +242,14 @@ class ModelRunner(RunsVerifyLanes, SettlesSteps, RecordsSteps):
         self._states.clear_slot(slot)
 
     def forget(self, rid: str) -> None:
-        """Forgets the tokens of a request, which has ended.
+        """Forgets the tokens of a request, which has ended, and what the drafter keeps of it.
 
         Args:
             rid: Its id.
         """
-        self._states.forget(rid)
+        slot = self._states.forget(rid)
+        if slot is not None and hasattr(self._drafter, "release"):
+            self._drafter.release(slot)
 
     def close(self) -> None:
         """Drops model and cache; calling it twice is harmless."""

@@ -310,11 +310,12 @@ class SlotStates:
         self.version += 1
         self._states[slot] = None
 
-    def forget(self, rid: str) -> None:
-        """Forgets the tokens of a request that ended."""
+    def forget(self, rid: str) -> int | None:
+        """Forgets the tokens of a request that ended; tells its slot, unless that is another's by now."""
         self.version += 1
         self._tokens.pop(rid, None)
-        self._latest.pop(rid, None)
+        state = self._latest.pop(rid, None)
+        return state.slot if state is not None and self.holds(state) else None
 
     def clear(self) -> None:
         """Forgets everything."""
