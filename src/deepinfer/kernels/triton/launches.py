@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Parameter
 
 from deepinfer.kernels.contract import interpreted
 from deepinfer.kernels.devices import current_device, on_device
@@ -42,8 +43,17 @@ def launch(kernel: Any, grid: int | tuple[int, int, int], /, *args: Any, **const
         args: The first parameters: tensors, descriptors, numbers.
         constants: The other ones, and options of the launch.
     """
-    facts = tuple([a if type(a) in _NUMBERS else _fact(a) for a in args])
-    key = (current_device(), facts, *constants.items())
+    facts: list[Any] = [current_device()]
+    for x in args:
+        kind = type(x)
+        if kind is int or kind is float:
+            facts.append(x)
+        elif kind is Tensor or kind is Parameter:
+            facts.append(x.dtype)
+            facts.append(x.data_ptr() & 15)
+        else:
+            facts.append(_fact(x))
+    key = (*facts, *constants.items())
     known = getattr(kernel, "_known", None)
     if known is None:
         kernel._known = known = {}
@@ -59,11 +69,8 @@ def launch(kernel: Any, grid: int | tuple[int, int, int], /, *args: Any, **const
         known[key] = compiled, _rest(kernel, len(args), constants)
 
 
-_NUMBERS = frozenset((int, float))
-
-
 def _fact(x: Any) -> Any:
-    """What chooses a kernel in an argument that is no number."""
+    """What chooses a kernel in an argument that is neither a number nor a plain tensor."""
     if isinstance(x, Tensor):
         return x.dtype, x.data_ptr() & 15
     base = getattr(x, "base", None)
