@@ -116,6 +116,12 @@ class Descriptor:
             found[tuple(into)] = part
         to.array[...] = found.reshape(to.array.shape)
 
+    def write(self, at: list[int], given: Memory) -> None:
+        """Writes a block, but for places outside of the array."""
+        rows, columns = (slice(a, a + size) for a, size in zip(at, self.block, strict=True))
+        part = self.array[rows, columns]
+        part[...] = given.array[: part.shape[0], : part.shape[1]]
+
 
 def _instructions(text: str, inputs: list[np.ndarray], outputs: int) -> list[np.ndarray]:
     """Runs the integer and shuffle instructions of an inline block; the last axis is the lanes of a quad."""
@@ -247,6 +253,17 @@ class Threads:
 
     def __init__(self, late_s: float) -> None:
         self.late_s = late_s
+        self.own = threading.local()
+
+    def write_tile(self, descriptor: Descriptor, at: Any, given: Memory) -> None:
+        """A copy to global memory reads as late as it may: when its role waits for it."""
+        self.own.__dict__.setdefault("pending", []).append((descriptor, [int(x) for x in at], given))  # fmt: skip
+
+    def written_tiles(self, count: int) -> None:
+        pending = self.own.__dict__.setdefault("pending", [])
+        while len(pending) > count:
+            descriptor, at, given = pending.pop(0)
+            descriptor.write(at, given)
 
     def specialize(self, roles: list[Any], warps: Any, registers: Any) -> None:
         failed: list[BaseException] = []
@@ -337,6 +354,11 @@ def gluon_on_threads(
         *names,
         language=language,
         also=also,
-        names_of={"load_tile": threads.load_tile, "copy_elements": _copy_elements},
+        names_of={
+            "load_tile": threads.load_tile,
+            "copy_elements": _copy_elements,
+            "write_tile": threads.write_tile,
+            "written_tiles": threads.written_tiles,
+        },
     ) as modules:
         yield modules

@@ -58,7 +58,7 @@ def spread(xs: torch.Tensor, ws: torch.Tensor, n: int):
 
 def tall(case, layout, sizes, programs: int = 3, **waits: float) -> torch.Tensor:
     """What the kernel of many tokens writes; sizes as in `TallTuning`."""
-    parts, columns, depth, band, split, fine, values = (*sizes, *(1, 0, 0)[len(sizes) - 4 :])
+    parts, columns, depth, band, split, fine, values, rooms = (*sizes, *(1, 0, 0, 0)[len(sizes) - 4 :])  # fmt: skip
     x, xs, w, ws = case
     (m, k), (groups, n, _) = x.shape, w.shape
     small = xs.dtype == torch.uint8
@@ -81,8 +81,8 @@ def tall(case, layout, sizes, programs: int = 3, **waits: float) -> torch.Tensor
             kernels.gemm_tall_kernel(
                 x_desc, w_desc, pointer_to(out), x_scale, w_scale, pointer(layout), pointer_to(out),
                 integer(m), integer(n), integer(-(-k // 128)), integer(groups), integer(1), n, *strides,
-                SCALED=True, GROUPED=bool((layout != 0).any()), PARTS=parts, BLOCK_N=columns, BAND=band, SPLIT=split,
-                GROUP=32 if small else 128, CUT=False, DEPTH=depth, FINE=fine, SPREAD=bool(values),
+                Descriptor(out.numpy(), [64, 64]), SCALED=True, GROUPED=bool((layout != 0).any()), PARTS=parts, BLOCK_N=columns, BAND=band, SPLIT=split,
+                GROUP=32 if small else 128, CUT=False, DEPTH=depth, FINE=fine, SPREAD=bool(values), ROOMS=rooms,
             )  # fmt: skip
     return out
 
@@ -119,7 +119,7 @@ def assert_near(found: torch.Tensor, wanted: torch.Tensor) -> None:
     assert torch.allclose(found.double(), wanted, rtol=2e-6, atol=2e-6 * float(wanted.abs().max()))
 
 
-TALL = [(2, 128, 3, 8), (2, 256, 2, 8), (2, 256, 2, 2, 1, 1), (2, 192, 3, 2, 1, 1), (2, 256, 3, 8, 1, 2)]  # fmt: skip
+TALL = [(2, 128, 3, 8), (2, 256, 2, 8), (2, 256, 2, 2, 1, 1), (2, 192, 3, 2, 1, 1), (2, 256, 3, 8, 1, 2), (2, 256, 2, 2, 1, 1, 0, 2), (2, 192, 3, 2, 1, 1, 0, 1)]  # fmt: skip
 TALL_32 = [(2, 128, 2, 8), (2, 128, 4, 8, 1, 0, 1), (1, 64, 3, 8)]
 FEW = [(16, 1, 3, 0), (16, 2, 2, 1), (64, 1, 3, 1)]
 FEW_32 = [(16, 1, 3, 0), (64, 2, 2, 0)]

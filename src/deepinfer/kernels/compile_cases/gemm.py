@@ -74,7 +74,7 @@ def _hopper(operation: str, entry: str, kernel: Any, signature: dict[str, str], 
     return CompileCase(
         operation, entry, kernel, signature, constants,
         tuple(n for n in aligned if n in signature and not signature[n].startswith("tensordesc")),
-        {"num_warps": 4, **options}, (90,), {90: ("QGMMA" if scaled else "HGMMA",)}, stack_bytes,
+        {"num_warps": 4, **options}, (90,), tensor_core={90: ("QGMMA" if scaled else "HGMMA",)}, stack_bytes=stack_bytes,
     )  # fmt: skip
 
 
@@ -199,9 +199,11 @@ def _many(sizes: tuple[int, ...], scaled: bool, grouped: bool, group: int = 128,
         "x_desc": _tile(dtype, 64, columns, 128, bits), "w_desc": _tile(dtype, 64 if t.block_n == 192 else t.block_n, columns, 128, bits),
         "out": "*bf16", "x_scale": scales[0], "w_scale": scales[1], "layout": "*i32", "sums": "*fp32",
         **_integers("M", "N", "steps", "num_groups", "part_steps", "stride_om", "stride_xm", "stride_xk", "stride_wg", "stride_wn"),
+        "out_desc": _tile("bf16", 64, 64, 128, 16) if t.rooms else "*bf16",
     }  # fmt: skip
     constants = {"SCALED": scaled, "GROUPED": grouped, "PARTS": t.parts, "BLOCK_N": t.block_n, "BAND": t.band,
-                 "SPLIT": t.split, "GROUP": group, "CUT": cut, "DEPTH": t.depth, "FINE": t.fine, "SPREAD": t.spread == 1}  # fmt: skip
+                 "SPLIT": t.split, "GROUP": group, "CUT": cut, "DEPTH": t.depth, "FINE": t.fine, "SPREAD": t.spread == 1,
+                 "ROOMS": t.rooms}  # fmt: skip
     name = "m_grouped_gemm_nt_contiguous" if grouped else "gemm_nt"
     entry = f"many tokens {f'FP8 1x{group}' if scaled else 'bf16 in parts' if cut else 'bf16'} {'x'.join(map(str, sizes))}"
     # Some compilers keep a constant of the loop on the stack.
@@ -234,5 +236,5 @@ def _portable(sizes: tuple[int, ...], mode: int, kind: str, chips: tuple[int, ..
     return CompileCase(
         name, f"portable {kind} {block_m}x{block_n}{' widened' if widen else ''}", gemm_portable_kernel, signature,
         constants, ("x", "weight", "out", "rows_of", "x_scale", "w_scale", "N", "K", *strides), {"num_warps": warps},
-        chips, dict.fromkeys(chips, _TENSOR_CORES), _SMALL_STACK,
+        chips, tensor_core=dict.fromkeys(chips, _TENSOR_CORES), stack_bytes=_SMALL_STACK,
     )  # fmt: skip

@@ -69,6 +69,8 @@ class TallTuning:
         fine: For 192 or 256 columns of FP8 with scales for 128 channels: 1 to multiply 64 columns at a time, tokens out of
             registers; 2 for 128 columns at a time, tokens out of registers; the bits are the same.
         spread: 1 to write the powers before as fp32, as they are read, for FP8 with groups of 32; the bits are the same.
+        rooms: With `fine` 1: rooms of 64 x 64 results of a warpgroup, through which bulk copies write bf16; 0 to let the
+            threads write. What bulk copies cannot reach, the threads write.
     """
 
     parts: int
@@ -78,6 +80,7 @@ class TallTuning:
     split: int = 1
     fine: int = 0
     spread: int = 0
+    rooms: int = 0
 
 
 # Made once for each of the few entries of the tables.
@@ -124,6 +127,11 @@ def register_shares(tuning: SwappedTuning) -> tuple[dict[str, int], int]:
     registers = min(65536 // tuning.per_sm // threads // 8 * 8, 255)
     share = (registers * threads // 128 - 24) // tuning.parts // 8 * 8
     return {} if tuning.per_sm == 1 else {"maxnreg": registers}, min(share, 240)
+
+
+def _is_sent(out: Tensor) -> bool:
+    """Whether bulk copies can write a matrix."""
+    return out.dtype == torch.bfloat16 and out.stride(0) % 8 == 0 and out.data_ptr() % 16 == 0
 
 
 def used_tiles(rows_of: Tensor, groups: int, block_m: int) -> Tensor:
@@ -262,7 +270,8 @@ def gemm_tall(
     cut = part_k is not None and part_k < k
     sums = out
     if cut:
-        sums = x.new_empty(grid * block_m * tuning.block_n, dtype=torch.float32)
+        rooms = tuning.rooms if _is_sent(out) else 0
+    sums = x.new_empty(grid * block_m * tuning.block_n, dtype=torch.float32)
     launch(
         gemm_tall_kernel,
         grid,
@@ -283,6 +292,7 @@ def gemm_tall(
         scale.stride(1),
         factor.stride(0) if powers is None else -(-n // 128) * 16,
         factor.stride(1) if powers is None else powers[1].stride(0),
+        matrix(out, 64, 64) if rooms else out,
         SCALED=scaled,
         GROUPED=layout is not None,
         PARTS=tuning.parts,
@@ -294,5 +304,6 @@ def gemm_tall(
         DEPTH=tuning.depth,
         FINE=tuning.fine,
         SPREAD=spread,
+        ROOMS=rooms,
         num_warps=4,
     )

@@ -13,11 +13,12 @@ from deepinfer.kernels.triton.gemm_tiles import (
     place_tile,
     plain_tile,
     scaled_tile,
+    send_tile,
     store_tile,
 )
 from deepinfer.kernels.triton.gemm_tiles_register import register_tile
 from deepinfer.kernels.triton.gemm_tiles_small import small_groups_tile
-from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
+from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile, written_tiles
 
 __all__ = ["gemm_tall_kernel"]
 
@@ -114,9 +115,10 @@ def _products(
     PART: gl.constexpr,
     FINE: gl.constexpr,
     SPREAD: gl.constexpr,
+    ROOMS: gl.constexpr,
 ):
     """Multiplies, scales and writes 64 rows of every tile."""
-    out, layout, sums, part_steps, rings, bars, sizes, stride_om = given
+    out, out_desc, rooms, layout, sums, part_steps, rings, bars, sizes, stride_om = given
     x_ring, w_ring, s_ring, f_ring = rings
     full, empty = bars
     M, N, steps, num_groups = sizes
@@ -154,11 +156,20 @@ def _products(
                     x_ring, w_ring, s_ring, f_ring, full, empty, steps, slot, phase, N < 0, PART, PARTS, BLOCK_N,
                     DEPTH, acc_layout,
                 )  # fmt: skip
-                store_tile(s0, out, groups, m, n, M, N, stride_om, GROUPED, 64)
-                store_tile(s1, out, groups, m, n + 64, M, N, stride_om, GROUPED, 64)
-                store_tile(s2, out, groups, m, n + 128, M, N, stride_om, GROUPED, 64)
-                if BLOCK_N == 256:
-                    store_tile(s3, out, groups, m, n + 192, M, N, stride_om, GROUPED, 64)
+                if ROOMS > 0:
+                    whole = gl.min(groups, axis=0) >= 0
+                    parts = (s0, s1, s2, s3)
+                    for i in gl.static_range(BLOCK_N // 64):
+                        send_tile(
+                            parts[i], out, out_desc, rooms, whole, groups, m, n + 64 * i, M, N, stride_om, GROUPED,
+                            PART, ROOMS, i,
+                        )  # fmt: skip
+                else:
+                    store_tile(s0, out, groups, m, n, M, N, stride_om, GROUPED, 64)
+                    store_tile(s1, out, groups, m, n + 64, M, N, stride_om, GROUPED, 64)
+                    store_tile(s2, out, groups, m, n + 128, M, N, stride_om, GROUPED, 64)
+                    if BLOCK_N == 256:
+                        store_tile(s3, out, groups, m, n + 192, M, N, stride_om, GROUPED, 64)
             elif SCALED:
                 acc, last, slot, phase = scaled_tile(
                     x_ring, w_ring, s_ring, f_ring, full, empty, steps, slot, phase, N < 0,
@@ -182,6 +193,8 @@ def _products(
                     PART, PARTS, BLOCK_N, DEPTH, acc_layout,
                 )  # fmt: skip
                 store_tile(acc, out, groups, m, n, M, N, stride_om, GROUPED, WIDTH)
+    if ROOMS > 0:
+        written_tiles(0)
 
 
 @gluon.jit(do_not_specialize=["M", "num_groups"])
@@ -203,6 +216,7 @@ def gemm_tall_kernel(
     stride_xk,
     stride_wg,
     stride_wn,
+    out_desc,
     SCALED: gl.constexpr,
     GROUPED: gl.constexpr,
     PARTS: gl.constexpr,
@@ -214,13 +228,15 @@ def gemm_tall_kernel(
     DEPTH: gl.constexpr,
     FINE: gl.constexpr,
     SPREAD: gl.constexpr,
+    ROOMS: gl.constexpr,
 ):
     """`out[m, n] = sum over k of x[m, k] * weight[group of m, n, k]`; GROUP as in `grouped_swapped_kernel`.
 
     CUT, for bf16: every `part_steps` steps are added up apart, and their sums from the first to the last; those of a
     program so far lie in its own place of `sums`, fp32.
     FINE: 64 columns at a time, as `register_tile` does. SPREAD, for groups of 32: scales are descriptors of what
-    `spread_powers` makes.
+    `spread_powers` makes. ROOMS, with FINE 1: bulk copies write the results, through so many rooms of 64 x 64 a
+    warpgroup, to the descriptor `out_desc`.
     """
     BLOCK_K: gl.constexpr = 128 if SCALED else 64
     BYTES: gl.constexpr = 1 if SCALED else 2
@@ -249,14 +265,17 @@ def gemm_tall_kernel(
     rings = (x_ring, w_ring, s_ring, f_ring)
     bars = (full, empty)
     sizes = (M, N, steps, num_groups)
-    multiply = (out, layout, sums, part_steps, rings, bars, sizes, stride_om)
+    rooms = x_ring
+    if ROOMS > 0:
+        rooms = gl.allocate_shared_memory(out_desc.dtype, [PARTS * ROOMS, 64, 64], out_desc.layout)
+    multiply = (out, out_desc, rooms, layout, sums, part_steps, rings, bars, sizes, stride_om)
     strides = (stride_xm, stride_xk, stride_wg, stride_wn)
     copy = (x_desc, w_desc, x_scale, w_scale, layout, rings, bars, sizes, strides)
     # fmt: off
     if PARTS == 1:
         gl.warp_specialize(
             [
-                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 0, FINE, SPREAD)),
+                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 0, FINE, SPREAD, ROOMS)),
                 (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BLOCK_K, BYTES, BAND, GROUP, DEPTH, FINE, SPREAD)),
             ],
             [1], [24],
@@ -264,8 +283,8 @@ def gemm_tall_kernel(
     elif PARTS == 2:
         gl.warp_specialize(
             [
-                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 0, FINE, SPREAD)),
-                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 1, FINE, SPREAD)),
+                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 0, FINE, SPREAD, ROOMS)),
+                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 1, FINE, SPREAD, ROOMS)),
                 (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BLOCK_K, BYTES, BAND, GROUP, DEPTH, FINE, SPREAD)),
             ],
             [4, 1], [240, 24],
@@ -273,9 +292,9 @@ def gemm_tall_kernel(
     else:
         gl.warp_specialize(
             [
-                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 0, FINE, SPREAD)),
-                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 1, FINE, SPREAD)),
-                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 2, FINE, SPREAD)),
+                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 0, FINE, SPREAD, ROOMS)),
+                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 1, FINE, SPREAD, ROOMS)),
+                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 2, FINE, SPREAD, ROOMS)),
                 (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BLOCK_K, BYTES, BAND, GROUP, DEPTH, FINE, SPREAD)),
             ],
             [4, 4, 1], [160, 160, 24],

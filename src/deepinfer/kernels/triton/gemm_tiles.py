@@ -5,10 +5,13 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
     mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+
+from deepinfer.kernels.triton.gluon_names import write_tile, written_tiles
 
 __all__ = [
     "group_of_tile",
@@ -17,6 +20,7 @@ __all__ = [
     "place_tile",
     "plain_tile",
     "scaled_tile",
+    "send_tile",
     "store_tile",
 ]
 
@@ -54,13 +58,49 @@ def store_tile(
     THREADS: gl.constexpr = BLOCK_N // 8 if BLOCK_N < 256 else 32
     to_layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // THREADS, THREADS], [4, 1], [1, 0])
     y = gl.convert_layout(acc.to(out.dtype.element_ty), to_layout)
+    _store_rows(y, out, groups, m, n, M, N, stride_om, GROUPED, to_layout)
+
+
+@gluon.jit
+def _store_rows(
+    y, out, groups, m, n, M, N, stride_om, GROUPED: gl.constexpr, to_layout: gl.constexpr
+):
+    """Writes rows, but for those whose group is negative."""
     rows = m + gl.arange(0, 64, layout=gl.SliceLayout(1, to_layout))
-    columns = n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, to_layout))
+    columns = n + gl.arange(0, y.shape[1], layout=gl.SliceLayout(0, to_layout))
     used = rows < M
     if GROUPED:
         used = used & (gl.convert_layout(groups, gl.SliceLayout(1, to_layout)) >= 0)
     to = out + rows.to(gl.int64)[:, None] * stride_om + columns[None, :]
     gl.store(to, y, mask=used[:, None] & (columns < N)[None, :])
+
+
+@gluon.jit
+def send_tile(
+    acc, out, out_desc, rooms, whole, groups, m, n, M, N, stride_om, GROUPED: gl.constexpr, PART: gl.constexpr,
+    ROOMS: gl.constexpr, TURN: gl.constexpr,
+):  # fmt: skip
+    """Writes 64 rows and 64 columns by a bulk copy, which goes on while others are multiplied; by threads if not `whole`.
+
+    Results of a tile go through ROOMS rooms of a warpgroup in turn; this is number TURN of them.
+    """
+    to_layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    room = rooms.index(PART * ROOMS + TURN % ROOMS)
+    if TURN == 0:
+        written_tiles(0)
+    elif TURN >= ROOMS:
+        written_tiles(ROOMS - 1)
+    room.store(acc.to(out_desc.dtype))
+    if GROUPED:
+        if whole:
+            fence_async_shared()
+            write_tile(out_desc, [m, n], room)
+        else:
+            y = room.load(to_layout)
+            _store_rows(y, out, groups, m, n, M, N, stride_om, GROUPED, to_layout)
+    else:
+        fence_async_shared()
+        write_tile(out_desc, [m, n], room)
 
 
 @gluon.jit
