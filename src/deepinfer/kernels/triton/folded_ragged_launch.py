@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from deepinfer.kernels.triton.descriptors import listed, matrix
 from deepinfer.kernels.triton.folded_ragged import folded_ragged_kernel
-from deepinfer.kernels.triton.gemm_launch import list_layout, matrix, num_sms
+from deepinfer.kernels.triton.gemm_launch import num_sms
 from deepinfer.kernels.triton.grouped_list import ragged_tiles_kernel
+from deepinfer.kernels.triton.launches import launch
 
 __all__ = ["RaggedTuning", "folded_ragged", "ragged_tiles"]
 
@@ -37,8 +38,8 @@ def ragged_tiles(layout: Tensor, groups: int) -> Tensor:
     Returns:
         Shape [tiles + 1], int32; what lies behind the last is not written.
     """
-    found = layout.new_empty(-(-len(layout) // 128) + 1)
-    ragged_tiles_kernel[(1,)](layout, found, len(layout), groups, BLOCK=512, num_warps=16)
+    found = layout.new_empty(-(-layout.shape[0] // 128) + 1)
+    launch(ragged_tiles_kernel, 1, layout, found, layout.shape[0], groups, BLOCK=512, num_warps=16)
     return found
 
 
@@ -65,15 +66,16 @@ def folded_ragged(
     groups, n, k = words.shape[0], words.shape[1], 8 * words.shape[2]
     m = x.shape[0]
     tiles = ragged_tiles(layout, groups)
-    flat = steps.view(-1)
-    factors = steps.view(torch.float32)[:, -1]
-    most = (len(tiles) - 1) * -(-n // 128)
-    folded_ragged_kernel[(min(most, num_sms(x.device.index)),)](
+    factors = steps.view(torch.float32).select(1, -1)
+    most = (tiles.shape[0] - 1) * -(-n // 128)
+    launch(
+        folded_ragged_kernel,
+        min(most, num_sms(x.device.index)),
         matrix(words.view(torch.uint32).view(groups * n, k // 8), 64, 16),
         matrix(x, 128, 128),
         matrix(x, 64, 128),
         matrix(x, 32, 128),
-        TensorDescriptor(flat, [flat.numel()], [1], [64], list_layout()),
+        listed(steps, 64),
         out,
         factors,
         x_scale,

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from deepinfer.kernels.triton.descriptors import listed, matrix
 from deepinfer.kernels.triton.gemm_launch import (
     SwappedTuning,
-    list_layout,
-    matrix,
     num_sms,
     register_shares,
     used_tiles,
@@ -51,13 +49,11 @@ def grouped_folded(
         x_group, x_scale = 32, x_scale.view(torch.int32)
     w_desc = matrix(words.view(torch.uint32).view(groups * n, k // 8), 64, 16 * span)
     x_desc = matrix(x.view(-1, k), tuning.block_m, 128)
-    flat = steps.view(-1)
-    t_desc = TensorDescriptor(flat, [flat.numel()], [1], [64], list_layout())
-    factors = steps.view(torch.float32)[:, -1]
+    factors = steps.view(torch.float32).select(1, -1)
     places = groups if mode == 2 else 1
-    listed = rows_of if rows_of is not None else steps
+    used = rows_of if rows_of is not None else steps
     if mode == 1 and rows_of is not None:
-        listed = used_tiles(rows_of, groups, tuning.block_m)
+        used = used_tiles(rows_of, groups, tuning.block_m)
     tiles = places * -(-max_m // tuning.block_m) * -(-n // (64 * tuning.parts))
     grid = min(tiles, num_sms(x.device.index) * tuning.per_sm)
     options, registers = register_shares(tuning)
@@ -66,12 +62,12 @@ def grouped_folded(
         grid,
         w_desc,
         x_desc,
-        t_desc,
+        listed(steps, 64),
         out,
         factors,
         x_scale,
         rows_of if rows_of is not None else steps,
-        listed,
+        used,
         places,
         n,
         max_m,
