@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from deepinfer.kernels.reference.cast import per_token_cast_to_fp4
+from deepinfer.kernels.reference.cast import cast_back, per_token_cast_to_fp4
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -157,3 +157,22 @@ def test_sixths_of_every_bf16_number() -> None:
     wanted = (size / 6).clamp_max(448.0).to(torch.float8_e4m3fn)
     found = (size * 0.16666667163372040).clamp_max(448.0).to(torch.float8_e4m3fn)
     assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
+
+
+def test_values_of_every_code() -> None:
+    """Eight codes a word become pairs of bf16: what the cast back gives, for every e4m3 scale and signs of zero too."""
+    from deepinfer.kernels.triton import cache_gather_pairs
+
+    bytes_ = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+    codes = torch.cat((bytes_, bytes_.flip(0), bytes_.roll(77), bytes_.roll(131))).view(-1, 8)
+    scales = torch.arange(127, dtype=torch.int32).to(torch.uint8).view(torch.float8_e4m3fn)
+    every = codes[None].expand(127, -1, -1).reshape(-1, 8)
+    each = scales[:, None].expand(-1, len(codes)).reshape(-1, 1)
+    wanted = cast_back(every, each, block=(1, 16), dtype=torch.bfloat16)
+    words = np.ascontiguousarray(every.numpy()).view(np.uint32)
+    factor = np.broadcast_to(twice(each.float()), words.shape)
+    found = run(
+        cache_gather_pairs._VALUES.value, [words.reshape(-1), factor.reshape(-1).copy()], outputs=4
+    )
+    values = np.stack(found, -1).reshape(len(every), -1).view(np.int16)
+    assert np.array_equal(values, wanted.view(torch.int16).numpy())

@@ -41,6 +41,7 @@ def cases() -> list[CompileCase]:
             (_F.V4_FP8, (90,)),
         )
     ]
+    found += [_gather_pairs(_F.V41_NVFP4, (90, 100, 120)), _gather_pairs(_F.INDEXER_MXFP4, (90,))]
     return [*found, _state()]
 
 
@@ -154,6 +155,23 @@ def _gather(form: KVCacheFormat, chips: tuple[int, ...]) -> CompileCase:
         "gather_and_dequantize_k_cache", form.name, cache_gather_kernel,
         {"cache": "*u8", "slots": "*i64", "out": "*bf16", "num_rows": "i32", "num_pages": "i32", "stride_page": "i32", "stride_out": "i32"},
         constants, ("cache", "slots", "out", "stride_page", "stride_out"), {"num_warps": warps}, chips,
+    )  # fmt: skip
+
+
+def _gather_pairs(form: KVCacheFormat, chips: tuple[int, ...]) -> CompileCase:
+    from deepinfer.kernels.triton.cache_gather_pairs import cache_gather_pairs_kernel
+
+    rows, warps = configs.lookup_gather(8192, form.channels)
+    constants = {
+        "CHANNELS": form.coded_channels, "GROUP": form.group, "E4M3": form.scale_type == "e4m3", "ROW_STRIDE": form.row_stride,
+        "SCALE_STRIDE": form.scale_stride, "SCALES_AT": form.scales_offset(64), "PAGE": 64, "ROWS": rows,
+    }  # fmt: skip
+    types = {"words": "*i32", "scales": "*u8", "slots": "*i64", "out": "*i32"}
+    names = [n for n in cache_gather_pairs_kernel.arg_names if n not in constants]
+    return CompileCase(
+        "gather_and_dequantize_k_cache", f"{form.name}, eight values at a time", cache_gather_pairs_kernel,
+        {n: types.get(n, "i32") for n in names}, constants, tuple(n for n in names if not n.startswith("num_")),
+        {"num_warps": warps}, chips,
     )  # fmt: skip
 
 

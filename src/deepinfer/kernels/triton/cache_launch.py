@@ -14,7 +14,13 @@ from deepinfer.kernels.configs import cache as configs
 from deepinfer.kernels.formats import KVCacheFormat
 from deepinfer.kernels.triton.cache_gather import cache_gather_kernel, cache_state_kernel
 from deepinfer.kernels.triton.cache_insert import cache_insert_kernel
-from deepinfer.kernels.triton.cache_pairs_launch import aligned, insert_pairs, serves_pairs
+from deepinfer.kernels.triton.cache_pairs_launch import (
+    aligned,
+    gather_pairs,
+    insert_pairs,
+    serves_gather,
+    serves_pairs,
+)
 from deepinfer.kernels.triton.launches import cdiv, interpreted, launch
 from deepinfer.kernels.triton.quant_launch import hardware_level
 
@@ -193,6 +199,10 @@ def gather_rows(
     """
     rows = slots.shape[0]
     tuning = tuning or CacheTuning(*configs.lookup_gather(rows, form.channels))
+    if tuning.pairs and serves_gather(cache, out, form):
+        sizes = tuning.rows, tuning.num_warps
+        gather_pairs(cache, slots, out, form, page_size, sizes)
+        return
     launch(
         cache_gather_kernel,
         cdiv(rows, tuning.rows),

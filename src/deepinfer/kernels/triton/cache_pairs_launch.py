@@ -13,7 +13,7 @@ from deepinfer.kernels.triton.launches import cdiv, launch
 from deepinfer.kernels.triton.quant_launch import hardware_level
 from deepinfer.kernels.triton.small_floats import E2M1_E4M3, E2M1_E8M0, E4M3_E8M0
 
-__all__ = ["aligned", "constants", "insert_pairs", "serves_pairs"]
+__all__ = ["aligned", "constants", "gather_pairs", "insert_pairs", "serves_gather", "serves_pairs"]
 
 
 def serves_pairs(
@@ -56,6 +56,43 @@ def serves_pairs(
         return False
     given = (x, weight, gates, state, phases, latents)
     return all(_even(t) for t in given if t is not None)
+
+
+def serves_gather(cache: Tensor, out: Tensor, form: KVCacheFormat) -> bool:
+    """Whether rows of e2m1 can be read eight values at a time, on a chip that computes with pairs of bf16.
+
+    Args:
+        cache: Shape [pages, bytes].
+        out: Shape [rows, channels].
+        form: Format of the cache.
+
+    Returns:
+        True if `gather_pairs` can be called.
+    """
+    if form.code_bits != 4 or out.dtype != torch.bfloat16 or not _has_pairs(out, cache, form):
+        return False
+    return (cache.data_ptr() | cache.stride(0) | cache.shape[1]) % 4 == 0 and _even(out)
+
+
+def gather_pairs(
+    cache: Tensor,
+    slots: Tensor,
+    out: Tensor,
+    form: KVCacheFormat,
+    page_size: int,
+    sizes: tuple[int, int],
+) -> None:
+    """Reads rows of a cache; see `gather_rows`. `sizes`: rows and warps of a program."""
+    from deepinfer.kernels.triton.cache_gather_pairs import cache_gather_pairs_kernel
+
+    rows, warps = sizes
+    words = cache.view(torch.int32)
+    launch(
+        cache_gather_pairs_kernel, cdiv(len(slots), rows), words, cache, slots, out.view(torch.int32), len(slots),
+        cache.shape[0], words.stride(0), cache.stride(0), out.stride(0) // 2, CHANNELS=form.coded_channels,
+        GROUP=form.group, E4M3=form.scale_type == "e4m3", ROW_STRIDE=form.row_stride, SCALE_STRIDE=form.scale_stride,
+        SCALES_AT=form.scales_offset(page_size), PAGE=page_size, ROWS=rows, num_warps=warps,
+    )  # fmt: skip
 
 
 def _has_pairs(x: Tensor, cache: Tensor, form: KVCacheFormat) -> bool:
