@@ -10,6 +10,7 @@ import numpy as np
 from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
 from deepinfer.speculative.calibration.confidences import ConfidenceCalibration
+from deepinfer.speculative.outcomes import block_rows, block_widths
 from deepinfer.speculative.scheduler import VerificationScheduler
 from deepinfer.speculative.survival import prefix_survival
 
@@ -82,13 +83,11 @@ class ScheduledLengths:
         Returns:
             One number a row.
         """
-        counts = np.fromiter(map(len, confidences), np.int64, len(confidences))
+        counts = block_widths(confidences)
         width = int(counts.max(initial=0))
         if not width:
             return [0] * len(confidences)
-        values = np.zeros((len(confidences), width), np.float32)
-        for row, known in enumerate(confidences):
-            values[row, : len(known)] = known
+        values = block_rows(confidences, width)
         others = max(0, num_running - len(confidences))
         if others:
             values = np.concatenate([values, np.zeros((others, width), np.float32)])
