@@ -131,3 +131,31 @@ def test_sizes_of_grids(n: int) -> None:
     assert above == 0 if n == 0 else above // 2 < n <= above
     assert above & (above - 1) == 0
     assert launches.cdiv(n, 7) == math.ceil(n / 7)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.int32])
+def test_a_descriptor_is_the_one_that_triton_makes(dtype: torch.dtype) -> None:
+    gluon = pytest.importorskip("triton.experimental.gluon.nvidia.hopper")
+    language = pytest.importorskip("triton.experimental.gluon.language")
+    from triton._C.libtriton import native_specialize_impl
+    from triton.backends.compiler import BaseBackend
+
+    from deepinfer.kernels.triton import descriptors
+
+    x = torch.zeros(64, 256).to(dtype)
+    bits = 8 * x.itemsize
+    tile = language.NVMMASharedLayout(
+        swizzle_byte_width=min(64 * x.itemsize, 128), element_bitwidth=bits
+    )
+    flat = language.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
+    pairs = [(descriptors.matrix(x, 32, 64), gluon.TensorDescriptor(x, [64, 256], [256, 1], [32, 64], tile))]  # fmt: skip
+    if bits == 32:
+        listed = gluon.TensorDescriptor(x.view(-1), [x.numel()], [1], [64], flat)
+        pairs.append((descriptors.listed(x, 64), listed))
+    for found, wanted in pairs:
+        names = [native_specialize_impl(BaseBackend, d, False, True, True) for d in (found, wanted)]
+        assert names[0] == names[1]
+        for part in ("shape", "strides", "block_shape", "padding"):
+            assert getattr(found, part) == getattr(wanted, part)
+        assert found.base.data_ptr() == x.data_ptr()
+        assert repr(found.layout) == repr(wanted.layout)
