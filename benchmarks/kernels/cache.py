@@ -89,7 +89,7 @@ def insert(form: KVCacheFormat, rows: int, norm: bool, rope: bool, tuning: tuple
         k = values_for(count, form.channels, torch.bfloat16)
         data, slots, phases = pages_for(count, form), slots_for(count, small), phases_for(count)
         weight = torch.rand(form.channels, device="cuda").bfloat16() + 0.5 if norm else None
-        conf = launch.CacheTuning(*tuning)
+        conf = launch.CacheTuning(*tuning) if tuning else None
 
         def run():
             launch.insert_rows(
@@ -149,7 +149,7 @@ def gather(form: KVCacheFormat, rows: int, tuning: tuple[int, ...]):
             slots[torch.rand(count, device="cuda") < 0.1] = -1
             slots[torch.rand(count, device="cuda") < 0.1] = len(data) * PAGE
         out = torch.full((count, form.channels), 777.0, device="cuda", dtype=torch.bfloat16)
-        conf = launch.CacheTuning(*tuning)
+        conf = launch.CacheTuning(*tuning) if tuning else None
         run = lambda: launch.gather_rows(data, slots, out, form, PAGE, conf)  # noqa: E731
 
         def check():
@@ -201,7 +201,7 @@ def compress(tokens: int, pair: bool, tuning: tuple[int, ...], early: bool = Tru
         data, slots, phases = pages_for(rows, form), slots_for(rows, small), phases_for(rows)
         weight = torch.rand(512, device="cuda").bfloat16() + 0.5
         latents = torch.full((rows, 512), 777.0, device="cuda", dtype=torch.bfloat16)
-        conf = launch.CacheTuning(*tuning)
+        conf = launch.CacheTuning(*tuning) if tuning else None
 
         def run():
             launch.insert_rows(
@@ -269,6 +269,7 @@ def cases() -> list[Case]:
     found = []
 
     def add(op: str, shape: str, build: Callable, *tunings: tuple[int, ...]) -> None:
+        found.append(Case(op, shape, "table", build(())))
         for tuning in tunings:
             single = " one by one" if len(tuning) > 2 and not tuning[2] else ""
             each = f" {tuning[3]} pairs" if len(tuning) > 3 else ""
@@ -289,22 +290,19 @@ def cases() -> list[Case]:
         add(op, shape, lambda t: gather(form, rows, t), *tunings)
 
     # "One by one": values rounded and coded one at a time, not two; pairs of a thread side by side.
-    latents(32768, True, (1, 1), (4, 4), (1, 1, True, 4))
-    build = compress(32768, True, (1, 1), False)
-    name = "1 rows 1 warps, one launch behind the other"
-    found.append(Case("compress_norm", "32768 tokens, pairs", name, build))
-    inserts(F.V41_NVFP4, 32768, False, True, (4, 4), (4, 4, True, 4))
-    inserts(F.V41_MXFP8, 32768, True, True, (4, 4), (4, 4, True, 4))
-    latents(32768, False, (1, 1), (4, 4))
-    inserts(F.V41_NVFP4, 32768, False, False, (4, 4))
-    inserts(F.V41_MXFP8, 32768, False, False, (4, 4))
-    inserts(F.INDEXER_MXFP4, 32768, True, True, (16, 4), (16, 4, True, 4))
-    latents(64, True, (1, 1))
-    inserts(F.V41_MXFP8, 64, True, True, (1, 1))
-    latents(8192, True, (1, 1), (4, 4))
-    gathers(F.V41_MXFP8, 65536, (8, 4))
-    gathers(F.V41_NVFP4, 65536, (8, 4))
-    inserts(F.V4_FP8, 32768, False, True, (1, 1))
+    latents(32768, True, (4, 4), (2, 2))
+    inserts(F.V41_NVFP4, 32768, False, True, (2, 2), (1, 1))
+    inserts(F.V41_MXFP8, 32768, True, True, (2, 2), (1, 1))
+    latents(32768, False, (4, 4), (2, 2))
+    gathers(F.V41_NVFP4, 65536, (4, 4), (16, 4), (8, 4, False))
+    inserts(F.INDEXER_MXFP4, 32768, True, True, (4, 1))
+    inserts(F.V41_NVFP4, 32768, False, False, (2, 2))
+    inserts(F.V41_MXFP8, 32768, False, False)
+    latents(8192, True, (4, 4))
+    latents(64, True)
+    inserts(F.V41_MXFP8, 64, True, True)
+    gathers(F.V41_MXFP8, 65536)
+    inserts(F.V4_FP8, 32768, False, True, (4, 4))
     for form, norm in ((F.V41_NVFP4, False), (F.V41_MXFP8, True)):
         build = insert(form, 777, norm, True, (1, 1, False))
         found.append(Case("rope_quant_insert", f"{form.name} 777 rows", "one by one", build, True))
@@ -316,7 +314,7 @@ def cases() -> list[Case]:
         build = insert(form, 777, False, True, (4, 4))
         found.append(Case("rope_quant_insert", f"{form.name} 777 rows", "check", build, True))
     for form in (F.V4_FP8, F.V32_FP8, F.INDEXER_FP8, F.INDEXER_MXFP4):
-        build = gather(form, 777, (4, 4))
+        build = gather(form, 777, ())
         found.append(
             Case("gather_and_dequantize_k_cache", f"{form.name} 777 rows", "check", build, True)
         )

@@ -333,8 +333,8 @@ def cases() -> list[Case]:
         found.append(Case("apply_rope", f"{MANY} x 64 x 512", name, rope(64, False, tuning)))
     for format in ("fp8", "mxfp4", "nvfp4"):
         shape = f"{MANY} x 16 x 512, {format}"
-        for tuning in ((4, 1), (4, 1, 4)):
-            name = f"{tuning[0]} rows, {tuning[1]} warps{', 4 pairs' if len(tuning) > 2 else ''}"
+        for tuning in (None, (2, 1), (8, 2), (16, 4)):
+            name = f"{tuning[0]} rows, {tuning[1]} warps" if tuning else "table"
             found.append(
                 Case("rms_norm_rope_quant", shape, name, norm_rope_cast(16, format, tuning))
             )
