@@ -67,9 +67,7 @@ def cache_gather_pairs_kernel(
     """
     WORDS: gl.constexpr = CHANNELS // 8
     WIDE: gl.constexpr = min(32, WORDS)
-    layout: gl.constexpr = gl.BlockedLayout(
-        [1, 1], [32 // WIDE, WIDE], [gl.num_warps(), 1], [1, 0]
-    )
+    layout: gl.constexpr = gl.BlockedLayout([1, 1], [32 // WIDE, WIDE], [gl.num_warps(), 1], [1, 0])
     first = gl.program_id(0).to(gl.int64) * ROWS
     r = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
     slot = gl.load(slots + r, mask=r < num_rows, other=-1).to(gl.int64)
