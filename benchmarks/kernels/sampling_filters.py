@@ -69,8 +69,11 @@ def filtered(
         seeds, positions = options(count)
         out = torch.full((count,), 777, device="cuda", dtype=torch.int64)
         filters = launch.Filters(warm, top_k, top_p, None, k)
+        given = dict(sizes)
+        if "selection" in given:
+            given["selection"] = launch.ByGroupsTuning(*given["selection"])
 
-        run = lambda: launch.draw_filtered(x, filters, seeds, positions, 0, out, **sizes)  # noqa: E731
+        run = lambda: launch.draw_filtered(x, filters, seeds, positions, 0, out, **given)  # noqa: E731
 
         def check() -> Mapping[str, float]:
             if not judged:  # another case with the same filters is
@@ -234,12 +237,22 @@ ONE = (
 """The same at one row."""
 
 FORMS: tuple[tuple[int, float, str, dict[str, dict]], ...] = (
-    (0, 0.95, "normal", {"bounds 1024": {"sample": 1024}, "rounds 3": {"rounds": 3}}),
-    (0, 0.95, "flat", {"bounds 1024": {"sample": 1024}}),
-    (0, 0.95, "equal", {"bounds 1024": {"sample": 1024}}),
-    (0, 0.5, "flat", {"bounds 1024": {"sample": 1024}}),
-    (1000, 1.0, "normal", {"finish w8": {"finish_warps": 8}}),
-)
+    (0, 0.95, "normal", {
+        "marks 1024 w2": {"sizes": (1024, 2)}, "marks 4096 w8": {"sizes": (4096, 8)}, "row w8": {"row_warps": 8},
+    }),
+    (0, 0.95, "flat", {
+        "weigh 2048 w4": {"weigh_sizes": (2048, 4)}, "weigh 2048 w8": {"weigh_sizes": (2048, 8)},
+        "expected 6": {"expected": 6},
+    }),
+    (0, 0.5, "flat", {"rounds 1": {"rounds": 1}, "rounds 4": {"rounds": 4}, "expected 16": {"expected": 16}}),
+    (1000, 1.0, "normal", {"apart": {"joined": False}}),
+    (4096, 1.0, "normal", {
+        "apart": {"joined": False},
+        "16 tokens w8": {"selection": (16, 4096, 4, 8192, 8192, 1, 8, False, 128)},
+        "8 tokens, 64 registers": {"selection": (8, 4096, 4, 8192, 8192, 2, 16, False, 64)},
+    }),
+    (1000, 1.0, "masked", {"apart": {"joined": False}}),
+)  # fmt: skip
 """Forms at many rows."""
 
 

@@ -361,6 +361,27 @@ def test_a_temperature_or_share_of_nan_draws_nothing(backend) -> None:
     assert found.tolist() == [int(randn(1, 9).argmax())]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_endless_temperature_draws_nothing_that_is_dropped(backend) -> None:
+    logits, numbers = torch.randn(8, 50), torch.arange(8)
+    logits[:, 1::2] = -torch.inf
+    warm = torch.full((8,), torch.inf)
+    found = sampling.gumbel_sample(logits, numbers, numbers, temperature=warm, backend=backend)
+    assert (found % 2 == 0).all()
+    found = sampling.top_k_top_p_sample(
+        logits, numbers, numbers, 3, temperature=warm, backend=backend
+    )
+    assert (logits.topk(3).indices == found[:, None]).any(1).all()
+    assert len(set(found.tolist())) > 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_least_share_below_zero_drops_nothing(backend) -> None:
+    logits = torch.randn(3, 40)
+    kept = sampling.top_k_top_p_mask(logits, min_p=torch.tensor([-1.0, 0.0, -0.5]), backend=backend)
+    assert torch.equal(kept, logits)
+
+
 def test_purposes_of_the_noise_are_words_of_32_bits() -> None:
     x, one = randn(1, 30), torch.ones(1, dtype=torch.int64)
     sampling.gumbel_sample(x, one, one, stream=2**32 - 1)
@@ -458,10 +479,10 @@ def test_draws_from_bounds_of_a_sample_are_those_of_the_reference(kind, sample) 
         launch.best_tokens(x, out, seeds, positions, temperature=filters.temperature, cuts=cuts)
         assert torch.equal(out, wanted)
         return
-    for rounds, bounds in ((0, 0), (2, 0), (0, sample), (2, sample)):
+    for rounds, expected in ((0, 10), (2, 10), (0, 1), (2, 1)):
         launch.draw_by_rounds(
             x, filters, seeds, positions, 0, out, cuts,
-            sizes=sizes, next_sizes=sizes, settle_sizes=sizes, rounds=rounds, sample=bounds,
+            sizes=sizes, next_sizes=sizes, settle_sizes=sizes, rounds=rounds, expected=expected,
         )  # fmt: skip
         assert torch.equal(out, wanted)
 
@@ -533,11 +554,11 @@ def test_bounds_at_zero_hold_both_zeros() -> None:
     reference.top_k_top_p_sample(x, *filters[:4], seeds, positions, 0, 0, wanted)
     masked = torch.empty_like(x)
     reference.top_k_top_p_mask(x, *filters[:4], 0, masked)
-    for sample in (0, 256, 512):
+    for expected in (1, 10):
         cuts = launch.cut_rows(x, filters, sizes)
         launch.draw_by_rounds(
             x, filters, seeds, positions, 0, out, cuts,
-            sizes=sizes, next_sizes=sizes, settle_sizes=sizes, rounds=2, sample=sample,
+            sizes=sizes, next_sizes=sizes, settle_sizes=sizes, rounds=2, expected=expected,
         )  # fmt: skip
         assert torch.equal(out, wanted)
     own = torch.empty_like(x)

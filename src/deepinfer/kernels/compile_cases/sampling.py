@@ -20,10 +20,11 @@ def _case(
     constants: dict[str, Any],
     **rest: Any,
 ) -> CompileCase:
-    """A case whose other arguments are int32."""
+    """A case whose other arguments are int32; tests compile it for Hopper alone, unless it says so."""
     names = [n for n in kernel.arg_names if n not in constants]
     signature = {n: types.get(n, "i32") for n in names}
     aligned = tuple(n for n in names if signature[n].startswith("*") or n in ("vocab", "stride"))
+    rest.setdefault("tested", (90,))
     return CompileCase(operation, entry, kernel, signature, constants, aligned, **rest)
 
 
@@ -42,6 +43,9 @@ _ROW = {
     "counts": "*i32",
     "found": "*i32",
     "scratch": "*i32",
+    "marks": "*i16",
+    "maxima": "*fp32",
+    "levels": "*i32",
     "tokens": "*i32",
     "tops": "*fp32",
     "groups": "*fp32",
@@ -63,29 +67,40 @@ _ROW = {
 """Types of arguments that mean the same in all kernels over rows."""
 
 _Form = tuple[str, str, Any, dict[str, Any], int, tuple[int, ...]]
+"""Operation, entry, kernel, constants, warps and chips of a case."""
 
 
 def _chosen() -> list[_Form]:
-    """Operation, entry, kernel, constants, warps and chips of the highest token and of draws from whole laws."""
-    from deepinfer.kernels.triton import sampling_draw as draw
+    """Cases of the highest token and of draws from whole laws."""
+    from deepinfer.kernels.triton import sampling_candidates as draw
+    from deepinfer.kernels.triton import sampling_highest as high
 
     highest, warps = configs.lookup("argmax", _VOCAB)
-    drawn, more = configs.lookup("gumbel", _VOCAB)
-    none = {"DRAWN": False, "WARM": False, "CUT": False}
-    noise = {"DRAWN": True, "WARM": True, "CUT": False}
-    whole, cut = {"FAST": True, "BLOCK": drawn}, {"CUT": True, "FAST": True, "BLOCK": drawn}
-    kernel, row = draw.best_token_kernel, draw.best_of_chunks_kernel
+    block, more = configs.lookup("marks", _VOCAB)
+    flags = {
+        "WARM": True,
+        "CUT": True,
+        "TOP_P": False,
+        "EXPECTED": configs.EXPECTED,
+        "BLOCK": block,
+    }
+    row = {"CHUNKS": _chunks(highest)}
     return [
-        ("argmax_sample", f"chunk of {highest}", kernel, none | {"FAST": True, "BLOCK": highest}, warps, CHIPS),
-        ("argmax_sample", "row", row, none | {"CHUNKS": _chunks(highest)}, 1, (90,)),
-        ("gumbel_sample", f"chunk of {drawn}", kernel, noise | whole, more, CHIPS),
-        ("gumbel_sample", f"chunk of {drawn} cut", kernel, noise | cut, more, (90,)),
-        ("gumbel_sample", "row", row, noise | {"CHUNKS": _chunks(drawn)}, 4, (90,)),
+        ("argmax_sample", f"chunk of {highest}", high.highest_of_chunk_kernel, {"BLOCK": highest}, warps, CHIPS),
+        ("argmax_sample", "row", high.highest_of_row_kernel, row, 1, (90,)),
+        ("gumbel_sample", f"chunk of {block}", draw.marks_kernel, flags, more, CHIPS),
+        ("gumbel_sample", "row", draw.choice_kernel, flags | _listed(block), 8, (90,)),
     ]  # fmt: skip
 
 
+def _listed(block: int) -> dict[str, Any]:
+    """Sizes of the list of marked tokens of a row."""
+    most = 1 << int(1.5 * configs.EXPECTED * -(-_VOCAB // block) - 1).bit_length()
+    return {"CHUNKS": _chunks(block), "LIST": most, "MOST": 128, "FAST": True}
+
+
 def _highest() -> list[_Form]:
-    """The same of draws and cuts by top-k."""
+    """Cases of draws and cuts by top-k."""
     from deepinfer.kernels.triton import sampling_bounds as bounds
     from deepinfer.kernels.triton import sampling_draw as draw
     from deepinfer.kernels.triton import sampling_groups as groups
@@ -94,7 +109,7 @@ def _highest() -> list[_Form]:
     block, warps = configs.lookup("gather", _VOCAB)
     wide, wide_warps = configs.lookup("maxima", _VOCAB)
     highest, few_warps = configs.lookup("argmax", _VOCAB)
-    sample, most = configs.SAMPLE, configs.MOST_LISTED
+    sample, most = configs.COUNTED, configs.MOST_LISTED
     op, mask = "top_k_top_p_sample", "top_k_top_p_mask"
     every = {"WARM": True, "TOP_K": True, "MIN_P": True, "FAST": True}
     drawn = every | {"TOP_P": True, "DRAWN": True, "CHUNKS": _chunks(highest)}
@@ -102,19 +117,19 @@ def _highest() -> list[_Form]:
            "MOST_K": 2 * configs.FEW_TOP_K, "CAPACITY": 2048}  # fmt: skip
     row = {"BLOCK": wide, "GROUPS": wide // 32, "ALL_GROUPS": _chunks(wide) * wide // 32,
            "SPAN": 2048, "STEPS": 14, "FAST": True}  # fmt: skip
-    bound = {"WARM": True, "SIZE": sample}
     return [
-        (op, "maxima", groups.chunk_maxima_kernel, {"BLOCK": wide, "GROUPS": wide // 32}, wide_warps,
-         (80, 90, 120)),
+        (op, "maxima", groups.chunk_maxima_kernel, {"BLOCK": wide, "GROUPS": wide // 32}, wide_warps, (90,)),
         (op, "groups", groups.row_cut_kernel, few | row, 8, (90,)),
         (op, "few", groups.few_cut_kernel, few, 1, (90,)),
+        (op, "maxima of neighbours", lists.neighbour_maxima_kernel, {"BLOCK": 4096, "GROUP": 8}, 4, (90,)),
         (op, "tops", draw.chunk_top_kernel, {"BLOCK": highest}, few_warps, (90,)),
-        (op, "draw from 1024", lists.finish_kernel, drawn | {"CAPACITY": 1024}, 4, (90,)),
-        (op, "draw from 4096", lists.finish_kernel, drawn | {"CAPACITY": 4096}, 16, (80, 90, 120)),
+        (op, "draw from 4096", lists.finish_kernel, drawn | {"CAPACITY": 4096}, 16, (90,)),
         (mask, "bounds of top-k", bounds.bounds_kernel,
-         bound | {"TOP_K": True, "TOP_P": False, "CUT": False, "ALIGN": 1}, sample // 512, (90,)),
+         {"WARM": True, "SIZE": sample, "TOP_K": True, "TOP_P": False, "CUT": False, "ALIGN": 1},
+         sample // 512, (90,)),
         (mask, "bounds of top-p", bounds.bounds_kernel,
-         bound | {"TOP_K": False, "TOP_P": True, "CUT": True, "ALIGN": block}, sample // 512, (90,)),
+         {"WARM": True, "SIZE": configs.SAMPLE, "TOP_K": False, "TOP_P": True, "CUT": True, "ALIGN": block},
+         configs.SAMPLE // 512, (90,)),
         (mask, "list between bounds", lists.gather_kernel, {"BLOCK": block, "CAPACITY": most}, warps, (90,)),
         (mask, "cut by top-k", lists.finish_kernel,
          every | {"TOP_P": False, "DRAWN": False, "CHUNKS": _chunks(block), "CAPACITY": most}, 16, (90,)),
@@ -122,41 +137,44 @@ def _highest() -> list[_Form]:
 
 
 def _by_mass() -> list[_Form]:
-    """The same of rounds, and of the exact cut by top-p."""
+    """Cases of draws by top-p, and of its exact cut."""
+    from deepinfer.kernels.triton import sampling_candidates as draw
     from deepinfer.kernels.triton import sampling_mass as mass
     from deepinfer.kernels.triton import sampling_rounds as rounds
     from deepinfer.kernels.triton import sampling_settle as settle
+    from deepinfer.kernels.triton import sampling_weigh as weigh
 
-    first, warps = configs.lookup("first_round", _VOCAB)
+    first, warps = configs.lookup("marks", _VOCAB)
+    weighed, few_warps = configs.lookup("weigh", _VOCAB)
     following, more = configs.lookup("next_round", _VOCAB)
     last, most_warps = configs.lookup("settle", _VOCAB)
     block, some = configs.lookup("gather", _VOCAB)
     op, cut = "top_k_top_p_sample", "top_k_top_p_mask"
     flags = {"WARM": True, "CUT": True}
-
-    def groups(size: int) -> dict[str, Any]:
-        chunks = _chunks(size)
-        return {"CHUNKS": chunks, "GROUPS": size // 16, "ALL_GROUPS": chunks * size // 16}
-
+    groups = {
+        "CHUNKS": _chunks(block),
+        "GROUPS": block // 16,
+        "ALL_GROUPS": _chunks(block) * block // 16,
+    }
     lists = {"CHUNKS": _chunks(block), "CAPACITY": configs.MOST_LISTED}
     drawn = {
         "WARM": True,
-        "DRAWN": True,
-        "FAST": True,
+        "CUT": False,
+        "TOP_P": True,
+        "EXPECTED": configs.EXPECTED,
         "BLOCK": first,
-        "GROUPS": first // 16,
-        "PARTS": 4,
     }
     return [
-        (op, "first round", rounds.first_round_kernel, drawn | {"CUT": False, "BOUNDS": False}, warps,
-         (80, 90, 120)),
-        (op, "first round cut", rounds.first_round_kernel, drawn | {"CUT": True, "BOUNDS": True}, warps,
-         (90,)),
-        (op, "first judge", rounds.first_judge_kernel, flags | groups(first) | {"BOUNDS": False}, 16, (90,)),
+        (op, "marks", draw.marks_kernel, drawn, warps, CHIPS),
+        (op, "choice", draw.choice_kernel, drawn | _listed(first), 16, (90,)),
+        (op, "weigh", weigh.weigh_kernel,
+         {"WARM": True, "BLOCK": weighed, "SPAN": 8192 // weighed, "CHUNKS": _chunks(8192)}, few_warps, (90,)),
         (op, "next round", rounds.next_round_kernel,
          {"WARM": True, "FAST": True, "CHUNKS": _chunks(following), "BLOCK": following}, more, (90,)),
         (op, "settle", settle.settle_kernel, flags | {"FAST": True, "BLOCK": last}, most_warps, (90,)),
-        (cut, "bounds by groups", mass.mass_bounds_kernel, flags | groups(block), 16, (90,)),
+        (cut, "masses", mass.chunk_masses_kernel,
+         flags | {"BLOCK": block, "GROUPS": block // 16, "PARTS": 4}, some, (90,)),
+        (cut, "bounds by groups", mass.mass_bounds_kernel, flags | groups, 16, (90,)),
         (cut, "list by mass", mass.mass_gather_kernel,
          flags | {"BLOCK": block, "CAPACITY": configs.MOST_LISTED}, some, (90,)),
         (cut, "cut by mass", mass.mass_finish_kernel, flags | lists, 16, (90,)),
@@ -234,6 +252,8 @@ def cases() -> list[CompileCase]:
             options={"num_warps": warps},
             stack_bytes=160,  # around the calls of fp64 divisions
             chips=chips,
+            # The heaviest of them for each kind of machine code.
+            tested=(80, 90, 120) if entry == "marks" else (90,),
         )
         for operation, entry, kernel, constants, warps, chips in _chosen() + _highest() + _by_mass()
     ]

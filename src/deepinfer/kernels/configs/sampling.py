@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 __all__ = [
+    "COUNTED",
+    "EXPECTED",
     "FEW_TOP_K",
     "MOST_LISTED",
     "MOST_SORTED",
@@ -12,7 +14,6 @@ __all__ = [
     "SAMPLE",
     "chunk_of",
     "lookup",
-    "rounds_of",
 ]
 
 MOST_TOP_K = 4096
@@ -27,11 +28,17 @@ MOST_LISTED = 8192
 SAMPLE = 4096
 """Tokens of a row that the bounds of its cut are taken from."""
 
+COUNTED = 8192
+"""The same for the cut of a large top-k: the list between its bounds must nearly never be longer than it may be."""
+
 PROGRAMS = 2112
 """Programs of a round that open rows share."""
 
 MOST_SORTED = 64
 """Up to so many likeliest tokens are put in order by the kernel of log probabilities."""
+
+EXPECTED = 10
+"""Tokens of a chunk that are marked by a draw: of a whole row, none is once in exp(10) draws."""
 
 PENALTY_BLOCK = 256
 """Places of a row's tokens that a program looks at."""
@@ -39,10 +46,10 @@ PENALTY_BLOCK = 256
 # (tokens of a chunk, warps)
 _SIZES = {
     "argmax": (4096, 4),
-    "gumbel": (2048, 4),
+    "marks": (2048, 4),
     "maxima": (8192, 8),
     "gather": (2048, 4),
-    "first_round": (2048, 4),
+    "weigh": (1024, 4),
     "next_round": (2048, 4),
     "settle": (8192, 16),
     "logprobs": (4096, 8),
@@ -66,15 +73,6 @@ def chunk_of(vocab: int, most: int) -> int:
     while size < min(vocab, most):
         size *= 2
     return size
-
-
-def rounds_of(rows: int) -> int:
-    """Rounds behind the first that many programs share, before one program finishes what is left of a row.
-
-    Args:
-        rows: Rows of the call.
-    """
-    return 2 if rows <= 8 else 4
 
 
 def lookup(kernel: str, vocab: int) -> tuple[int, int]:

@@ -171,7 +171,7 @@ def bounds_kernel(
         else:
             weights = used.to(tl.int32)
             rank = (k * 1.0) * (sampled / (vocab * 1.0))
-            slack = 3.5 * tl.sqrt(rank * (1.0 - k * 1.0 / vocab) * rest)
+            slack = 4.0 * tl.sqrt(rank * (1.0 - k * 1.0 / vocab) * rest)
             slack += tl.where(rest > 0, 2.0, 0.0)
             first = tl.ceil(rank + slack).to(tl.int64)
             second = tl.minimum(tl.floor(rank - slack), rank - 1.0).to(tl.int64)

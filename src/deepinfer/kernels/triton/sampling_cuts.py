@@ -18,11 +18,11 @@ from deepinfer.kernels.triton.sampling_groups import (
 )
 from deepinfer.kernels.triton.sampling_list import finish_kernel, gather_kernel
 from deepinfer.kernels.triton.sampling_mass import (
+    chunk_masses_kernel,
     mass_bounds_kernel,
     mass_finish_kernel,
     mass_gather_kernel,
 )
-from deepinfer.kernels.triton.sampling_rounds import first_round_kernel
 
 __all__ = ["Filters", "bounds_of", "by_groups", "cut_mass", "cut_rows", "empty"]
 
@@ -78,7 +78,7 @@ def cut_rows(
     logits: Tensor,
     filters: Filters,
     sizes: tuple[int, int] | None = None,
-    sample: int = configs.SAMPLE,
+    sample: int = configs.COUNTED,
     capacity: int = configs.MOST_LISTED,
 ) -> tuple[Tensor, Tensor]:
     """Finds where top-k and min-p cut each row.
@@ -203,10 +203,9 @@ def cut_mass(
     grid, where = (rows * chunks,), (vocab, logits.stride(0), chunks)
     few = {"BLOCK": block, "num_warps": warps(num_warps)}
     sizes_of_groups = {"GROUPS": groups}
-    first_round_kernel[grid](
-        logits, options[0], ids, ids, *made, *bound, ids, tops, maxima, masses, sums, empty(logits, 32, dtype=torch.int32),
-        *where, 0,
-        BOUNDS=True, DRAWN=False, FAST=False, PARTS=group // 4, **sizes_of_groups, **few, **flags,
+    chunk_masses_kernel[grid](
+        logits, options[0], *made, *bound, tops, maxima, masses, sums, *where,
+        PARTS=group // 4, **sizes_of_groups, **few, **flags,
     )  # fmt: skip
     mass_bounds_kernel[(rows,)](
         *options, *made, *bound, tops, maxima, masses, sums, highests, vocab, chunks,

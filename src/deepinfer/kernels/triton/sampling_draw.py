@@ -14,8 +14,6 @@ from deepinfer.kernels.triton.philox import exact_gumbel, fast_log2_exponential,
 from deepinfer.kernels.triton.sampling_keys import key_of, larger, value_of
 
 __all__ = [
-    "best_of_chunks_kernel",
-    "best_token_kernel",
     "chunk_top_kernel",
     "exact_scores",
     "holds",
@@ -113,57 +111,6 @@ def noisy_block(
     return tl.where(is_good, tl.minimum(found, vocab // 4), -1)
 
 
-@triton.jit(do_not_specialize=["stream"])
-def best_token_kernel(
-    logits,
-    temperatures,
-    seeds,
-    positions,
-    cuts,
-    cut_ids,
-    tokens,
-    tops,
-    vocab,
-    stride,
-    num_chunks,
-    stream,
-    DRAWN: tl.constexpr,
-    WARM: tl.constexpr,
-    CUT: tl.constexpr,
-    FAST: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One chunk of one row: its highest logit, and the block of the highest noisy token, or the token of a row without noise."""
-    to = tl.program_id(0).to(tl.int64)
-    row = to // num_chunks
-    first = (to % num_chunks).to(tl.int32) * BLOCK
-    x = logits + row * stride
-    at = first + tl.arange(0, BLOCK)
-    values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-    cut = float("-inf")
-    cut_id = 0
-    if CUT:
-        cut = tl.load(cuts + row)
-        cut_id = tl.load(cut_ids + row)
-        values = tl.where(values <= limits_of(cut, cut_id, first, BLOCK), float("-inf"), values)
-    highest = tl.reduce(values, 0, larger)
-    temperature = tl.full((), 1.0 if DRAWN else 0.0, tl.float64)
-    if DRAWN and WARM:
-        temperature = tl.load(temperatures + row).to(tl.float64)
-    if temperature > 0:
-        seed = tl.load(seeds + row).to(tl.int64)
-        position = tl.load(positions + row).to(tl.int64)
-        scaled = (values - tl.where(highest > float("-inf"), highest, 0.0)) * scale_of(temperature)
-        token = noisy_block(
-            x, scaled, first, vocab, highest, temperature, seed, position, stream, cut, cut_id,
-            CUT, FAST, BLOCK,
-        )  # fmt: skip
-    else:
-        token = tl.min(tl.where(values == highest, at, 2147483647), 0)
-    tl.store(tokens + to, token)
-    tl.store(tops + to, highest)
-
-
 @triton.jit
 def winner_of_chunks(
     x, blocks, usable, vocab, highest, temperature, seed, position, stream, cut, cut_id, CUT: tl.constexpr
@@ -176,55 +123,6 @@ def winner_of_chunks(
     )
     best = tl.max(tl.max(scores, 1), 0)
     return tl.min(tl.min(tl.where(inside & (scores == best), at, 2147483647), 1), 0)
-
-
-@triton.jit(do_not_specialize=["stream"])
-def best_of_chunks_kernel(
-    logits,
-    temperatures,
-    seeds,
-    positions,
-    cuts,
-    cut_ids,
-    tokens,
-    tops,
-    out,
-    vocab,
-    stride,
-    num_chunks,
-    stream,
-    DRAWN: tl.constexpr,
-    WARM: tl.constexpr,
-    CUT: tl.constexpr,
-    CHUNKS: tl.constexpr,
-):
-    """The best token of a row of chunks, ties to the lowest; -1 where the highest logit is not finite."""
-    row = tl.program_id(0).to(tl.int64)
-    c = tl.arange(0, CHUNKS)
-    inside = c < num_chunks
-    tops_row = tl.load(tops + row * num_chunks + c, mask=inside, other=float("-inf"))
-    token = tl.load(tokens + row * num_chunks + c, mask=inside, other=-1)
-    highest = tl.reduce(tops_row, 0, larger)
-    good = (highest > float("-inf")) & (highest < float("inf"))
-    temperature = tl.full((), 1.0 if DRAWN else 0.0, tl.float64)
-    if DRAWN and WARM:
-        temperature = tl.load(temperatures + row).to(tl.float64)
-    usable = inside & (token >= 0) & (tops_row > float("-inf"))
-    best_token = tl.min(tl.where(usable & (tops_row == highest), token, 2147483647), 0)
-    if temperature > 0:
-        cut = float("-inf")
-        cut_id = 0
-        if CUT:
-            cut = tl.load(cuts + row)
-            cut_id = tl.load(cut_ids + row)
-        seed = tl.load(seeds + row).to(tl.int64)
-        position = tl.load(positions + row).to(tl.int64)
-        best_token = winner_of_chunks(
-            logits + row * stride, token, usable, vocab, highest, temperature, seed, position,
-            stream, cut, cut_id, CUT,
-        )  # fmt: skip
-    good &= best_token < vocab
-    tl.store(out + row, tl.where(good, best_token, -1).to(out.dtype.element_ty))
 
 
 @triton.jit

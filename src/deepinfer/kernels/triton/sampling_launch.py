@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
+from deepinfer.kernels import contract
 from deepinfer.kernels.configs import sampling as configs
+from deepinfer.kernels.configs import topk as topk_configs
 from deepinfer.kernels.topk import topk
 from deepinfer.kernels.triton.launches import interpreted, on_device, warps
+from deepinfer.kernels.triton.sampling_candidates import choice_kernel, marks_kernel
 from deepinfer.kernels.triton.sampling_cuts import (
     Filters,
-    bounds_of,
     by_groups,
     cut_mass,
     cut_rows,
     empty,
 )
-from deepinfer.kernels.triton.sampling_draw import (
-    best_of_chunks_kernel,
-    best_token_kernel,
-    chunk_top_kernel,
-)
+from deepinfer.kernels.triton.sampling_draw import chunk_top_kernel
 from deepinfer.kernels.triton.sampling_edit import apply_cut_kernel
-from deepinfer.kernels.triton.sampling_list import finish_kernel
-from deepinfer.kernels.triton.sampling_rounds import (
-    first_judge_kernel,
-    first_round_kernel,
-    next_round_kernel,
+from deepinfer.kernels.triton.sampling_highest import (
+    highest_of_chunk_kernel,
+    highest_of_row_kernel,
+    highest_of_whole_row_kernel,
 )
+from deepinfer.kernels.triton.sampling_list import finish_kernel, neighbour_maxima_kernel
+from deepinfer.kernels.triton.sampling_rounds import next_round_kernel
 from deepinfer.kernels.triton.sampling_settle import settle_kernel
+from deepinfer.kernels.triton.sampling_weigh import weigh_kernel
+from deepinfer.kernels.triton.topk_launch import ByGroupsTuning, by_groups_constants
 
 __all__ = [
+    "ByGroupsTuning",
     "Filters",
     "apply_cuts",
     "best_tokens",
@@ -49,15 +51,36 @@ __all__ = [
 ]
 
 
-def highest_tokens(logits: Tensor, out: Tensor, sizes: tuple[int, int] | None = None) -> None:
+def highest_tokens(
+    logits: Tensor,
+    out: Tensor,
+    sizes: tuple[int, int] | None = None,
+    stages: int = 0,
+) -> None:
     """Writes the token of the highest logit of each row.
 
     Args:
         logits: Shape [rows, vocab], last stride 1.
         out: Shape [rows], int64.
         sizes: Tokens of a chunk, and warps.
+        stages: Blocks of a row on their way at once to the one program that it has then; 0 for a program a chunk.
     """
-    _best(logits, (logits, logits, logits), 0, out, sizes, None, drawn=False, warm=False)
+    rows, vocab = logits.shape
+    block, num_warps = sizes or configs.lookup("argmax", vocab)
+    if stages:
+        highest_of_whole_row_kernel[(rows,)](
+            logits, out, vocab, logits.stride(0), BLOCK=block, STAGES=stages, num_warps=warps(num_warps)
+        )  # fmt: skip
+        return
+    chunks = triton.cdiv(vocab, block)
+    tokens, tops = empty(logits, rows, chunks, dtype=torch.int32), empty(logits, rows, chunks)
+    where = (vocab, logits.stride(0), chunks)
+    highest_of_chunk_kernel[(rows * chunks,)](
+        logits, tokens, tops, *where, BLOCK=block, num_warps=warps(num_warps)
+    )
+    highest_of_row_kernel[(rows,)](
+        tokens, tops, out, chunks, CHUNKS=triton.next_power_of_2(chunks), num_warps=1
+    )
 
 
 def best_tokens(
@@ -70,6 +93,8 @@ def best_tokens(
     stream: int = 0,
     cuts: tuple[Tensor, Tensor] | None = None,
     sizes: tuple[int, int] | None = None,
+    expected: int = configs.EXPECTED,
+    row_warps: int = 8,
 ) -> None:
     """Writes the token of the highest sum of logit and noise of each row.
 
@@ -82,39 +107,104 @@ def best_tokens(
         stream: Purpose of the noise.
         cuts: Logit and id at which each row is cut.
         sizes: Tokens of a chunk, and warps.
+        expected: Tokens of a chunk that are marked, about.
+        row_warps: Warps of the program that chooses among the marked tokens of a row.
     """
-    warm = temperature if temperature is not None else seeds
-    _best(
-        logits, (warm, seeds, positions), stream, out, sizes, cuts,
-        drawn=True, warm=temperature is not None,
-    )  # fmt: skip
+    filters = Filters(temperature, None, None, None, 0)
+    _mark_and_choose(
+        logits, filters, seeds, positions, stream, out, cuts, sizes, expected, row_warps, None
+    )
 
 
-def _best(
+class _Open(NamedTuple):
+    """What a choice leaves of rows that it cannot answer.
+
+    Attributes:
+        levels: Tokens in question, shape [rows, 4], int32.
+        ends: Logit of the end of the tokens that count, shape [rows], fp32.
+        end_ids: Last id at it, shape [rows], int32; -2 where the token is written.
+        waiting: Token that is to be judged, -1 for none, shape [rows], int32.
+        facts: Highest logit and mass, shape [rows, 2], fp32.
+        counts: Number of open rows of each round in every fourth place, shape [8, 4], int32.
+        lists: Open rows of each round, shape [8, rows in fours], int32.
+        arrived: Chunks of the row that are weighed, shape [rows], int32.
+    """
+
+    levels: Tensor
+    ends: Tensor
+    end_ids: Tensor
+    waiting: Tensor
+    facts: Tensor
+    counts: Tensor
+    lists: Tensor
+    arrived: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor) -> _Open:
+        """Room for the rows of some logits."""
+        rows = logits.shape[0]
+
+        def ints(*shape: int) -> Tensor:
+            return empty(logits, *shape, dtype=torch.int32)
+
+        return cls(
+            ints(rows, 4), empty(logits, rows), ints(rows), ints(rows), empty(logits, rows, 2), ints(8, 4),
+            ints(8, triton.cdiv(rows, 4) * 4), ints(rows),
+        )  # fmt: skip
+
+
+def _mark_and_choose(
     logits: Tensor,
-    options: tuple[Tensor, Tensor, Tensor],
+    filters: Filters,
+    seeds: Tensor,
+    positions: Tensor,
     stream: int,
     out: Tensor,
-    sizes: tuple[int, int] | None,
     cuts: tuple[Tensor, Tensor] | None,
-    *,
-    drawn: bool,
-    warm: bool,
+    sizes: tuple[int, int] | None,
+    expected: int,
+    row_warps: int,
+    state: _Open | None,
 ) -> None:
+    """Writes tokens; with top-p, and a `state`, of the rows that groups answer for."""
     rows, vocab = logits.shape
-    block, num_warps = sizes or configs.lookup("gumbel" if drawn else "argmax", vocab)
-    chunks = triton.cdiv(vocab, block)
-    tokens, tops = empty(logits, rows, chunks, dtype=torch.int32), empty(logits, rows, chunks)
-    cut = cuts if cuts is not None else (tops, tokens)
-    where = (vocab, logits.stride(0), chunks, stream)
-    flags = {"DRAWN": drawn, "WARM": warm, "CUT": cuts is not None}
-    best_token_kernel[(rows * chunks,)](
-        logits, *options, *cut, tokens, tops, *where,
-        FAST=not interpreted(), BLOCK=block, num_warps=warps(num_warps), **flags,
+    block, num_warps = sizes or configs.lookup("marks", vocab)
+    chunks, groups = triton.cdiv(vocab, block), block // 16
+    padded = triton.next_power_of_2(chunks)
+    tops, sums = empty(logits, rows, chunks), empty(logits, rows, chunks)
+    marks = empty(logits, rows, chunks, groups, dtype=torch.int16)
+    maxima = masses = tops
+    if state is not None:
+        maxima, masses = empty(logits, rows, chunks, groups), empty(logits, rows, chunks, groups)
+    # Most groups have one marked token at most, and a row far fewer than its chunks.
+    most_groups = min(
+        padded * groups, max(256, triton.next_power_of_2(int(1.5 * expected * chunks)))
+    )
+    most = 128
+    scratch = empty(logits, rows, most_groups + most, dtype=torch.int32)
+    temperature, top_p = (
+        t if t is not None else tops for t in (filters.temperature, filters.top_p)
+    )
+    cut = cuts if cuts is not None else (tops, marks)
+    opened = state or _Open(*(scratch,) * 8)
+    flags: dict[str, Any] = {
+        "WARM": filters.temperature is not None,
+        "CUT": cuts is not None,
+        "TOP_P": state is not None,
+        "EXPECTED": expected,
+        "BLOCK": block,
+    }
+    where = (vocab, logits.stride(0), chunks)
+    marks_kernel[(rows * chunks,)](
+        logits, temperature, seeds, positions, *cut, marks, tops, sums, maxima, masses, opened.counts,
+        *where, stream, num_warps=warps(num_warps), **flags,
     )  # fmt: skip
-    best_of_chunks_kernel[(rows,)](
-        logits, *options, *cut, tokens, tops, out, *where,
-        CHUNKS=triton.next_power_of_2(chunks), num_warps=warps(4 if drawn else 1), **flags,
+    choice_kernel[(rows,)](
+        logits, temperature, top_p, seeds, positions, *cut, marks, tops, sums, maxima, masses, scratch,
+        *opened, out, *where, opened.lists.stride(0), stream,
+        FAST=not interpreted(), CHUNKS=padded, LIST=most_groups, MOST=most, num_warps=warps(row_warps),
+        # So that a processor has room for two rows.
+        maxnreg=64 if row_warps == 16 else None, **flags,
     )  # fmt: skip
 
 
@@ -151,6 +241,8 @@ def draw_listed(
     stream: int,
     out: Tensor,
     finish_warps: int | None = None,
+    joined: bool = True,
+    selection: ByGroupsTuning | None = None,
 ) -> None:
     """Writes the token of each row, drawn among the highest; for a top-k up to `configs.MOST_TOP_K`.
 
@@ -162,20 +254,30 @@ def draw_listed(
         stream: Purpose of the noise.
         out: Shape [rows], int64.
         finish_warps: Warps of the program that draws from the list of a row.
+        joined: Whether the first pass of the selection looks for NaN, where it can.
+        selection: How it selects then; None for the table's choice.
     """
     rows, vocab = logits.shape
     width = min(filters.widest, vocab)
     found = empty(logits, rows, width, dtype=torch.int32)
     values = logits.float() if logits.dtype == torch.float16 else logits
-    block, num_warps = configs.lookup("argmax", vocab)
+    tuning = _tuning_by_groups(values, width) if joined else None
+    tuning = selection if tuning and selection else tuning
+    block, num_warps = (
+        (tuning.block, tuning.block_warps) if tuning else configs.lookup("argmax", vocab)
+    )
     chunks = triton.cdiv(vocab, block)
     tops = empty(logits, rows, chunks)
     # The selection does not look at NaN, of which one makes a row that is not drawn.
-    chunk_top_kernel[(rows * chunks,)](
-        logits, tops, vocab, logits.stride(0), chunks, BLOCK=block, num_warps=warps(num_warps)
-    )
-    topk(values, width, output_idx=found, return_value=False, backend="triton")
+    if tuning:
+        _select_by_groups(values, width, found, tops, tuning)
+    else:
+        chunk_top_kernel[(rows * chunks,)](
+            logits, tops, vocab, logits.stride(0), chunks, BLOCK=block, num_warps=warps(num_warps)
+        )
+        topk(values, width, output_idx=found, return_value=False, backend="triton")
     capacity = max(256, triton.next_power_of_2(width))
+    num_warps = finish_warps or max(1, min(16, capacity // 256))
     given = [t if t is not None else tops for t in filters[:4]]
     finish_kernel[(rows,)](
         logits, *given, seeds, positions, tops, tops, found, found, tops, found, out,
@@ -183,7 +285,43 @@ def draw_listed(
         WARM=filters.temperature is not None, TOP_K=True, TOP_P=filters.top_p is not None,
         MIN_P=filters.min_p is not None, DRAWN=True, FAST=not interpreted(),
         CHUNKS=triton.next_power_of_2(chunks), CAPACITY=capacity,
-        num_warps=warps(finish_warps or max(1, min(16, capacity // 256))),
+        # So that a processor has room for two rows.
+        num_warps=warps(num_warps), maxnreg=64 if num_warps == 16 else None,
+    )  # fmt: skip
+
+
+def _tuning_by_groups(x: Tensor, k: int) -> ByGroupsTuning | None:
+    """How the k highest of rows are selected behind a pass over them that is ours; None where they are not."""
+    sizes = topk_configs.lookup_by_groups(*x.shape, k, x.itemsize)
+    if sizes is None or not x.is_cuda or not contract.has_gluon():
+        return None
+    tuning = ByGroupsTuning(*sizes)
+    is_long = x.shape[1] >= max(2 * k, 1024) * tuning.group
+    is_aligned = x.stride(0) * x.itemsize % 16 == 0 and x.data_ptr() % 16 == 0
+    return tuning if is_long and is_aligned else None
+
+
+def _select_by_groups(x: Tensor, k: int, out: Tensor, tops: Tensor, tuning: ByGroupsTuning) -> None:
+    """As `topk_by_groups`; writes the highest logit of chunks of `tuning.block` tokens, too."""
+    from deepinfer.kernels.triton.topk_grouped import topk_by_groups_kernel
+
+    rows, n = x.shape
+    chunks = triton.cdiv(n, tuning.block)
+    sizes = by_groups_constants(tuning, n) | {"EARLY": False}
+    width = max(sizes["ALL"], chunks * tuning.block // tuning.group)
+    maxima = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    groups = empty(x, rows, sizes["ALL"], dtype=torch.int32)
+    found = empty(x, rows, tuning.capacity, dtype=torch.int64)
+    neighbour_maxima_kernel[(rows * chunks,)](
+        x, maxima, tops, n, x.stride(0), width, chunks,
+        BLOCK=tuning.block, GROUP=tuning.group, num_warps=tuning.block_warps,
+    )  # fmt: skip
+    integers = torch.int16 if x.itemsize == 2 else torch.int32
+    registers = {"maxnreg": tuning.max_registers} if tuning.max_registers else {}
+    topk_by_groups_kernel[(rows,)](
+        x.view(integers), out, out, maxima.view(integers), groups, found, n, k, -1, 0, x.stride(0),
+        out.stride(0), width, HAS_LENGTHS=False, BITS=8 * x.itemsize, **sizes,
+        num_warps=tuning.num_warps, **registers,
     )  # fmt: skip
 
 
@@ -215,8 +353,6 @@ def draw_filtered(
     cuts = None
     if filters.top_k is not None or filters.min_p is not None:
         cuts = cut_rows(logits, filters)
-        # Many tokens are kept, of which groups tell little.
-        sizes.setdefault("sample", configs.SAMPLE)
     if filters.top_p is not None:
         draw_by_rounds(logits, filters, seeds, positions, stream, out, cuts, **sizes)
     else:
@@ -234,13 +370,13 @@ def draw_by_rounds(
     out: Tensor,
     cuts: tuple[Tensor, Tensor] | None = None,
     sizes: tuple[int, int] | None = None,
+    weigh_sizes: tuple[int, int] | None = None,
     next_sizes: tuple[int, int] | None = None,
     settle_sizes: tuple[int, int] | None = None,
-    judge_warps: int = 16,
-    rounds: int | None = None,
-    programs: int | None = None,
-    group: int = 16,
-    sample: int = 0,
+    row_warps: int = 16,
+    rounds: int = 2,
+    programs: int = configs.PROGRAMS,
+    expected: int = configs.EXPECTED,
 ) -> None:
     """Writes the token of each row, drawn and judged by its top-p, until one is kept.
 
@@ -252,71 +388,57 @@ def draw_by_rounds(
         stream: Purpose of the noise.
         out: Shape [rows], int64.
         cuts: Logit and id at which each row is cut; None where all tokens count.
-        sizes: Tokens of a chunk of the first round, and warps.
-        next_sizes: The same for the next rounds.
+        sizes: Tokens of a chunk of the first pass, and warps.
+        weigh_sizes: The same for a block of the pass that weighs, whose chunks have 8192 tokens.
+        next_sizes: The same for the passes behind it.
         settle_sizes: The same for the program of a row that finishes what they leave.
-        judge_warps: Warps of the program that judges the first round of a row.
-        rounds: Rounds of several programs a row behind the first, at most 7; None for a choice by the number of rows.
-        programs: Programs of such a round; None for all that the processors of the GPU hold at once.
-        group: Tokens of a group, a power of two from 8.
-        sample: Tokens of a row that bounds are taken from, a power of two; 0 for no bounds.
+        row_warps: Warps of the program that chooses among the marked tokens of a row.
+        rounds: Passes of several programs a row behind that which weighs, at most 6.
+        programs: Programs of a pass that open rows share.
+        expected: Tokens of a chunk that are marked, about.
     """
     rows, vocab = logits.shape
-    given = [t if t is not None else logits for t in (filters.temperature, filters.top_p)]
+    state = _Open.of(logits)
+    _mark_and_choose(
+        logits, filters, seeds, positions, stream, out, cuts, sizes, expected, row_warps, state
+    )
+    temperature, top_p = (t if t is not None else out for t in (filters.temperature, filters.top_p))
     warm = {"WARM": filters.temperature is not None}
     fast = {"FAST": not interpreted()}
-    block, num_warps = sizes or configs.lookup("first_round", vocab)
-    ends, end_ids = empty(logits, rows), empty(logits, rows, dtype=torch.int32)
-    state = (ends, end_ids, torch.empty_like(end_ids), empty(logits, rows, 2))
-    if sample:
-        *bound, counts = bounds_of(logits, filters, cuts, sample, align=block, by_mass=True)
-    else:
-        bound = [empty(logits, rows, 2), empty(logits, rows, 2, dtype=torch.int32)]
-        counts = torch.empty_like(end_ids)
-    cut = cuts if cuts is not None else bound
-    flags = warm | {"CUT": cuts is not None}
-    bounded = {"BOUNDS": sample > 0}
-    chunks, groups = triton.cdiv(vocab, block), block // group
-    padded = triton.next_power_of_2(chunks)
-    rounds = configs.rounds_of(rows) if rounds is None else rounds
-
-    def parts(*last: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return empty(logits, rows, chunks, *last, dtype=dtype)
-
-    tokens, tops, sums = parts(dtype=torch.int32), parts(), parts(3)
-    maxima, masses = parts(groups), parts(groups)
-    num_open = empty(logits, 8, 4, dtype=torch.int32)
-    open_rows = empty(logits, rounds + 1, triton.cdiv(rows, 4) * 4, dtype=torch.int32)
-    where = (vocab, logits.stride(0), chunks, stream)
-    made = (tokens, tops, maxima, masses, sums)
-    first_round_kernel[(rows * chunks,)](
-        logits, given[0], seeds, positions, *cut, *bound, *made, num_open, *where,
-        DRAWN=True, BLOCK=block, GROUPS=groups, PARTS=group // 4, num_warps=warps(num_warps),
-        **flags, **fast, **bounded,
-    )  # fmt: skip
-    first_judge_kernel[(rows,)](
-        logits, *given, seeds, positions, *cut, *bound, *made, *state, num_open, open_rows, counts,
-        out, *where,
-        CHUNKS=padded, GROUPS=groups, ALL_GROUPS=padded * groups, num_warps=warps(judge_warps),
-        **flags, **bounded,
-    )  # fmt: skip
     block, num_warps = next_sizes or configs.lookup("next_round", vocab)
     chunks = triton.cdiv(vocab, block)
-    tokens, sums = parts(dtype=torch.int32), parts()
-    most = programs or configs.PROGRAMS
-    for i in range(rounds):
-        # Few rows are open, so a fixed number of programs shares their chunks.
-        next_round_kernel[(min(rows * chunks, most),)](
-            logits, *given, seeds, positions, *bound, *state, num_open[i], open_rows[i],
-            num_open[i + 1], open_rows[i + 1], counts, tokens, sums, out, vocab,
-            logits.stride(0), chunks, stream,
-            CHUNKS=triton.next_power_of_2(chunks), BLOCK=block, num_warps=warps(num_warps),
-            **warm, **fast,
+    few = {
+        "CHUNKS": triton.next_power_of_2(chunks),
+        "BLOCK": block,
+        "num_warps": warps(num_warps),
+    }
+    where = (vocab, logits.stride(0), chunks)
+    grid = (min(rows * chunks, programs),)
+    ends = (state.ends, state.end_ids, state.waiting, state.facts)
+
+    def lists(i: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return state.counts[i], state.lists[i], state.counts[i + 1], state.lists[i + 1]
+
+    # Few rows are open, so a fixed number of programs shares their chunks.
+    block, num_warps = weigh_sizes or configs.lookup("weigh", vocab)
+    span = min(max(1, 8192 // block), triton.cdiv(vocab, block))
+    parts = triton.cdiv(vocab, block * span)
+    weigh_kernel[(min(rows * parts, programs),)](
+        logits, temperature, top_p, state.levels, *ends, *lists(0), state.arrived,
+        empty(logits, rows, parts, 4), out, vocab, logits.stride(0), parts,
+        CHUNKS=triton.next_power_of_2(parts), BLOCK=block, SPAN=span, num_warps=warps(num_warps), **warm,
+    )  # fmt: skip
+    tokens, sums = empty(logits, rows, chunks, dtype=torch.int32), empty(logits, rows, chunks)
+    for i in range(1, rounds + 1):
+        next_round_kernel[grid](
+            logits, temperature, top_p, seeds, positions, *ends, *lists(i), state.arrived, tokens, sums,
+            out, *where, stream, **warm, **fast, **few,
         )  # fmt: skip
     block, num_warps = settle_sizes or configs.lookup("settle", vocab)
+    cut = cuts if cuts is not None else (state.ends, state.end_ids)
     settle_kernel[(rows,)](
-        logits, *given, seeds, positions, *cut, *state, out, vocab, logits.stride(0), stream,
-        BLOCK=block, num_warps=warps(num_warps), **flags, **fast,
+        logits, temperature, top_p, seeds, positions, *cut, *ends, out, vocab, logits.stride(0), stream,
+        CUT=cuts is not None, BLOCK=block, num_warps=warps(num_warps), **warm, **fast,
     )  # fmt: skip
 
 

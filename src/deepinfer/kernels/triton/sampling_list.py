@@ -29,7 +29,30 @@ __all__ = [
     "cut_of_mass",
     "finish_kernel",
     "gather_kernel",
+    "neighbour_maxima_kernel",
 ]
+
+
+@triton.jit
+def neighbour_maxima_kernel(
+    logits, maxima, tops, vocab, stride, stride_maxima, num_chunks, BLOCK: tl.constexpr, GROUP: tl.constexpr
+):  # fmt: skip
+    """Maxima of groups of neighbours of one chunk for the selection of `topk`, and the highest logit, NaN if one is.
+
+    Of NaN and a number the number is the maximum of a group.
+    """
+    to = tl.program_id(0).to(tl.int64)
+    row = to // num_chunks
+    first = (to % num_chunks).to(tl.int32) * BLOCK
+    at = first + tl.arange(0, BLOCK)
+    x = tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+    best = tl.max(tl.reshape(x, (BLOCK // GROUP, GROUP)), 1)
+    tl.store(
+        tops + to,
+        tl.reduce(tl.reduce(tl.reshape(x, (BLOCK // GROUP, GROUP)), 1, larger), 0, larger),
+    )
+    g = tl.arange(0, BLOCK // GROUP)
+    tl.store(maxima + row * stride_maxima + first // GROUP + g, best.to(maxima.dtype.element_ty))
 
 
 @triton.jit

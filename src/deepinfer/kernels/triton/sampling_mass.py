@@ -6,13 +6,78 @@ import triton
 import triton.language as tl
 
 from deepinfer.kernels.triton.sampling_bounds import row_options
-from deepinfer.kernels.triton.sampling_draw import limits_of, scale_of
+from deepinfer.kernels.triton.sampling_draw import limit_of, limits_of, scale_of
 from deepinfer.kernels.triton.sampling_judge import bound_masses, group_masses, narrowed
 from deepinfer.kernels.triton.sampling_keys import key_of, larger, mass_of, value_of
 from deepinfer.kernels.triton.sampling_list import above_nothing, append, cut_of_mass
 from deepinfer.kernels.triton.sampling_whole import cut_by_mass
 
-__all__ = ["mass_bounds_kernel", "mass_finish_kernel", "mass_gather_kernel"]
+__all__ = [
+    "chunk_masses_kernel",
+    "mass_bounds_kernel",
+    "mass_finish_kernel",
+    "mass_gather_kernel",
+]
+
+
+@triton.jit
+def chunk_masses_kernel(
+    logits,
+    temperatures,
+    cuts,
+    cut_ids,
+    bounds,
+    bound_ids,
+    tops,
+    groups,
+    masses,
+    sums,
+    vocab,
+    stride,
+    num_chunks,
+    WARM: tl.constexpr,
+    CUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """One chunk of one row: its highest logit, and maxima and masses of its groups and bounds.
+
+    A group is four neighbours in each of PARTS places: token `w * 4 * GROUPS + 4 * g + j` of the chunk is in g. What the cut
+    drops counts nowhere.
+    """
+    to = tl.program_id(0).to(tl.int64)
+    row = to // num_chunks
+    first = (to % num_chunks).to(tl.int32) * BLOCK
+    at = first + tl.arange(0, BLOCK)
+    values = tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf")).to(
+        tl.float32
+    )
+    if CUT:
+        limits = limits_of(tl.load(cuts + row), tl.load(cut_ids + row), first, BLOCK)
+        values = tl.where(values <= limits, float("-inf"), values)
+    best = tl.reduce(tl.reshape(values, (PARTS, GROUPS, 4)), 0, larger)
+    best = tl.reduce(best, 1, larger)
+    g = tl.arange(0, GROUPS)
+    tl.store(groups + to * GROUPS + g, best)
+    highest = tl.reduce(best, 0, larger)
+    tl.store(tops + to, highest)
+    temperature = tl.full((), 1.0, tl.float64)
+    if WARM:
+        temperature = tl.load(temperatures + row).to(tl.float64)
+    if temperature > 0:
+        anchor = tl.where(highest == float("-inf"), 0.0, highest)
+        mass = tl.exp2((values - anchor) * scale_of(temperature))
+        part = tl.sum(tl.sum(tl.reshape(mass, (PARTS, GROUPS, 4)), 0), 1)
+        tl.store(masses + to * GROUPS + g, part)
+        tl.store(sums + to * 3, tl.sum(part, 0))
+        inside = values > limit_of(
+            tl.load(bounds + row * 2), tl.load(bound_ids + row * 2), first, BLOCK
+        )
+        tl.store(sums + to * 3 + 1, tl.sum(tl.where(inside, mass, 0.0), 0))
+        upper = tl.load(bounds + row * 2 + 1)
+        above = values > limit_of(upper, tl.load(bound_ids + row * 2 + 1), first, BLOCK)
+        tl.store(sums + to * 3 + 2, tl.sum(tl.where(above, mass, 0.0), 0))
 
 
 @triton.jit
