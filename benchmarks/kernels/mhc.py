@@ -102,6 +102,7 @@ def pre(
     products: int,
     finish: tuple[int, int] | None = None,
     prepared: bool = False,
+    spread: bool | None = None,
 ):
     """Builds coefficients and the sum of streams."""
 
@@ -132,6 +133,7 @@ def pre(
             tuning,
             products,
             finish,
+            spread,
         )
 
         def check():
@@ -308,11 +310,15 @@ def cases() -> list[Case]:
         if tokens != 256:
             found.append(Case("mhc_pre", shape, "table", pre(tokens, None, 2)))
     shape = f"{MANY} x 4 x {HIDDEN}"
-    name = f"{before}, 64 x 4 channels a part, 6 slots"
-    found.append(Case("mhc_pre", shape, name, pre(MANY, (4, 6), 2, None, True)))
-    for tokens, finish in ((MANY, (4, 1)), (MANY, (16, 1)), (MANY, (16, 4)), (64, (2, 1))):
-        name = f"{before}, coefficients of {finish[0]} tokens, {finish[1]} warps"
-        build = pre(tokens, None, 2, finish, True)
+    for tuning, finish in ((None, None), ((5, 3), None), (None, (32, 1)), (None, (64, 2))):
+        name = f"{before}, blocks side by side"
+        name += f", {tuning[1]} slots" if tuning else ""
+        name += f", coefficients of {finish[0]} tokens, {finish[1]} warps" if finish else ""
+        build = pre(MANY, tuning, 2, finish, True, True)
+        found.append(Case("mhc_pre", shape, name, build))
+    for tokens in (256, 64):
+        build = pre(tokens, None, 2, None, True, True)
+        name = f"{before}, blocks side by side"
         found.append(Case("mhc_pre", f"{tokens} x 4 x {HIDDEN}", name, build))
     entry = (64, 64, 10, 4, 2)
     name = "64 tokens, 64 x 10 channels, 4 warps, 2 stages, 2 products"

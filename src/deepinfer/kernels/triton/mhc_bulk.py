@@ -20,16 +20,27 @@ __all__ = ["mhc_project_bulk_kernel"]
 
 
 @gluon.jit
+def _first_channel(
+    part, parts, block, BLOCKS: gl.constexpr, PIECES: gl.constexpr, SPREAD: gl.constexpr
+):
+    """Where a block of 64 channels of a part begins; a part may be a piece of what has PIECES times as many blocks."""
+    if SPREAD:
+        # Programs that run together have blocks side by side.
+        return ((part % PIECES + block) * (parts // PIECES) + part // PIECES) * 64
+    return (part * BLOCKS + block) * 64
+
+
+@gluon.jit
 def _copies_of_tile(
-    descs, rings, bars, token, start, x_stream, slot, phase, CHANNELS: gl.constexpr,
-    BLOCKS: gl.constexpr, DEPTH: gl.constexpr, FIRST: gl.constexpr,
+    descs, rings, bars, token, part, parts, x_stream, slot, phase, CHANNELS: gl.constexpr,
+    BLOCKS: gl.constexpr, PIECES: gl.constexpr, SPREAD: gl.constexpr, DEPTH: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
     """Fills the ring with the streams of 128 tokens, 64 channels of each; the FIRST time with coefficients too."""
     x_desc, high_desc, low_desc = descs
     x_ring, w_tiles = rings
     full, empty = bars
     for step in range(4 * BLOCKS):
-        c = start + step // 4 * 64
+        c = _first_channel(part, parts, step // 4, BLOCKS, PIECES, SPREAD)
         stream = step % 4
         mbarrier.wait(empty.index(slot), phase)
         bar = full.index(slot)
@@ -51,18 +62,19 @@ def _copies_of_tile(
 @gluon.jit
 def _copies(
     descs, rings, bars, tokens, parts, x_stream, CHANNELS: gl.constexpr, BLOCKS: gl.constexpr,
-    DEPTH: gl.constexpr,
+    PIECES: gl.constexpr, SPREAD: gl.constexpr, DEPTH: gl.constexpr,
 ):  # fmt: skip
     """Copies for all tiles of a program."""
-    start = gl.program_id(0) % parts * (64 * BLOCKS)
+    part = gl.program_id(0) % parts
     tile = gl.program_id(0) // parts
     step = gl.num_programs(0) // parts
     slot, phase = _copies_of_tile(
-        descs, rings, bars, tile * 128, start, x_stream, gl.to_tensor(0), gl.to_tensor(1), CHANNELS, BLOCKS, DEPTH, True
+        descs, rings, bars, tile * 128, part, parts, x_stream, gl.to_tensor(0), gl.to_tensor(1), CHANNELS, BLOCKS, PIECES,
+        SPREAD, DEPTH, True,
     )  # fmt: skip
     for more in range(tile + step, gl.cdiv(tokens, 128), step):
         slot, phase = _copies_of_tile(
-            descs, rings, bars, more * 128, start, x_stream, slot, phase, CHANNELS, BLOCKS, DEPTH, False
+            descs, rings, bars, more * 128, part, parts, x_stream, slot, phase, CHANNELS, BLOCKS, PIECES, SPREAD, DEPTH, False
         )  # fmt: skip
 
 
@@ -96,7 +108,7 @@ def _weights(pre, tile, tokens, PART: gl.constexpr, layout: gl.constexpr):
 @gluon.jit
 def _products(
     given, rings, bars, tokens, parts, CHANNELS: gl.constexpr, BLOCKS: gl.constexpr,
-    DEPTH: gl.constexpr, PART: gl.constexpr,
+    PIECES: gl.constexpr, SPREAD: gl.constexpr, DEPTH: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
     """Projections, squares and entering sums of 64 tokens of each tile."""
     pre, sums, collapsed = given
@@ -117,7 +129,7 @@ def _products(
         row = first + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
         there = (row < tokens)[:, None]
         row = row.to(gl.int64)
-        to = collapsed + row[:, None] * CHANNELS + (part * (64 * BLOCKS) + c)[None, :]
+        to = collapsed + row[:, None] * CHANNELS + c[None, :]
         never_at = sums + (row * parts + part) * 32
         none = gl.zeros([64, 64], gl.float32, layout)
         total = gl.sum(gl.reshape(gl.zeros([64, 64], gl.float32, sums_layout), [64, 2, 32]), axis=1)
@@ -137,7 +149,8 @@ def _products(
                 if slot == DEPTH:
                     slot = 0
                     phase ^= 1
-            gl.store(to + block * 64, entering.to(gl.bfloat16), mask=there)
+            at = _first_channel(part, parts, block, BLOCKS, PIECES, SPREAD)
+            gl.store(to + at, entering.to(gl.bfloat16), mask=there)
             # The blocks of a part are added as `mhc_coefficients_kernel` adds those of programs.
             square += gl.convert_layout(gl.sum(squares, axis=1), gl.SliceLayout(1, layout))
             total += gl.sum(gl.reshape(m, [64, 2, 32]), axis=1)
@@ -152,7 +165,7 @@ def _products(
 @gluon.jit(do_not_specialize=["tokens", "parts"])
 def mhc_project_bulk_kernel(
     x_desc, high_desc, low_desc, pre, sums, collapsed, tokens, parts, x_stream,
-    CHANNELS: gl.constexpr, BLOCKS: gl.constexpr, DEPTH: gl.constexpr,
+    CHANNELS: gl.constexpr, BLOCKS: gl.constexpr, PIECES: gl.constexpr, SPREAD: gl.constexpr, DEPTH: gl.constexpr,
 ):  # fmt: skip
     """As `mhc_project_kernel`, for parts of 64 * BLOCKS channels, with coefficients as two bf16 numbers.
 
@@ -170,6 +183,8 @@ def mhc_project_bulk_kernel(
         x_stream: Distance of streams.
         CHANNELS: Channels of a stream.
         BLOCKS: How often 64 channels are a part.
+        PIECES: Parts whose sums the next launch adds as those of one.
+        SPREAD: Whether the blocks of a part lie apart and those of all parts side by side.
         DEPTH: Slots of the ring.
     """
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [2 * DEPTH, 64, 64], x_desc.layout)
@@ -185,9 +200,30 @@ def mhc_project_bulk_kernel(
     given = (pre, sums, collapsed)
     gl.warp_specialize(
         [
-            (_products, (given, rings, bars, tokens, parts, CHANNELS, BLOCKS, DEPTH, 0)),
-            (_products, (given, rings, bars, tokens, parts, CHANNELS, BLOCKS, DEPTH, 1)),
-            (_copies, (descs, rings, bars, tokens, parts, x_stream, CHANNELS, BLOCKS, DEPTH)),
+            (
+                _products,
+                (given, rings, bars, tokens, parts, CHANNELS, BLOCKS, PIECES, SPREAD, DEPTH, 0),
+            ),
+            (
+                _products,
+                (given, rings, bars, tokens, parts, CHANNELS, BLOCKS, PIECES, SPREAD, DEPTH, 1),
+            ),
+            (
+                _copies,
+                (
+                    descs,
+                    rings,
+                    bars,
+                    tokens,
+                    parts,
+                    x_stream,
+                    CHANNELS,
+                    BLOCKS,
+                    PIECES,
+                    SPREAD,
+                    DEPTH,
+                ),
+            ),
         ],
         [4, 1],
         [240, 24],
