@@ -48,6 +48,7 @@ class PromptSelection:
         self._parts = [slice(a, b) for a, b in pairwise(bounds)]
         self._visible: dict[int, Tensor] = {}
         self._first: dict[int, Tensor] = {}
+        self._counts: dict[tuple[int, int], Tensor] = {}
         self._excluded: list[Tensor | None] = [None] * len(segments)
         self._taken_all_of: int | None = None
         self._zeros = torch.zeros(len(self._ends), dtype=torch.int32, device=cache.device)
@@ -93,7 +94,10 @@ class PromptSelection:
         """Leading places of each list behind which there are no rows, shape [tokens], int32."""
         if self.lists is None:
             return None
-        return self._visible_rows().clamp_max(self.lists.shape[1])
+        key = self._ratio, self.lists.shape[1]
+        if key not in self._counts:  # the layers that reuse a selection ask again
+            self._counts[key] = self._visible_rows().clamp_max(key[1])
+        return self._counts[key]
 
     def _scored(self, layer: int) -> list[bool]:
         config = self._cache.config
