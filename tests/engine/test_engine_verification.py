@@ -11,6 +11,7 @@ from torch import Tensor
 
 from deepinfer import Engine, SamplingParams
 from deepinfer.core.errors import ConfigError
+from deepinfer.core.protocols import DraftBatch, DraftView
 from deepinfer.engine.verification import verify_policy
 from deepinfer.speculative import (
     LiveLengths,
@@ -209,3 +210,41 @@ def test_a_model_drafts_with_the_noise_that_the_engine_draws_with(make_engine, d
         Recomputed(ToyModel()), drafter, [5, 6], 30, temperature=1.0, seed=3
     )
     assert alone.token_ids == tuple(outputs[0].token_ids)
+
+
+class Guess:
+    """Drafts without confidences: what the toy goes on with, or one token over and over."""
+
+    draft_length = 4
+
+    def __init__(self, texts: Sequence[Sequence[int]]) -> None:
+        self.texts = [tuple(text) for text in texts]
+
+    def propose(self, view: DraftView, max_drafts: int) -> DraftBatch:
+        return DraftBatch(token_ids=tuple(self.row(tuple(t), max_drafts) for t in view.token_ids))
+
+    def row(self, text: tuple[int, ...], count: int) -> tuple[int, ...]:
+        known = next((t for t in self.texts if t[: len(text)] == text), text + (3,) * count)
+        return known[len(text) : len(text) + count]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("right", [True, False])
+def test_drafts_without_confidences_are_judged_by_how_they_fare(
+    make_engine, depth: int, right: bool
+) -> None:
+    cost = StepCostModel([1, 5, 40], [1.0, 1.5, 12.0])
+    prompts = [[5, 6], [7], [8, 9]]
+    texts = [[*prompt, *ToyModel().greedy(prompt, 300)] for prompt in prompts]
+    drafter = Guess(texts if right else ())
+    engine = make_engine(ToyModel(), drafter=drafter, verify=cost, config={"async_depth": depth})
+    outputs = engine.generate(prompts, GREEDY.replace(max_tokens=300))
+    for text, prompt, output in zip(texts, prompts, outputs, strict=True):
+        assert list(output.token_ids) == text[len(prompt) :]
+    assert engine._parts.scheduler.verify_lengths.is_on is right
+    verified = sum(output.usage.verified for output in outputs)
+    accepted = sum(output.usage.accepted for output in outputs)
+    if right:
+        assert accepted == verified > 600
+    else:
+        assert verified < 1600, "four a token of each, until it is known that none is accepted"

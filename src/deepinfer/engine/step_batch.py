@@ -36,6 +36,7 @@ __all__ = [
     "wrong_count",
 ]
 
+_NO_OPINION = 0.5  # a logit of 0
 _PROMPT_LOGITS_ROWS = 512
 
 NumLegal = Callable[[str, Sequence[int], Sequence[int]], int]
@@ -125,7 +126,8 @@ def propose_drafts(
 
     Args:
         step: The step; its rows get as many drafts as the plan wants, up to the first that could not be chosen, and the
-            confidences of the whole block.
+            confidences of the whole block. Where there is a policy and the drafter gives none they are 0.5, from which a
+            policy that learns finds the share that is accepted at each place.
         drafter: Proposes.
         vocab_size: Ids are below it.
         never: Ids that are never chosen.
@@ -154,7 +156,10 @@ def propose_drafts(
     blocks = getattr(proposed, "token_ids", None)
     if blocks is None or len(blocks) != len(wanted):
         raise wrong_count(drafter, "propose", "blocks", blocks, len(wanted))
-    confidences = proposed.confidences if len(proposed.confidences) else ((),) * len(wanted)
+    confidences = proposed.confidences
+    if not len(confidences):
+        known = 0 if lengths is None else drafter.draft_length
+        confidences = tuple([(_NO_OPINION,) * min(known, len(tokens)) for tokens in blocks])
     if len(confidences) != len(wanted):
         raise wrong_count(drafter, "propose", "rows of confidences", confidences, len(wanted))
     for running, gaps in zip(wanted, getattr(proposed, "margins", ()), strict=False):

@@ -23,10 +23,9 @@ _POOR_STEPS = (
     4  # of a probe: the first may only feed the draft, and the next have little behind them
 )
 _PROBE_STEPS = 24  # at most
-_TRUST_DRAFTS, _MOST_TRUST = (
-    1000.0,
-    0.2,
-)  # expected drafts over which trust is averaged; share of one step
+_TRUST_DRAFTS = 1000.0  # expected drafts over which trust is averaged,
+_FIRST_TRUST = 100.0  # fewer in the beginning
+_MOST_TRUST = 0.2  # share of one step
 _MOST_ASLEEP = 2**16  # steps
 _FIRST_GAP = 24  # steps; doubles with each probe that finds nothing
 _HOPELESS = -0.25  # a probe that finds this little ends at once
@@ -72,6 +71,7 @@ class DraftSwitch:
         self.is_on = True
         self.promise = 0.0
         self.trust = 1.0
+        self._compared = _FIRST_TRUST  # expected drafts that trust rests on
         self._seen: npt.NDArray[np.float32] = np.zeros((0, 0), np.float32)
         self._fresh: npt.NDArray[np.float32] = np.zeros((0, 0), np.float32)  # of the probe
         self._promises: dict[int, tuple[float, float]] = {}
@@ -107,7 +107,8 @@ class DraftSwitch:
             accepted: Drafts accepted.
         """
         if expected > 0:
-            weight = min(_MOST_TRUST, expected / _TRUST_DRAFTS)
+            self._compared = min(_TRUST_DRAFTS, self._compared + expected)
+            weight = min(_MOST_TRUST, expected / self._compared)
             self.trust += weight * (min(2.0, accepted / expected) - self.trust)
             self._promises.clear()
             self._asleep = 0
@@ -210,7 +211,7 @@ def _newest(
 def _promise(
     survival: npt.NDArray[np.float32], cost: StepCostModel, requests: int, trust: float
 ) -> tuple[float, float]:
-    """Share of tokens a second that the best budget adds for requests like those seen, and the seconds of its step."""
+    """Share of tokens a second that the best budget from one draft on adds, and the seconds of its step."""
     scale = requests / survival.shape[0]
     falling = np.sort(survival.ravel())[::-1].cumsum(dtype=np.float64)
     tokens = np.empty(falling.size + 1)
@@ -219,6 +220,6 @@ def _promise(
     rows = requests + np.ceil(np.arange(tokens.size) * scale).astype(np.int64)
     seconds = cost.seconds(requests, rows)
     theta = tokens / seconds
-    best = int(theta.argmax())
+    best = 1 + int(theta[1:].argmax())  # drafts that are never verified are not made
     plain = requests / cost.plain_seconds(requests)
     return float(theta[best] / plain) - 1.0, float(seconds[best])
