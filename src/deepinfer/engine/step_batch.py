@@ -158,8 +158,8 @@ def propose_drafts(
         raise wrong_count(drafter, "propose", "blocks", blocks, len(wanted))
     confidences = proposed.confidences
     if not len(confidences):
-        known = 0 if lengths is None else drafter.draft_length
-        confidences = tuple([(_NO_OPINION,) * min(known, len(tokens)) for tokens in blocks])
+        most = 0 if lengths is None else drafter.draft_length
+        confidences = tuple([(_NO_OPINION,) * min(most, len(tokens)) for tokens in blocks])
     if len(confidences) != len(wanted):
         raise wrong_count(drafter, "propose", "rows of confidences", confidences, len(wanted))
     for running, gaps in zip(wanted, getattr(proposed, "margins", ()), strict=False):
