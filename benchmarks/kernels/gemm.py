@@ -329,7 +329,7 @@ def cases() -> list[Case]:
     masked_fp4, masked_fp8 = "m_grouped_fp8_fp4_gemm_nt_masked", "m_grouped_fp8_gemm_nt_masked"
     contiguous_fp4 = "m_grouped_fp8_fp4_gemm_nt_contiguous"
     contiguous_fp8 = "m_grouped_fp8_gemm_nt_contiguous"
-    many: list[Sizes] = [(2, 1, 6)]
+    many: list[Sizes] = [(2, 1, 6), (2, 1, 6, 1)]
     # What is open: FP8 of many tokens with tokens out of registers, products of few tokens and rows, powers as values
     add("fp8_gemm_nt", dense, "fp8", (8192, 8192, 8192), [FINE, *SENT])
     add("fp8_gemm_nt", dense, "fp8", (4096, 5120, 8192), [FINE, *SENT])

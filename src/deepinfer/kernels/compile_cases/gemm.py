@@ -149,6 +149,7 @@ def _decoded(sizes: tuple[int, ...], x_group: int) -> CompileCase:
         "x_scale": "*fp32" if x_group == 128 else "*i32", "rows_of": "*i32",
         **_integers("num_groups", "N", "max_m", "steps", "stride_og", "stride_om", "stride_fg", "stride_tg",
                     "stride_tk", "stride_xg", "stride_xm", "stride_xk"),
+        "out_desc": _tile("bf16", 64, 128, 128, 16) if t.sent else "*bf16",
     }  # fmt: skip
     constants = {
         "MODE": 2 if t.parts_m == 1 else 1,
@@ -156,6 +157,7 @@ def _decoded(sizes: tuple[int, ...], x_group: int) -> CompileCase:
         "TN": t.parts_n,
         "X_GROUP": x_group,
         "DEPTH": t.depth,
+        "SENT": t.sent == 1,
     }
     name = "m_grouped_gemm_nt_masked" if t.parts_m == 1 else "m_grouped_gemm_nt_contiguous"
     entry = f"prepared MXFP4 decoded, tokens 1x{x_group}, {'x'.join(map(str, sizes))}"

@@ -18,6 +18,7 @@ from deepinfer.kernels.triton.launches import launch
 __all__ = [
     "SwappedTuning",
     "TallTuning",
+    "can_send",
     "gemm_tall",
     "grouped_swapped",
     "list_layout",
@@ -129,7 +130,7 @@ def register_shares(tuning: SwappedTuning) -> tuple[dict[str, int], int]:
     return {} if tuning.per_sm == 1 else {"maxnreg": registers}, min(share, 240)
 
 
-def _is_sent(out: Tensor) -> bool:
+def can_send(out: Tensor) -> bool:
     """Whether bulk copies can write a matrix."""
     return out.dtype == torch.bfloat16 and out.stride(0) % 8 == 0 and out.data_ptr() % 16 == 0
 
@@ -270,7 +271,7 @@ def gemm_tall(
     cut = part_k is not None and part_k < k
     sums = out
     if cut:
-        rooms = tuning.rooms if _is_sent(out) else 0
+        rooms = tuning.rooms if can_send(out) else 0
     sums = x.new_empty(grid * block_m * tuning.block_n, dtype=torch.float32)
     launch(
         gemm_tall_kernel,
