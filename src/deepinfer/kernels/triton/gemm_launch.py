@@ -110,7 +110,8 @@ def spread_powers(x_scale: Tensor, w_scale: Tensor, n: int) -> tuple[Tensor, Ten
     x_powers = x_scale.new_empty((steps, m, 4), dtype=torch.float32)
     w_powers = x_scale.new_empty((steps, blocks, 4, 4), dtype=torch.float32)
     x_programs = -(-m // 64)
-    spread_powers_kernel[(x_programs + -(-blocks // 16), -(-steps // 8))](
+    launch(
+        spread_powers_kernel, (x_programs + -(-blocks // 16), -(-steps // 8), 1),
         x_scale, w_scale, x_powers, w_powers, m, n, steps, x_programs, blocks, x_scale.stride(0), w_scale.stride(0),
         w_scale.stride(1), BLOCK=64, num_warps=4,
     )  # fmt: skip
@@ -147,8 +148,16 @@ def used_tiles(rows_of: Tensor, groups: int, block_m: int) -> Tensor:
         Shape [tiles + 1], int32; what lies behind the last is not written.
     """
     found = rows_of.new_empty(-(-len(rows_of) // block_m) + 1)
-    used_tiles_kernel[(1,)](
-        rows_of, found, len(rows_of), groups, ROWS=block_m, BLOCK=4096, num_warps=16
+    launch(
+        used_tiles_kernel,
+        1,
+        rows_of,
+        found,
+        len(rows_of),
+        groups,
+        ROWS=block_m,
+        BLOCK=4096,
+        num_warps=16,
     )
     return found
 
@@ -269,10 +278,10 @@ def gemm_tall(
     factor = w_scale if w_scale is not None else out[None]
     grid = min(tiles, num_sms(x.device.index))
     cut = part_k is not None and part_k < k
+    rooms = tuning.rooms if can_send(out) else 0
     sums = out
     if cut:
-        rooms = tuning.rooms if can_send(out) else 0
-    sums = x.new_empty(grid * block_m * tuning.block_n, dtype=torch.float32)
+        sums = x.new_empty(grid * block_m * tuning.block_n, dtype=torch.float32)
     launch(
         gemm_tall_kernel,
         grid,
