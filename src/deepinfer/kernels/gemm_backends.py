@@ -52,7 +52,7 @@ def _hopper_refusal(
 ) -> str | None:
     """Why the kernels for Hopper cannot multiply these."""
     scaled = xs is not None and ws is not None
-    reason = contract.gluon_refusal(*((x, xs, w, ws, d) if scaled else (x, w, d)))  # type: ignore[arg-type]
+    reason = contract.gluon_refusal(*((x, xs, w, ws, d) if scaled else (x, w, d)))
     if reason is not None:
         return reason
     k = channels(w)

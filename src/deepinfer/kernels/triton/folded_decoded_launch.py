@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from deepinfer.kernels.triton.descriptors import listed, matrix
 from deepinfer.kernels.triton.folded_decoded import folded_decoded_kernel
-from deepinfer.kernels.triton.gemm_launch import can_send, list_layout, matrix, num_sms
+from deepinfer.kernels.triton.gemm_launch import can_send, num_sms
+from deepinfer.kernels.triton.launches import launch
 
 __all__ = ["DecodedTuning", "folded_decoded"]
 
@@ -59,16 +60,16 @@ def folded_decoded(
         x_group, x_scale = 32, x_scale.view(torch.int32)
     w_desc = matrix(words.view(torch.uint32).view(groups * n, k // 8), 64, 16)
     x_desc = matrix(x.view(-1, k), 64, 128)
-    flat = steps.view(-1)
-    t_desc = TensorDescriptor(flat, [flat.numel()], [1], [64], list_layout())
-    factors = steps.view(torch.float32)[:, -1]
+    factors = steps.view(torch.float32).select(1, -1)
     places = groups if mode == 2 else 1
     sent = tuning.sent == 1 and mode < 2 and can_send(out)
     tiles = places * -(-max_m // (64 * tuning.parts_m)) * -(-n // (128 * tuning.parts_n))
-    folded_decoded_kernel[(min(tiles, num_sms(x.device.index)),)](
+    launch(
+        folded_decoded_kernel,
+        min(tiles, num_sms(x.device.index)),
         w_desc,
         x_desc,
-        t_desc,
+        listed(steps, 64),
         out,
         factors,
         x_scale,
