@@ -70,9 +70,9 @@ class CompileCase:
         aligned: Arguments that are multiples of 16.
         options: Options of the launch (num_warps, maxnreg, ...).
         chips: Compute capabilities, times 10, that it is for.
-        tested: Those that tests compile for, where the code of the others is the same; none for all of `chips`.
         tensor_core: Prefixes of which one must begin an instruction, by chip; none where the chip is missing.
         stack_bytes: Stack a thread that is known and accepted.
+        tested: Those that tests compile for, where the code of the others is the same; none for all of `chips`.
     """
 
     operation: str
@@ -83,9 +83,9 @@ class CompileCase:
     aligned: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     chips: tuple[int, ...] = CHIPS
-    tested: tuple[int, ...] = ()
     tensor_core: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     stack_bytes: int = 0
+    tested: tuple[int, ...] = ()
 
     def compile(self, chip: int) -> CodeReport:
         """Compiles it for a chip."""

@@ -21,27 +21,19 @@ _STRIDES = (
 
 
 def cases() -> list[CompileCase]:
-    """One insert of each format on Hopper, the published ones on every chip."""
-    older, newer = (80, 89), (90, 100, 120)
-    found = [_insert(_F.V41_MXFP8, 8192, chips) for chips in (older, (90,))]
-    found += [_insert(_F.V41_NVFP4, 8192, chips) for chips in (older, (90,))]
-    found += [_insert(_F.INDEXER_MXFP4, 8192, (chip,)) for chip in (80, 90)]
-    found += [_pairs(_F.V41_MXFP8, True, newer), _pairs(_F.V41_NVFP4, False, newer)]
+    """One insert of each format on Hopper, the published ones on every chip; tests leave out what is the same code."""
+    newer = (90, 100, 120)
+    found = [_insert(_F.V41_MXFP8, 8192, (80,)), _insert(_F.V41_MXFP8, 8192, (89,))]
+    found += [_insert(_F.V41_NVFP4, 8192, (80, 89), (80,)), _insert(_F.V41_NVFP4, 8192, (90,))]
+    found += [_insert(_F.INDEXER_MXFP4, 8192, (90,))]
+    found += [_insert(f, 8192, (90,)) for f in (_F.V4_FP8, _F.V32_FP8)]
+    found += [_pairs(_F.V41_MXFP8, True, newer, newer), _pairs(_F.V41_NVFP4, False, newer, (90,))]
     found += [_pairs(_F.INDEXER_MXFP4, True, (90,))]
-    found += [_pairs_of_fp32(True, newer), _pairs_of_fp32(False, (90,))]
-    found += [_insert(f, 8192, (90,)) for f in (_F.V4_FP8, _F.V32_FP8, _F.INDEXER_FP8)]
-    found += [_compress(8192, True, chips) for chips in (older, (90,))]
-    found.append(_compress(8192, False, (90,)))
-    found += [
-        _gather(f, chips)
-        for f, chips in (
-            (_F.V41_MXFP8, (80,)),
-            (_F.V41_MXFP8, (89, 90, 100, 120)),
-            (_F.V41_NVFP4, (90,)),
-            (_F.V4_FP8, (90,)),
-        )
-    ]
-    found += [_gather_pairs(_F.V41_NVFP4, (90, 100, 120)), _gather_pairs(_F.INDEXER_MXFP4, (90,))]
+    found += [_pairs_of_fp32(True, newer, (90,)), _pairs_of_fp32(False, (90,))]
+    found += [_compress(8192, True, (80, 89), (80,)), _compress(8192, True, (90,))]
+    found += [_gather(_F.V41_MXFP8, (80,)), _gather(_F.V41_MXFP8, (89, *newer), (90,))]
+    found += [_gather(f, (90,)) for f in (_F.V41_NVFP4, _F.V4_FP8)]
+    found += [_gather_pairs(_F.V41_NVFP4, newer, (90, 120)), _gather_pairs(_F.INDEXER_MXFP4, (90,))]
     return [*found, _state()]
 
 
@@ -51,24 +43,28 @@ def _constants(form: KVCacheFormat, rows: int) -> dict[str, int | bool]:
     return constants(form, 64, True) | {"ROWS": rows}
 
 
-def _insert(form: KVCacheFormat, rows: int, chips: tuple[int, ...]) -> CompileCase:
+def _insert(
+    form: KVCacheFormat, rows: int, chips: tuple[int, ...], tested: tuple[int, ...] = ()
+) -> CompileCase:
     return _rows("rope_quant_insert", form, configs.lookup_insert(rows, form.channels, False), chips, "*bf16", {
         "PAIR": False, "HAS_LAST": False, "HAS_NORM": True, "HAS_FLOOR": True, "HAS_LATENTS": False,
         "HAS_PHASE_INDEX": False, "ROPE": 64, "KIND": "bf16",
-    }, f"{form.name} {rows} rows")  # fmt: skip
+    }, f"{form.name} {rows} rows", tested)  # fmt: skip
 
 
-def _compress(rows: int, pair: bool, chips: tuple[int, ...]) -> CompileCase:
+def _compress(
+    rows: int, pair: bool, chips: tuple[int, ...], tested: tuple[int, ...] = ()
+) -> CompileCase:
     form = KVCacheFormat.V41_NVFP4
     return _rows("compress_norm", form, configs.lookup_compress(rows), chips, "*fp32", {
         "PAIR": pair, "HAS_LAST": pair, "HAS_NORM": True, "HAS_FLOOR": False, "HAS_LATENTS": True,
         "HAS_PHASE_INDEX": False, "ROPE": 64, "KIND": "bf16",
-    }, f"{'pairs' if pair else 'tokens'} {rows} rows")  # fmt: skip
+    }, f"{'pairs' if pair else 'tokens'} {rows} rows", tested)  # fmt: skip
 
 
 def _rows(
     operation: str, form: KVCacheFormat, sizes: tuple[int, int], chips: tuple[int, ...], kind: str,
-    constants: dict[str, object], entry: str,
+    constants: dict[str, object], entry: str, tested: tuple[int, ...],
 ) -> CompileCase:  # fmt: skip
     import triton.language as tl
 
@@ -100,27 +96,31 @@ def _rows(
             "latents": "*bf16", "cache": "*u8", "eps": "fp32", **dict.fromkeys(integers, "i32"),
         },
         constants, ("x", "gates", "state", "weight", "phases", "slots", "latents", "cache", *_STRIDES),
-        {"num_warps": warps, "enable_fp_fusion": False}, chips,
+        {"num_warps": warps, "enable_fp_fusion": False}, chips, tested=tested,
     )  # fmt: skip
 
 
-def _pairs(form: KVCacheFormat, norm: bool, chips: tuple[int, ...]) -> CompileCase:
+def _pairs(
+    form: KVCacheFormat, norm: bool, chips: tuple[int, ...], tested: tuple[int, ...] = ()
+) -> CompileCase:
     sizes = configs.lookup_pairs(8192, form.channels, False)
-    return _two_at_a_time("rope_quant_insert", form, sizes, chips, {
+    return _two_at_a_time("rope_quant_insert", form, sizes, chips, tested, {
         "WIDE": False, "PAIR": False, "HAS_LAST": False, "HAS_NORM": norm, "HAS_FLOOR": norm, "HAS_LATENTS": False,
     })  # fmt: skip
 
 
-def _pairs_of_fp32(pools: bool, chips: tuple[int, ...]) -> CompileCase:
+def _pairs_of_fp32(
+    pools: bool, chips: tuple[int, ...], tested: tuple[int, ...] = ()
+) -> CompileCase:
     sizes = configs.lookup_pairs(8192, 512, True)
-    return _two_at_a_time("compress_norm", KVCacheFormat.V41_NVFP4, sizes, chips, {
+    return _two_at_a_time("compress_norm", KVCacheFormat.V41_NVFP4, sizes, chips, tested, {
         "WIDE": True, "PAIR": pools, "HAS_LAST": pools, "HAS_NORM": True, "HAS_FLOOR": False, "HAS_LATENTS": True,
     })  # fmt: skip
 
 
 def _two_at_a_time(
     operation: str, form: KVCacheFormat, sizes: tuple[int, int, int], chips: tuple[int, ...],
-    constants: dict[str, object],
+    tested: tuple[int, ...], constants: dict[str, object],
 ) -> CompileCase:  # fmt: skip
     from deepinfer.kernels.triton.cache_pairs import cache_pairs_kernel
     from deepinfer.kernels.triton.cache_pairs_launch import constants as of_form
@@ -142,11 +142,13 @@ def _two_at_a_time(
     entry = f"{form.name}, two values at a time{', pools' if constants['PAIR'] else ''}"
     return CompileCase(
         operation, entry, cache_pairs_kernel, signature, constants, aligned,
-        {"num_warps": warps, "enable_fp_fusion": False}, chips,
+        {"num_warps": warps, "enable_fp_fusion": False}, chips, tested=tested,
     )  # fmt: skip
 
 
-def _gather(form: KVCacheFormat, chips: tuple[int, ...]) -> CompileCase:
+def _gather(
+    form: KVCacheFormat, chips: tuple[int, ...], tested: tuple[int, ...] = ()
+) -> CompileCase:
     from deepinfer.kernels.triton.cache_gather import cache_gather_kernel
 
     rows, warps = configs.lookup_gather(8192, form.channels)
@@ -154,11 +156,13 @@ def _gather(form: KVCacheFormat, chips: tuple[int, ...]) -> CompileCase:
     return CompileCase(
         "gather_and_dequantize_k_cache", form.name, cache_gather_kernel,
         {"cache": "*u8", "slots": "*i64", "out": "*bf16", "num_rows": "i32", "num_pages": "i32", "stride_page": "i32", "stride_out": "i32"},
-        constants, ("cache", "slots", "out", "stride_page", "stride_out"), {"num_warps": warps}, chips,
+        constants, ("cache", "slots", "out", "stride_page", "stride_out"), {"num_warps": warps}, chips, tested=tested,
     )  # fmt: skip
 
 
-def _gather_pairs(form: KVCacheFormat, chips: tuple[int, ...]) -> CompileCase:
+def _gather_pairs(
+    form: KVCacheFormat, chips: tuple[int, ...], tested: tuple[int, ...] = ()
+) -> CompileCase:
     from deepinfer.kernels.triton.cache_gather_pairs import cache_gather_pairs_kernel
 
     rows, warps = configs.lookup_gather(8192, form.channels)
@@ -171,7 +175,7 @@ def _gather_pairs(form: KVCacheFormat, chips: tuple[int, ...]) -> CompileCase:
     return CompileCase(
         "gather_and_dequantize_k_cache", f"{form.name}, eight values at a time", cache_gather_pairs_kernel,
         {n: types.get(n, "i32") for n in names}, constants, tuple(n for n in names if not n.startswith("num_")),
-        {"num_warps": warps}, chips,
+        {"num_warps": warps}, chips, tested=tested,
     )  # fmt: skip
 
 

@@ -23,7 +23,10 @@ def cases() -> list[CompileCase]:
     from deepinfer.kernels.triton import mhc_streams as streams
 
     found = [_bulk(False), _bulk(True)]
-    for narrow, name, chips in ((True, "bf16 streams", CHIPS), (False, "fp32 streams", (80, 90))):
+    # The other chips have the code of one of those that tests compile for.
+    for narrow, name, chips, tested in (
+        (True, "bf16 streams", CHIPS, (80, 90, 100)), (False, "fp32 streams", (80, 90), (90,)),
+    ):  # fmt: skip
         tokens, block, times, warps, stages = configs.project(5120, narrow)
         sizes: dict[str, Any] = {
             "CHANNELS": 5120, "TOKENS": tokens, "BLOCK": block, "BLOCKS": times,
@@ -34,13 +37,15 @@ def cases() -> list[CompileCase]:
         found.append(
             row_case(
                 "mhc_pre", name, mixes.mhc_project_kernel, types, sizes, warps, chips,
-                stack_bytes=8, num_stages=stages,  # of sm_100 with Triton 3.9
+                stack_bytes=8, num_stages=stages, tested=tested,  # stack: of sm_100 with Triton 3.9
             )
         )  # fmt: skip
     types = {"fn": "*fp32", "parts": "*bf16"}
     constants: dict[str, Any] = {"SPLIT": 2, "BLOCK": 1024}
     found.append(
-        row_case("mhc_pre", "split", mixes.mhc_split_kernel, types, constants, 4, (80, 90))
+        row_case(
+            "mhc_pre", "split", mixes.mhc_split_kernel, types, constants, 4, (80, 90), tested=(80,)
+        )
     )
     scores = {**_TYPES, "out": "*fp32"}
     found.append(
@@ -49,7 +54,7 @@ def cases() -> list[CompileCase]:
         )
     )
     found += [_coefficients(8192, 16, 1, (90,)), _coefficients(64, 16, 5, (90,))]
-    found.append(_coefficients(8192, 8, 1, CHIPS))
+    found.append(_coefficients(8192, 8, 1, CHIPS, (80,)))
     block, warps = configs.stream_block(5120)
     constants = {"CHANNELS": 5120, "BLOCK": block, "EVICT": ""}
     for name, kernel in (
@@ -60,7 +65,9 @@ def cases() -> list[CompileCase]:
     return found
 
 
-def _coefficients(tokens: int, parts: int, pieces: int, chips: tuple[int, ...]) -> CompileCase:
+def _coefficients(
+    tokens: int, parts: int, pieces: int, chips: tuple[int, ...], tested: tuple[int, ...] = ()
+) -> CompileCase:
     """What follows bulk copies (16 parts), or the portable projection."""
     from deepinfer.kernels.triton.mhc_mixes import mhc_coefficients_kernel
 
@@ -69,7 +76,9 @@ def _coefficients(tokens: int, parts: int, pieces: int, chips: tuple[int, ...]) 
         "CHANNELS": 5120, "TOKENS": at_once, "PARTS": parts, "PIECES": pieces, "FAST": True,
     }  # fmt: skip
     entry = f"coefficients of {parts} x {pieces} sums"
-    return row_case("mhc_pre", entry, mhc_coefficients_kernel, _TYPES, constants, warps, chips)
+    return row_case(
+        "mhc_pre", entry, mhc_coefficients_kernel, _TYPES, constants, warps, chips, tested=tested
+    )
 
 
 def _bulk(apart: bool) -> CompileCase:
@@ -91,5 +100,5 @@ def _bulk(apart: bool) -> CompileCase:
         {"CHANNELS": 5120, "BLOCKS": 1 if apart else blocks, "PIECES": blocks if apart else 1,
          "SPREAD": configs.project_bulk_spread(), "DEPTH": depth},
         ("pre", "sums", "collapsed", "x_stream"),
-        {"num_warps": 4}, (90,), {90: ("HGMMA",)},
+        {"num_warps": 4}, (90,), tensor_core={90: ("HGMMA",)},
     )  # fmt: skip

@@ -29,6 +29,7 @@ def row_case(
     warps: int,
     chips: tuple[int, ...] = CHIPS,
     stack_bytes: int = 0,
+    tested: tuple[int, ...] = (),
     **options: Any,
 ) -> CompileCase:
     """A case whose other arguments are int32, and whose pointers and row strides are multiples of 16.
@@ -42,6 +43,7 @@ def row_case(
         warps: Warps a program.
         chips: Compute capabilities, times 10.
         stack_bytes: Stack a thread that is accepted.
+        tested: Those that tests compile for, where the code of the others is the same; none for all of `chips`.
         options: Further options of the launch.
 
     Returns:
@@ -53,5 +55,5 @@ def row_case(
     aligned = tuple(n for n in names if signature[n].startswith("*") or n.endswith(strides))
     return CompileCase(
         operation, entry, kernel, signature, constants, aligned, {"num_warps": warps, **options}, chips,
-        stack_bytes=stack_bytes,
+        stack_bytes=stack_bytes, tested=tested,
     )  # fmt: skip
