@@ -34,17 +34,18 @@ def random_law(vocab: int, seed: int, *, zeros: bool = False) -> Law:
 def confidence(drafts: tuple[int, ...]) -> list[float]:
     """Of draft k from those before it, as a head with a Markov feature gives it."""
     return [
-        0.3 + 0.69 * ((sum((i + 2) * t for i, t in enumerate(drafts[:k])) * 7 + k) % 5) / 4
+        0.3 + 0.69 * ((sum((i + 2) * t for i, t in enumerate(drafts[:k])) * 7 + k + 2) % 5) / 4
         for k in range(len(drafts))
     ]
 
 
-COST = StepCostModel([1, 2, 3, 4], [1.0, 1.5, 1.6, 2.4])
+COST = StepCostModel.additive(1.0, 0.25)
 LEGAL: dict[str, Schedule] = {
     "none": lambda drafts: 0,
     "all": lambda drafts: len(drafts),
     "one": lambda drafts: min(1, len(drafts)),
     "threshold on what is known before the draw": lambda drafts: _static(drafts),
+    "threshold with little room": lambda drafts: _static_in_room(drafts),
     "early stop": lambda drafts: _planned(drafts, "early_stop"),
     "lagged global": lambda drafts: _planned(drafts, "global"),
 }
@@ -55,9 +56,18 @@ def _static(drafts: tuple[int, ...]) -> int:
     return int(scheduler.plan(prefix_survival([confidence(drafts)])).lengths[0])
 
 
+def _static_in_room(drafts: tuple[int, ...]) -> int:
+    """What two requests want may be more than fits, depending on drafts behind the one that is decided about."""
+    scheduler = VerificationScheduler(COST, search="static", threshold=0.6)
+    own = confidence(drafts)
+    live = prefix_survival([own, [0.55, 0.1, 0.1][: len(own)]])
+    return int(scheduler.plan(live, capacity=4).lengths[0])
+
+
 def _planned(drafts: tuple[int, ...], search: str) -> int:
-    live = prefix_survival([confidence(drafts)])
-    lagged = prefix_survival([[0.9, 0.7, 0.5][: len(drafts)]])
+    """Beside another request, so that drafts decide how a budget is shared out."""
+    live = prefix_survival([confidence(drafts), [0.5, 0.95, 0.9][: len(drafts)]])
+    lagged = prefix_survival([[0.9, 0.7, 0.5][: len(drafts)], [0.2, 0.1, 0.1][: len(drafts)]])
     return int(VerificationScheduler(COST, search=search).plan(live, lagged=lagged).lengths[0])
 
 

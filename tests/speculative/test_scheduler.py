@@ -15,6 +15,7 @@ from deepinfer.speculative import StepCostModel, VerificationScheduler, prefix_s
 
 STAIRS = StepCostModel([8, 16, 24, 40], [1.0, 1.0, 1.6, 2.9], graph_sizes=[8, 16, 24, 40])
 LINE = StepCostModel.additive(1.0, 0.1)
+SEARCHES = ("global", "early_stop", "uniform", "static", "all")
 SURVIVALS = st.lists(
     st.lists(st.sampled_from([0.05, 0.3, 0.6, 0.8, 0.95, 1.0]), min_size=3, max_size=3),
     min_size=1,
@@ -162,25 +163,84 @@ def test_the_budget_never_depends_on_live_values() -> None:
     assert len(sums) == 1
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.integers(0, 10**6))
 def test_whether_a_draft_is_verified_never_depends_on_itself(seed: int) -> None:
     """Confidences behind a draft come from its token: changing them must not change whether it is verified."""
     generator = np.random.default_rng(seed)
     lagged = prefix_survival(generator.random((4, 3)))
-    confidence = generator.choice([0.2, 0.5, 0.9, 1.0], (4, 3))
+    confidence = generator.choice([0.05, 0.1, 0.2, 0.3, 0.5, 0.6, 0.9, 1.0], (4, 3))
     request, position = int(generator.integers(4)), int(generator.integers(3))
-    for scheduler in (
-        VerificationScheduler(STAIRS),
-        VerificationScheduler(STAIRS, search="early_stop"),
-    ):
-        seen = set()
-        for later in (0.0, 0.3, 1.0):
-            changed = confidence.copy()
-            changed[request, position + 1 :] = later
-            plan = scheduler.plan(prefix_survival(changed), lagged=lagged)
-            seen.add(bool(plan.lengths[request] > position))
-        assert len(seen) == 1
+    made = [prefix_survival(confidence)]
+    for later in (0.0, 0.3, 1.0):
+        confidence[request, position + 1 :] = later
+        made.append(prefix_survival(confidence))
+    free = np.arange(4) == (request + 1) % 4
+    for search, floor in itertools.product(SEARCHES, (0, 1)):
+        scheduler = VerificationScheduler(STAIRS, search=search, min_drafts=floor)
+        for capacity, invariant in itertools.product((None, 6, 9), (None, free)):
+            limits = {"capacity": capacity, "invariant": invariant}
+            plans = [scheduler.plan(live, lagged=lagged, **limits) for live in made]
+            assert len({bool(plan.lengths[request] > position) for plan in plans}) == 1
+
+
+def test_what_is_not_to_be_verified_does_not_compete_for_room() -> None:
+    """The third confidence of the first request reads its second draft, so it must not decide about that one."""
+    scheduler = VerificationScheduler(LINE, search="static", threshold=0.5)
+    for third in (0.0, 0.9):
+        live = prefix_survival([[0.6, 0.6, third], [0.45, 0.1, 0.1]])
+        assert scheduler.plan(live, capacity=4).lengths.tolist() == [2, 0]
+
+
+def test_lagged_survivals_of_longer_or_shorter_blocks() -> None:
+    live = np.full((2, 3), 0.9)
+    free = VerificationScheduler(StepCostModel.additive(1.0, 1e-3), search="uniform")
+    assert free.plan(live, lagged=np.full((2, 5), 0.9)).lengths.tolist() == [3, 3]
+    assert free.plan(live, lagged=np.full((2, 2), 0.9)).lengths.tolist() == [2, 2]
+    with pytest.raises(ShapeError, match="lagged"):
+        free.plan(live, lagged=np.full((2, 5), 0.9), invariant=[True, False])
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_numbers_out_of_range_are_no_survivals(search: str) -> None:
+    scheduler = VerificationScheduler(LINE, search=search)
+    low = [[-0.1, -0.1], [-0.0, -0.0], [0.9, 0.8]]
+    high = [[1.5, 1.5], [0.05, 0.01]]
+    for wrong in (low, high):
+        right = np.clip(wrong, 0.0, 1.0)
+        found, expected = scheduler.plan(wrong, lagged=wrong), scheduler.plan(right, lagged=right)
+        assert found.lengths.tolist() == expected.lengths.tolist()
+        assert found.theta == expected.theta
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"capacity": 1.5}, ConfigError),
+        ({"capacity": "3"}, ConfigError),
+        ({"capacity": -1}, ConfigError),
+        ({"sampling_requests": 5}, ConfigError),
+        ({"live": [[0.5], [0.5, 0.1]]}, ShapeError),
+        ({"live": [["x", "y"]]}, ShapeError),
+        ({"lagged": 3}, ShapeError),
+    ],
+)
+def test_what_is_no_number(arguments: dict[str, object], error: type[Exception]) -> None:
+    given: dict[str, object] = {"live": [[0.5, 0.2]], "lagged": [[0.5, 0.2]], **arguments}
+    with pytest.raises(error, match=next(iter(arguments)) if error is ConfigError else "must be"):
+        VerificationScheduler(LINE).plan(given.pop("live"), **given)
+
+
+def test_survivals_of_a_head_as_they_are() -> None:
+    torch = pytest.importorskip("torch")
+    rows = torch.tensor([[0.9, 0.5]], requires_grad=True)
+    survival = prefix_survival(rows.to(torch.bfloat16))
+    assert survival[0].tolist() == pytest.approx([0.9, 0.45], rel=0.01)
+    scheduler = VerificationScheduler(LINE)
+    assert scheduler.plan(rows.bfloat16(), lagged=rows).k == 2
+    for wrong in (None, lambda rows: 1.0):
+        with pytest.raises(ConfigError, match="cost"):
+            VerificationScheduler(wrong)
 
 
 def test_mixed_batches_use_live_values_of_free_requests() -> None:
@@ -287,7 +347,7 @@ def test_empty_batches_and_bad_shapes() -> None:
     assert math.isfinite(plan.theta)
 
 
-@pytest.mark.parametrize("search", ["global", "early_stop", "uniform", "static", "all"])
+@pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("capacity", [None, 0, 1, 3, 10**9])
 def test_survivals_that_are_none(search: str, capacity: int | None) -> None:
     made = VerificationScheduler(StepCostModel.additive(1e-3, 1e-4), search=search)

@@ -36,7 +36,7 @@ def matrix(argument: str, values: Any, axes: str, dtype: Any = np.float64) -> np
 
     Args:
         argument: Name of the argument.
-        values: The values.
+        values: The values: rows, an array, or a tensor of any dtype on any device.
         axes: Names of the axes.
         dtype: Wanted dtype.
 
@@ -44,9 +44,19 @@ def matrix(argument: str, values: Any, axes: str, dtype: Any = np.float64) -> np
         The array.
 
     Raises:
-        ShapeError: There are not two axes.
+        ShapeError: There are not two axes, or no numbers.
     """
-    found = np.asarray(values, dtype)
+    try:
+        found = np.asarray(values, dtype)
+    except (RuntimeError, TypeError, ValueError) as error:
+        if not hasattr(values, "detach"):
+            raise ShapeError(
+                f"{argument} are no rows of numbers of one length ({error}); they must be {axes}: fill short rows up.",
+                argument=argument,
+                expected=axes,
+            ) from error
+        # A tensor whose dtype NumPy does not know, that has gradients, or lies on a device.
+        found = np.asarray(values.detach().double().cpu(), dtype)
     if found.ndim != 2:
         raise shape_error(argument, found.shape, axes)
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from deepinfer.core import _checks as checks
 from deepinfer.core.errors import AnticipationError, ConfigError
-from deepinfer.speculative._arrays import shape_error
+from deepinfer.speculative._arrays import matrix, shape_error
 from deepinfer.speculative.cost import StepCostModel
 from deepinfer.speculative.survival import best_lengths, best_slots, falling_survival
 
@@ -20,6 +19,7 @@ __all__ = ["BudgetDecision", "VerificationScheduler", "VerifyPlan"]
 
 _Floats = npt.NDArray[np.float64]
 _Ints = npt.NDArray[np.int64]
+_NEVER = np.float32(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class VerificationScheduler:
         search: "global" (best K of all), "early_stop" (Algorithm 1 of the DSpark paper), "uniform" (the best length
             that all requests share, from `lagged`), "static" (each up to its first confidence below `threshold`) or
             "all".
-        min_drafts: Drafts of each request that are always verified.
+        min_drafts: Drafts of each request that are always verified, whatever the capacity.
         max_drafts: Most drafts of a request; None takes all.
         min_gain: Trim only when that is expected to give this share more tokens a second than verifying everything;
             below it everything is verified, which costs no planning on the device. "early_stop" cannot heed it.
@@ -101,11 +101,14 @@ class VerificationScheduler:
         >>> from deepinfer.speculative import prefix_survival
         >>> cost = StepCostModel.additive(9.9e-3, 12e-6)
         >>> scheduler = VerificationScheduler(cost)
+        >>> before = prefix_survival([[0.9, 0.7], [0.4, 0.1]])  # of the step before
         >>> live = prefix_survival([[0.9, 0.8], [0.5, 0.01]])
-        >>> scheduler.plan(live, lagged=live).lengths.tolist()
+        >>> scheduler.plan(live, lagged=before).lengths.tolist()
         [2, 2]
         >>> scheduler = VerificationScheduler(StepCostModel.additive(1e-3, 1e-3))  # rows are dear
-        >>> scheduler.plan(live, lagged=live).lengths.tolist()
+        >>> scheduler.plan(live, lagged=before).lengths.tolist()
+        [1, 0]
+        >>> scheduler.plan(live, invariant=[True, True]).lengths.tolist()  # greedy or coupled
         [1, 0]
     """
 
@@ -120,6 +123,8 @@ class VerificationScheduler:
         min_survival: float = 1e-6,
         threshold: float = 0.5,
     ) -> None:
+        if not isinstance(cost, StepCostModel):
+            checks.fail("cost", cost, "a StepCostModel", ConfigError)
         self.cost = cost
         self.search = checks.check_choice(
             "search", search, ("global", "early_stop", "uniform", "static", "all"), ConfigError
@@ -142,7 +147,7 @@ class VerificationScheduler:
     def budget(
         self, survival: Any, *, capacity: int | None = None, sampling_requests: int | None = None
     ) -> BudgetDecision:
-        """Chooses K.
+        """Chooses K, by the early stop if that is the search, else the best of all: "uniform", "static" and "all" have none.
 
         Args:
             survival: Survival of each slot, shape [requests, drafts].
@@ -154,16 +159,16 @@ class VerificationScheduler:
             The decision.
 
         Raises:
+            ConfigError: `capacity` or `sampling_requests` is out of range.
             ShapeError: There are not two axes.
         """
         cut = self._cut(survival)
         requests = cut.shape[0]
-        k, theta, seconds = self._budget(
-            falling_survival(cut, self.min_survival), requests, capacity, sampling_requests
-        )
-        if not math.isfinite(theta[-1]):
+        _check_limits(capacity, sampling_requests, requests)
+        falling = falling_survival(cut, self.min_survival)
+        if falling.size and not falling[0] <= 1.0:
             falling = falling_survival(_in_range(cut), self.min_survival)
-            k, theta, seconds = self._budget(falling, requests, capacity, sampling_requests)
+        k, theta, seconds = self._budget(falling, requests, capacity, sampling_requests)
         found = (float(theta[k]), float(seconds[k]), float(theta[-1]), float(theta[0]))
         return BudgetDecision(k, *found)
 
@@ -179,9 +184,11 @@ class VerificationScheduler:
             Drafts of each request, shape [requests], int64.
 
         Raises:
+            ConfigError: `capacity` is out of range.
             ShapeError: There are not two axes.
         """
         cut = self._cut(survival)
+        _check_limits(capacity, None, cut.shape[0])
         if capacity is not None:
             k = min(k, max(0, capacity - cut.shape[0]))
         return self._with_floor(best_lengths(cut, k), cut, capacity)
@@ -198,12 +205,13 @@ class VerificationScheduler:
         """Plans one step.
 
         Args:
-            live: Survival of the drafts at hand, shape [requests, drafts]. Where a NaN or an infinity would decide, it
-                counts as 0 or 1.
-            lagged: Survival as it was known at least one step ago, shape [requests, drafts] or any number of
-                requests; needed where the search would anticipate.
-            invariant: Whether each request's tokens cannot depend on the schedule, shape [requests]; None says no.
-            capacity: Most rows of the step, anchors included.
+            live: Survival of the drafts at hand, shape [requests, drafts], from 0 to 1 and never rising along a row, as
+                `prefix_survival` gives it. Where a NaN or a number outside would choose K, it counts as 0 or 1.
+            lagged: Survival as it was known at least one step ago, before the drafts at hand were made, shape
+                [requests, drafts] or any number of requests; needed where the search would anticipate.
+            invariant: Whether each request's tokens cannot depend on the schedule, shape [requests]; None says no. If
+                some are, `lagged` must be shaped like `live`.
+            capacity: Most rows of the step, anchors included. Anchors and `min_drafts` are kept even if they are more.
             sampling_requests: Requests that make a token in this step; None counts all.
 
         Returns:
@@ -211,24 +219,13 @@ class VerificationScheduler:
 
         Raises:
             AnticipationError: The search would look at drafts that are still to be judged.
+            ConfigError: `capacity` or `sampling_requests` is out of range.
             ShapeError: Shapes do not fit.
         """
-        made = self._plan(live, lagged, invariant, capacity, sampling_requests)
-        if not math.isfinite(made.theta):  # survivals that are none; they are looked for only then
-            lagged = None if lagged is None else _in_range(lagged)
-            made = self._plan(_in_range(live), lagged, invariant, capacity, sampling_requests)
-        return made
-
-    def _plan(
-        self,
-        live: Any,
-        lagged: Any,
-        invariant: Any,
-        capacity: int | None,
-        sampling_requests: int | None,
-    ) -> VerifyPlan:
         cut = self._cut(live)
         requests, drafts = cut.shape
+        if capacity is not None or sampling_requests is not None:
+            _check_limits(capacity, sampling_requests, requests)
         known = self._known(cut, lagged, invariant)
         theta = None
         if self.search == "all":
@@ -237,10 +234,13 @@ class VerificationScheduler:
             lengths = self._static(cut)
             k = int(lengths.sum())
         elif self.search == "uniform":
-            length = self._uniform(known, requests, capacity, sampling_requests)
+            length = min(drafts, self._uniform(known, requests, capacity, sampling_requests))
             lengths, k = np.full(requests, length, np.int64), requests * length
         else:
             falling = falling_survival(known, self.min_survival)
+            if falling.size and not falling[0] <= 1.0:  # a number that is no survival
+                cut, known = _in_range(cut), _in_range(known)
+                falling = falling_survival(known, self.min_survival)
             most, rates, seconds = self._budget(falling, requests, capacity, sampling_requests)
             theta = float(rates[most])
             last = falling[most - 1] if most and known is cut else None
@@ -248,14 +248,14 @@ class VerificationScheduler:
             if k == most and not self.min_drafts:
                 return VerifyPlan(lengths, k, requests + k, theta, float(seconds[k]))
         if capacity is not None and k > max(0, capacity - requests):
-            lengths, k = best_slots(cut, max(0, capacity - requests))
+            # Slots that were not chosen do not compete: one behind a draft must not decide about it.
+            chosen = np.where(np.arange(drafts) < lengths[:, None], cut, _NEVER)
+            lengths, k = best_slots(chosen, max(0, capacity - requests))
         lengths = self._with_floor(lengths, cut, capacity)
         return self._priced(cut, lengths, sampling_requests, theta)
 
     def _cut(self, survival: Any) -> npt.NDArray[np.float32]:
-        values = np.asarray(survival, np.float32)
-        if values.ndim != 2:
-            raise shape_error("survival", values.shape, "[requests, drafts]")
+        values = matrix("survival", survival, "[requests, drafts]", np.float32)
         return values if self.max_drafts is None else values[:, : self.max_drafts]
 
     def _known(
@@ -279,8 +279,8 @@ class VerificationScheduler:
             )
         known = self._cut(lagged)
         if free is not None and free.any():
-            if len(known) != len(live):
-                raise shape_error("lagged", known.shape, f"[requests={len(live)}, drafts]")
+            if known.shape != live.shape:
+                raise shape_error("lagged", known.shape, f"{live.shape} as the live ones are")
             known = np.where(free[:, None], live, known)
         return known
 
@@ -327,7 +327,7 @@ class VerificationScheduler:
         capacity: int | None,
         sampling: int | None,
     ) -> int:
-        drafts = survival.shape[1]
+        survival, drafts = _in_range(survival), survival.shape[1]
         base = float(requests if sampling is None else sampling)
         scale = requests / max(1, survival.shape[0])
         tokens = base + scale * np.concatenate([[0.0], survival.sum(0, dtype=np.float64).cumsum()])
@@ -345,13 +345,12 @@ class VerificationScheduler:
         if not floor or not lengths.size or int(lengths.min()) >= floor:
             return lengths
         raised: _Ints = np.maximum(lengths, floor)
-        room = raised.sum() if capacity is None else max(0, capacity - lengths.size)
-        # What the floor took is taken from the least likely slots of the others, never from the floor itself.
-        while int(raised.sum()) > room and int(raised.max()) > floor:
-            last = np.where(
-                raised > floor, survival[np.arange(lengths.size), np.maximum(raised - 1, 0)], np.inf
-            )
-            raised[int(last.argmin())] -= 1
+        if capacity is not None and int(raised.sum()) > capacity - lengths.size:
+            # What the floor took is taken from the least likely slots of the others, never from the floor itself.
+            taken = np.arange(floor, survival.shape[1]) < raised[:, None]
+            above = np.where(taken, survival[:, floor:], _NEVER)
+            room = capacity - lengths.size * (1 + floor)
+            raised = floor + best_slots(above, max(0, room))[0]
         return raised
 
     def _priced(
@@ -366,12 +365,18 @@ class VerificationScheduler:
         seconds = float(self.cost.table(rows + 1)[rows]) + self.cost.draft_seconds(requests)
         if theta is None:
             taken = np.arange(survival.shape[1]) < lengths[:, None]
-            tokens = float(survival[taken].sum(dtype=np.float64))
+            tokens = float(_in_range(survival[taken]).sum(dtype=np.float64))
             tokens += requests if sampling is None else sampling
             theta = tokens / seconds if requests else 0.0
         return VerifyPlan(lengths, k, rows, theta, seconds)
 
 
-def _in_range(survival: Any) -> npt.NDArray[np.float32]:
-    values = np.nan_to_num(np.asarray(survival, np.float32), nan=0.0, posinf=1.0, neginf=0.0)
-    return np.clip(values, 0.0, 1.0)
+def _in_range(survival: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    return np.fmin(np.fmax(survival, _NEVER), np.float32(1))
+
+
+def _check_limits(capacity: object, sampling_requests: object, requests: int) -> None:
+    if capacity is not None:
+        checks.check_int("capacity", capacity, 0, 2**63, ConfigError)
+    if sampling_requests is not None:
+        checks.check_int("sampling_requests", sampling_requests, 0, requests, ConfigError)

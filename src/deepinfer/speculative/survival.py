@@ -192,7 +192,7 @@ def best_lengths(survival: Any, k: int, *, min_survival: float = 0.0) -> npt.NDA
 
 def _keys_of(survival: Any, min_survival: float) -> tuple[npt.NDArray[np.uint64], int]:
     """One unique integer a slot, unsorted, that rises with all three criteria; and how many slots count."""
-    values = np.ascontiguousarray(_slots(survival))
+    values = np.fmax(np.ascontiguousarray(_slots(survival)), _NEVER) + _NEVER
     # The bits of a float from 0 on rise with it, so their complement above the rest puts the best slot first.
     keys = values.view(np.uint32).ravel().astype(np.uint64)
     keys <<= np.uint64(32)
@@ -201,8 +201,8 @@ def _keys_of(survival: Any, min_survival: float) -> tuple[npt.NDArray[np.uint64]
 
 
 def _slots(survival: Any) -> npt.NDArray[np.float32]:
-    values = np.asarray(survival, np.float32)
-    if values.ndim != 2 or values.shape[0] > _MOST_REQUESTS or values.shape[1] > _MOST_DRAFTS:
+    values = matrix("survival", survival, "[requests, drafts]", np.float32)
+    if values.shape[0] > _MOST_REQUESTS or values.shape[1] > _MOST_DRAFTS:
         raise _slots_error(values.shape)
     return values
 
