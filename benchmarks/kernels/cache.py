@@ -290,10 +290,10 @@ def cases() -> list[Case]:
         add(op, shape, lambda t: gather(form, rows, t), *tunings)
 
     # "One by one": values rounded and coded one at a time, not two; pairs of a thread side by side.
-    latents(32768, True, (4, 4), (2, 2))
-    inserts(F.V41_NVFP4, 32768, False, True, (2, 2), (1, 1))
-    inserts(F.V41_MXFP8, 32768, True, True, (2, 2), (1, 1))
-    latents(32768, False, (4, 4), (2, 2))
+    latents(32768, True, (4, 4), (2, 2), (2, 1))
+    inserts(F.V41_NVFP4, 32768, False, True, (8, 4), (2, 1))
+    inserts(F.V41_MXFP8, 32768, True, True, (8, 4), (2, 1))
+    latents(32768, False, (4, 4), (2, 1))
     gathers(F.V41_NVFP4, 65536, (4, 4), (16, 4), (8, 4, False))
     inserts(F.INDEXER_MXFP4, 32768, True, True, (4, 1))
     inserts(F.V41_NVFP4, 32768, False, False, (2, 2))
