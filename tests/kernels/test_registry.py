@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
 from deepinfer.core.errors import ConfigError, UnsupportedHardware
-from deepinfer.kernels import gemm, indexer
+from deepinfer.kernels import gemm, indexer, quant, sampling
 from deepinfer.kernels.reference.cast import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deepinfer.kernels.registry import explain, operation, use_backend
 from deepinfer.kernels.topk import topk
@@ -48,6 +50,32 @@ def test_a_whole_graph_holds_the_kernels() -> None:
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     for found, wanted in zip(compiled(a, xs, b, ws), step(a, xs, b, ws), strict=True):
         assert torch.equal(found, wanted)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of inductor's own imports
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with g++")
+def test_inductor_takes_scales_in_one_byte() -> None:
+    """Its pass that reuses memory does not know e8m0 and would not compile any product with such scales."""
+    w, ws = per_block_cast_to_fp8(torch.randn(40, 256))
+    x = torch.randn(6, 256)
+
+    def step(x, w, ws):
+        return gemm.fp8_gemm_nt(quant.per_token_cast_to_fp8(x), (w, ws))
+
+    wanted = step(x, w, ws)
+    assert torch.equal(torch.compile(step, fullgraph=True)(x, w, ws), wanted)
+
+
+def test_other_widths_and_options_do_not_break_the_graph() -> None:
+    halves = torch.compile(lambda x: quant.silu_and_mul(x), fullgraph=True, backend="aot_eager")
+    for width in (64, 128, 24):
+        x = torch.randn(3, width)
+        assert torch.equal(halves(x), quant.silu_and_mul(x))
+    filtered = torch.compile(
+        lambda x, p: sampling.top_k_top_p_mask(x, None, p), fullgraph=True, backend="aot_eager"
+    )
+    for p in (0.9, 0.8, 0.5):
+        assert torch.equal(filtered(x, p), sampling.top_k_top_p_mask(x, None, p))
 
 
 def test_scores_in_a_whole_graph() -> None:

@@ -53,6 +53,7 @@ OPERATIONS = (
 )
 
 _E8M0 = torch.float8_e8m0fnu
+_GROUPS = (32, 16, 8, 4, 2, 1)
 _SCALES = (_E8M0, torch.uint8, torch.float8_e4m3fn, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -265,7 +266,7 @@ def silu_and_mul(
             _column(weights),
             most,
             0,
-            math.gcd(out.shape[-1], 32),
+            next(group for group in _GROUPS if out.shape[-1] % group == 0),
             _flat(out),
             none,
         )

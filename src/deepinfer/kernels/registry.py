@@ -230,7 +230,9 @@ class Operation:
     def __call__(self, backend: str | None, *args: Any) -> None:
         """Calls the implementation that `choose` finds; inside of `explain`, notes it only."""
         if torch.compiler.is_compiling():
-            getattr(torch.ops.deepinfer, self.name)(backend, *args)
+            # Inductor cannot reuse memory of e8m0; every operation takes the bytes as well.
+            bytes_ = [x.view(torch.uint8) if _is_e8m0(x) else x for x in args]
+            getattr(torch.ops.deepinfer, self.name)(backend, *bytes_)
             return
         choices = _choices.get()
         if choices is None:
@@ -279,6 +281,10 @@ class _Choices:
 
 class _Noted(BaseException):
     """Ends the call that `explain` looks into."""
+
+
+def _is_e8m0(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.dtype == torch.float8_e8m0fnu
 
 
 def _memory(x: torch.Tensor) -> int:

@@ -7,8 +7,6 @@ Equal logits rank by token id, lower first. A row whose highest logit is not fin
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -385,7 +383,7 @@ def _options(
     columns = []
     for name, value, off in (("top_p", top_p, 1.0), ("min_p", min_p, 0.0)):
         if isinstance(value, (int, float)):
-            if math.isnan(value) or value < 0 or (name == "min_p" and value > 1):
+            if not value >= 0 or (name == "min_p" and value > 1):  # NaN too
                 raise ShapeError(
                     f"{name} is {value}; it must be a share of at least 0{', at most 1' if name == 'min_p' else ''}.",
                     argument=name, expected="[0, 1]", found=value,
