@@ -245,13 +245,15 @@ FORMS: tuple[tuple[int, float, str, dict[str, dict]], ...] = (
         "expected 6": {"expected": 6},
     }),
     (0, 0.5, "flat", {"rounds 1": {"rounds": 1}, "rounds 4": {"rounds": 4}, "expected 16": {"expected": 16}}),
-    (1000, 1.0, "normal", {"apart": {"joined": False}}),
+    (1000, 1.0, "normal", {"apart": {"joined": False}, "ranks": {"by_rank": True}}),
+    (1000, 1.0, "masked", {"ranks": {"by_rank": True}}),
+    (1000, 1.0, "flat", {"ranks": {"by_rank": True}, "ranks 32": {"by_rank": True, "expected": 32}}),
     (4096, 1.0, "normal", {
-        "apart": {"joined": False},
+        "ranks": {"by_rank": True},
         "16 tokens w8": {"selection": (16, 4096, 4, 8192, 8192, 1, 8, False, 128)},
         "8 tokens, 64 registers": {"selection": (8, 4096, 4, 8192, 8192, 2, 16, False, 64)},
     }),
-    (1000, 1.0, "masked", {"apart": {"joined": False}}),
+    (4096, 1.0, "flat", {"ranks": {"by_rank": True}, "ranks 32": {"by_rank": True, "expected": 32}}),
 )  # fmt: skip
 """Forms at many rows."""
 
@@ -270,6 +272,11 @@ def cases() -> list[Case]:
                 build = filtered(rows, k, p, {}, law, judged=rows == 256 and law == kinds[0])
                 form = f"{rows} x {VOCAB} fp32 {named(k, p, law)}"
                 found.append(Case(op, form, "table", build))
+        for k, p, law in ((1000, 1.0, "normal"), (1000, 1.0, "peaked"), (4096, 1.0, "flat")):
+            if rows == 1:
+                form = f"1 x {VOCAB} fp32 {named(k, p, law)}"
+                build = filtered(rows, k, p, {"by_rank": True}, law, judged=False)
+                found.append(Case(op, form, "ranks", build))
         for k, p, law, forms in FORMS if rows == 256 else ():
             for name, sizes in forms.items():
                 form = f"{rows} x {VOCAB} fp32 {named(k, p, law)}"

@@ -33,6 +33,7 @@ _ROW = {
     "temperatures": "*fp64",
     "top_ks": "*i64",
     "top_ps": "*fp64",
+    "shares": "*fp64",
     "min_ps": "*fp64",
     "seeds": "*i64",
     "positions": "*i64",
@@ -80,7 +81,7 @@ def _chosen() -> list[_Form]:
     flags = {
         "WARM": True,
         "CUT": True,
-        "TOP_P": False,
+        "JUDGED": False,
         "EXPECTED": configs.EXPECTED,
         "BLOCK": block,
     }
@@ -89,7 +90,7 @@ def _chosen() -> list[_Form]:
         ("argmax_sample", f"chunk of {highest}", high.highest_of_chunk_kernel, {"BLOCK": highest}, warps, CHIPS),
         ("argmax_sample", "row", high.highest_of_row_kernel, row, 1, (90,)),
         ("gumbel_sample", f"chunk of {block}", draw.marks_kernel, flags, more, CHIPS),
-        ("gumbel_sample", "row", draw.choice_kernel, flags | _listed(block), 8, (90,)),
+        ("gumbel_sample", "row", draw.choice_kernel, flags | _listed(block) | {"RANK": False}, 8, (90,)),
     ]  # fmt: skip
 
 
@@ -160,18 +161,18 @@ def _by_mass() -> list[_Form]:
     drawn = {
         "WARM": True,
         "CUT": False,
-        "TOP_P": True,
+        "JUDGED": True,
         "EXPECTED": configs.EXPECTED,
         "BLOCK": first,
     }
     return [
         (op, "marks", draw.marks_kernel, drawn, warps, CHIPS),
-        (op, "choice", draw.choice_kernel, drawn | _listed(first), 16, (90,)),
+        (op, "choice", draw.choice_kernel, drawn | _listed(first) | {"RANK": False}, 16, (90,)),
         (op, "weigh", weigh.weigh_kernel,
-         {"WARM": True, "BLOCK": weighed, "SPAN": 8192 // weighed, "CHUNKS": _chunks(8192)}, few_warps, (90,)),
+         {"WARM": True, "RANK": False, "BLOCK": weighed, "SPAN": 8192 // weighed, "CHUNKS": _chunks(8192)}, few_warps, (90,)),
         (op, "next round", rounds.next_round_kernel,
-         {"WARM": True, "FAST": True, "CHUNKS": _chunks(following), "BLOCK": following}, more, (90,)),
-        (op, "settle", settle.settle_kernel, flags | {"FAST": True, "BLOCK": last}, most_warps, (90,)),
+         {"WARM": True, "RANK": False, "FAST": True, "CHUNKS": _chunks(following), "BLOCK": following}, more, (90,)),
+        (op, "settle", settle.settle_kernel, flags | {"RANK": False, "FAST": True, "BLOCK": last}, most_warps, (90,)),
         (cut, "masses", mass.chunk_masses_kernel,
          flags | {"BLOCK": block, "GROUPS": block // 16, "PARTS": 4}, some, (90,)),
         (cut, "bounds by groups", mass.mass_bounds_kernel, flags | groups, 16, (90,)),

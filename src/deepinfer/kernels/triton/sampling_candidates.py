@@ -12,9 +12,8 @@ import triton
 import triton.language as tl
 
 from deepinfer.kernels.triton.philox import chosen_word, fast_log2_exponential, token_words
-from deepinfer.kernels.triton.sampling_bounds import row_options
 from deepinfer.kernels.triton.sampling_draw import exact_scores, kept_values, limits_of, scale_of
-from deepinfer.kernels.triton.sampling_judge import group_masses
+from deepinfer.kernels.triton.sampling_judge import group_masses, limit_of_row
 from deepinfer.kernels.triton.sampling_keys import larger
 from deepinfer.kernels.triton.sampling_whole import best_before
 
@@ -41,11 +40,11 @@ def marks_kernel(
     stream,
     WARM: tl.constexpr,
     CUT: tl.constexpr,
-    TOP_P: tl.constexpr,
+    JUDGED: tl.constexpr,
     EXPECTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One chunk of one row: which tokens can win, its highest logit and mass; with TOP_P maxima and masses of groups.
+    """One chunk of one row: which tokens can win, its highest logit and mass; with JUDGED maxima and masses of groups.
 
     A group is 16 tokens, four neighbours in each of four places: token `w * BLOCK / 4 + 4 * g + j` of the chunk is bit
     `4 * w + j` of group g. What the cut drops counts nowhere. Masses are in units of that of the highest logit of the chunk.
@@ -53,7 +52,7 @@ def marks_kernel(
     """
     GROUPS: tl.constexpr = BLOCK // 16
     to = tl.program_id(0).to(tl.int64)
-    if TOP_P:  # noqa: SIM102 - known when it is compiled
+    if JUDGED:  # noqa: SIM102 - known when it is compiled
         if to == 0:
             tl.store(num_open + tl.arange(0, 32), tl.zeros((32,), tl.int32))
     row = to // num_chunks
@@ -69,7 +68,7 @@ def marks_kernel(
     best = tl.reduce(tl.reduce(tl.reshape(values, (4, GROUPS, 4)), 0, larger), 1, larger)
     highest = tl.reduce(best, 0, larger)
     tl.store(tops + to, highest)
-    if TOP_P:
+    if JUDGED:
         tl.store(groups + to * GROUPS + g, best)
     temperature = tl.full((), 1.0, tl.float64)
     if WARM:
@@ -80,7 +79,7 @@ def marks_kernel(
         part = tl.sum(tl.sum(tl.reshape(mass, (4, GROUPS, 4)), 0), 1)
         total = tl.sum(part, 0)
         tl.store(sums + to, total)
-        if TOP_P:
+        if JUDGED:
             tl.store(masses + to * GROUPS + g, part)
         seed = tl.load(seeds + row).to(tl.int64)
         position = tl.load(positions + row).to(tl.int64)
@@ -142,6 +141,15 @@ def _best(alive, scores, ids):
 
 
 @triton.jit
+def _weight_of(x, highest, factor, RANK: tl.constexpr):
+    """What a token weighs among those before another."""
+    weight = x * 0.0 + 1.0
+    if RANK == 0:
+        weight = tl.exp2((x - highest) * factor)
+    return weight
+
+
+@triton.jit
 def _add_two(a, b, c, d):
     return a + c, b + d
 
@@ -150,7 +158,7 @@ def _add_two(a, b, c, d):
 def choice_kernel(
     logits,
     temperatures,
-    top_ps,
+    shares,
     seeds,
     positions,
     cuts,
@@ -177,7 +185,8 @@ def choice_kernel(
     stream,
     WARM: tl.constexpr,
     CUT: tl.constexpr,
-    TOP_P: tl.constexpr,
+    JUDGED: tl.constexpr,
+    RANK: tl.constexpr,
     EXPECTED: tl.constexpr,
     FAST: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -187,10 +196,11 @@ def choice_kernel(
 ):
     """Writes the token of one row: of the marked tokens that are kept, the one of the highest score.
 
-    With TOP_P a token is kept when what is before it weighs less. Maxima and masses of groups bound that weight; a row whose
-    next token they leave in question is open: its `levels` are that token, then the best one before it, and so on, up to
-    four, -1 for none. A row that is drawn as a whole is open in the second list, with `waiting` -1 and the end of the tokens
-    that count. `facts` are the highest logit and the mass of a row.
+    With JUDGED a token is kept when what is before it weighs less than the row's share: masses and top-p, or with RANK
+    numbers and top-k. Maxima and masses of groups bound that weight; a row whose next token they leave in question is open:
+    its `levels` are that token, then the best one before it, and so on, up to four, -1 for none. A row that is drawn as a
+    whole is open in the second list, with `waiting` -1 and the end of the tokens that count. `facts` are the highest logit of
+    a row, what may be before a kept token, and the error of that.
     """
     ALL_GROUPS: tl.constexpr = CHUNKS * (BLOCK // 16)
     row = tl.program_id(0).to(tl.int64)
@@ -198,12 +208,12 @@ def choice_kernel(
     c = tl.arange(0, CHUNKS)
     chunk_tops = tl.load(tops + row * num_chunks + c, mask=c < num_chunks, other=float("-inf"))
     highest = tl.reduce(chunk_tops, 0, larger)
-    temperature, _, top_p, _ = row_options(
-        temperatures, top_ps, top_ps, top_ps, row, vocab, WARM, False, TOP_P, False
-    )
+    temperature = tl.full((), 1.0, tl.float64)
+    if WARM:
+        temperature = tl.load(temperatures + row).to(tl.float64)
     is_good = (highest > float("-inf")) & (highest < float("inf"))
     is_greedy = temperature <= 0
-    if TOP_P == 0:
+    if JUDGED == 0:
         # The highest logit for a temperature of NaN, too.
         is_greedy = (temperature > 0) == 0
     token = -1
@@ -238,29 +248,30 @@ def choice_kernel(
         )
         alive = scores >= least.to(tl.float64) * 0.6931471805599453
         found = _best(alive, scores, ids)
-        if TOP_P:
+        if JUDGED:
             token = -1
             values = tl.load(x + ids, mask=i < count, other=float("-inf")).to(tl.float32)
+            limit, slack = limit_of_row(shares, row, total, vocab, RANK)
             best, part = group_masses(
                 tops, groups, masses, row, num_chunks, highest, factor, BLOCK // 16, ALL_GROUPS
             )
-            own = tl.exp2((best - highest) * factor)
-            target = top_p.to(tl.float32) * total
-            slack = total * 2e-5
+            if RANK:
+                part = tl.where(best > float("-inf"), 16.0, 0.0)
             searching = found < 2147483647
             asked = 0
             end = cut
             end_id = tl.minimum(cut_id, 2147483646)
             while searching:
                 value = tl.load(x + found).to(tl.float32)
-                least_mass, most_mass = tl.reduce(
+                own = _weight_of(best, highest, factor, RANK)
+                least_weight, most_weight = tl.reduce(
                     (tl.where(best > value, own, 0.0), tl.where(best >= value, part, 0.0)),
                     0,
                     _add_two,
                 )
-                most_mass -= tl.exp2((value - highest) * factor)
-                is_in = (top_p >= 1) | (most_mass < target - slack)
-                is_out = (top_p < 1) & (least_mass > target + slack)
+                most_weight -= _weight_of(value, highest, factor, RANK)
+                is_in = most_weight < limit - slack
+                is_out = least_weight > limit + slack
                 searching = found < 0
                 if is_in:
                     token = found
@@ -276,8 +287,9 @@ def choice_kernel(
                         asked = asked * 0 + 1
             tl.store(arrived + row, 0)
             tl.store(ends + row, end)
-            tl.store(facts + row * 2, highest)
-            tl.store(facts + row * 2 + 1, total)
+            tl.store(facts + row * 4, highest)
+            tl.store(facts + row * 4 + 1, limit)
+            tl.store(facts + row * 4 + 2, slack)
             tl.store(waiting + row, -1)
             if asked == 1:
                 for level in tl.static_range(4):
@@ -297,7 +309,7 @@ def choice_kernel(
                     x, vocab, cut, cut_id, highest, temperature, seed, position, stream, FAST, 2048
                 )
                 token = tl.where(token < vocab, token, -1)
-    if TOP_P:
+    if JUDGED:
         tl.store(end_ids + row, end_id)
     if end_id == -2:
         tl.store(out + row, token.to(out.dtype.element_ty))

@@ -7,7 +7,14 @@ import triton.language as tl
 
 from deepinfer.kernels.triton.sampling_keys import first_bit, key_of, value_of
 
-__all__ = ["bound_masses", "group_masses", "narrowed", "narrower", "verdict"]
+__all__ = [
+    "bound_masses",
+    "group_masses",
+    "limit_of_row",
+    "narrowed",
+    "narrower",
+    "verdict",
+]
 
 
 @triton.jit
@@ -18,16 +25,35 @@ def narrower(bound, bound_id, other, other_id):
 
 
 @triton.jit
-def verdict(mass, total, top_p):
-    """Whether a token is kept for sure, and whether it is dropped for sure, by the mass of the tokens before it.
+def limit_of_row(shares, row, total, vocab, RANK: tl.constexpr):
+    """What the tokens before a kept one weigh at most, and the error of such sums.
 
-    Masses are fp32 sums in units of that of the highest logit: what is within their error is left open.
+    Each weighs its mass, in units of that of the highest logit, `total` together, of which top-p is the share; or 1 with
+    RANK, of which top-k is the number.
     """
-    share = top_p.to(tl.float32)
-    slack = total * 2e-5
-    is_first = mass == 0
-    is_in = is_first | (mass < share * total - slack) | (top_p >= 1)
-    is_out = (mass > share * total + slack) & (top_p < 1) & (is_first == 0)
+    infinite = tl.full((), float("inf"), tl.float32)
+    if RANK:
+        k = tl.load(shares + row).to(tl.int64)
+        limit = tl.where((k <= 0) | (k >= vocab), infinite, k.to(tl.float32) - 0.5)
+        slack = tl.zeros((), tl.float32)
+    else:
+        top_p = tl.load(shares + row).to(tl.float64)
+        # NaN keeps the highest alone, as in the reference.
+        share = tl.where(top_p > 0, top_p, 0.0).to(tl.float32)
+        limit = tl.where(top_p >= 1, infinite, share * total)
+        slack = total * 2e-5
+    return limit, slack
+
+
+@triton.jit
+def verdict(weight, limit, slack):
+    """Whether a token is kept for sure, and whether it is dropped for sure, by the weight of the tokens before it.
+
+    What is within the error of the sums is left open.
+    """
+    is_first = weight == 0
+    is_in = is_first | (weight < limit - slack)
+    is_out = (weight > limit + slack) & (is_first == 0)
     return is_in, is_out
 
 

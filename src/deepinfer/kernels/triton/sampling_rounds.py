@@ -9,7 +9,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deepinfer.kernels.triton.sampling_bounds import row_options
 from deepinfer.kernels.triton.sampling_draw import (
     limits_of,
     noisy_block,
@@ -29,22 +28,19 @@ def append_open(num_open, open_rows, row):
 
 @triton.jit
 def _judge(
-    x, row, end, end_id, temperature, top_ps, seed, position, tokens, sums, ends,
+    x, row, end, end_id, temperature, seed, position, tokens, sums, ends,
     end_ids, waiting, facts, num_open, open_rows, out, vocab, num_chunks, stream, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """Judges the waiting token of an open row; a dropped one gives its place to the best of the tokens before it."""
     c = tl.arange(0, CHUNKS)
     inside = c < num_chunks
     at = row * num_chunks + c
-    _, _, top_p, _ = row_options(
-        top_ps, top_ps, top_ps, top_ps, row, vocab, False, False, True, False
-    )
     wait = tl.load(waiting + row)
     token = wait
-    highest = tl.load(facts + row * 2)
+    highest = tl.load(facts + row * 4)
     # Other programs of this launch wrote these: not from the cache of this processor.
     mass = tl.sum(tl.load(sums + at, mask=inside, other=0.0, cache_modifier=".cg"), 0)
-    is_in, is_out = verdict(mass, tl.load(facts + row * 2 + 1), top_p)
+    is_in, is_out = verdict(mass, tl.load(facts + row * 4 + 1), tl.load(facts + row * 4 + 2))
     is_in &= wait >= 0
     is_out |= wait < 0
     if is_out:
@@ -69,7 +65,6 @@ def _judge(
 def next_round_kernel(
     logits,
     temperatures,
-    top_ps,
     seeds,
     positions,
     ends,
@@ -89,6 +84,7 @@ def next_round_kernel(
     num_chunks,
     stream,
     WARM: tl.constexpr,
+    RANK: tl.constexpr,
     FAST: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -112,10 +108,13 @@ def next_round_kernel(
         temperature = tl.full((), 1.0, tl.float64)
         if WARM:
             temperature = tl.load(temperatures + row).to(tl.float64)
-        highest = tl.load(facts + row * 2)
+        highest = tl.load(facts + row * 4)
         scaled = (values - highest) * scale_of(temperature)
         scaled = tl.where(values <= limits, float("-inf"), scaled)
-        tl.store(sums + to, tl.sum(tl.exp2(scaled), 0))
+        if RANK:
+            tl.store(sums + to, tl.sum(tl.where(scaled > float("-inf"), 1.0, 0.0), 0))
+        else:
+            tl.store(sums + to, tl.sum(tl.exp2(scaled), 0))
         seed = tl.load(seeds + row).to(tl.int64)
         position = tl.load(positions + row).to(tl.int64)
         top = tl.max(scaled, 0)
@@ -131,7 +130,7 @@ def next_round_kernel(
         if tl.atomic_add(arrived + row, 1) == num_chunks - 1:
             tl.store(arrived + row, 0)
             _judge(
-                x, row, end, end_id, temperature, top_ps, seed, position, tokens,
+                x, row, end, end_id, temperature, seed, position, tokens,
                 sums, ends, end_ids, waiting, facts, still_open, still_open_rows, out, vocab,
                 num_chunks, stream, CHUNKS,
             )  # fmt: skip

@@ -15,13 +15,19 @@ __all__ = ["settle_kernel"]
 
 
 @triton.jit
-def _mass_before(x, vocab, end, end_id, highest, factor, BLOCK: tl.constexpr):
-    """The fp32 mass of the tokens up to an end."""
+def _weight_before(
+    x, vocab, end, end_id, highest, factor, RANK: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The fp32 mass of the tokens up to an end; with RANK their number."""
     mass = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, vocab, BLOCK):
         at = start + tl.arange(0, BLOCK)
         values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-        mass += tl.exp2((kept_values(values, at, end, end_id, True) - highest) * factor)
+        values = kept_values(values, at, end, end_id, True)
+        if RANK:
+            mass += tl.where(values > float("-inf"), 1.0, 0.0)
+        else:
+            mass += tl.exp2((values - highest) * factor)
     return tl.sum(mass, 0)
 
 
@@ -29,7 +35,7 @@ def _mass_before(x, vocab, end, end_id, highest, factor, BLOCK: tl.constexpr):
 def settle_kernel(
     logits,
     temperatures,
-    top_ps,
+    shares,
     seeds,
     positions,
     cuts,
@@ -43,6 +49,7 @@ def settle_kernel(
     stride,
     stream,
     WARM: tl.constexpr,
+    RANK: tl.constexpr,
     CUT: tl.constexpr,
     FAST: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -53,12 +60,13 @@ def settle_kernel(
     if end_id >= -1:
         x = logits + row * stride
         temperature, _, top_p, _ = row_options(
-            temperatures, top_ps, top_ps, top_ps, row, vocab, WARM, False, True, False
+            temperatures, shares, shares, shares, row, vocab, WARM, False, RANK == 0, False
         )
         end = tl.load(ends + row)
         token = tl.load(waiting + row)
-        highest = tl.load(facts + row * 2)
-        total = tl.load(facts + row * 2 + 1)
+        highest = tl.load(facts + row * 4)
+        limit = tl.load(facts + row * 4 + 1)
+        slack = tl.load(facts + row * 4 + 2)
         factor = scale_of(temperature)
         seed = tl.load(seeds + row).to(tl.int64)
         position = tl.load(positions + row).to(tl.int64)
@@ -77,8 +85,8 @@ def settle_kernel(
                 token = tl.minimum(token, vocab - 1)
                 end = tl.load(x + token).to(tl.float32)
                 end_id = token - 1
-            mass = _mass_before(x, vocab, end, end_id, highest, factor, BLOCK)
-            is_in, is_out = verdict(mass, total, top_p)
+            weight = _weight_before(x, vocab, end, end_id, highest, factor, RANK, BLOCK)
+            is_in, is_out = verdict(weight, limit, slack)
             if (is_in | is_out) == 0:
                 if target < 0:
                     all_key = none

@@ -1,11 +1,10 @@
-"""Weighs what is before the tokens in question of open rows, which says whether top-p keeps them."""
+"""Weighs what is before the tokens in question of open rows, which says whether top-p, or top-k, keeps them."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from deepinfer.kernels.triton.sampling_bounds import row_options
 from deepinfer.kernels.triton.sampling_draw import limit_of, scale_of
 from deepinfer.kernels.triton.sampling_judge import verdict
 from deepinfer.kernels.triton.sampling_rounds import append_open
@@ -36,15 +35,13 @@ def _weight(values, mass, value, token, first, BLOCK: tl.constexpr):
 
 @triton.jit
 def _settle_levels(
-    x, row, top_ps, levels, ends, end_ids, waiting, facts, sums, num_open, open_rows, out, vocab,
+    x, row, levels, ends, end_ids, waiting, facts, sums, num_open, open_rows, out,
     num_chunks, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """The first level that is not dropped is the token; a row that this leaves open is noted."""
     c = tl.arange(0, CHUNKS)
-    _, _, top_p, _ = row_options(
-        top_ps, top_ps, top_ps, top_ps, row, vocab, False, False, True, False
-    )
-    total = tl.load(facts + row * 2 + 1)
+    limit = tl.load(facts + row * 4 + 1)
+    slack = tl.load(facts + row * 4 + 2)
     # The last level that was looked at, and whether it is kept, or dropped.
     last = tl.load(levels + row * 4)
     is_in = last < 0
@@ -56,7 +53,7 @@ def _settle_levels(
             # Other programs of this launch wrote these: not from the cache of this processor.
             at = (row * num_chunks + c) * 4 + level
             parts = tl.load(sums + at, mask=c < num_chunks, other=0.0, cache_modifier=".cg")
-            is_in, is_out = verdict(tl.sum(parts, 0), total, top_p)
+            is_in, is_out = verdict(tl.sum(parts, 0), limit, slack)
     if is_in:
         tl.store(out + row, last.to(out.dtype.element_ty))
         tl.store(end_ids + row, -2)
@@ -72,7 +69,6 @@ def _settle_levels(
 def weigh_kernel(
     logits,
     temperatures,
-    top_ps,
     levels,
     ends,
     end_ids,
@@ -89,6 +85,7 @@ def weigh_kernel(
     stride,
     num_chunks,
     WARM: tl.constexpr,
+    RANK: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
     SPAN: tl.constexpr,
@@ -109,7 +106,7 @@ def weigh_kernel(
         if WARM:
             temperature = tl.load(temperatures + row).to(tl.float64)
         factor = scale_of(temperature)
-        highest = tl.load(facts + row * 2)
+        highest = tl.load(facts + row * 4)
         mine = levels + row * 4
         token0, value0 = _level(x, mine, 0)
         token1, value1 = _level(x, mine, 1)
@@ -125,7 +122,9 @@ def weigh_kernel(
                 # The next block is on its way while this one is weighed.
                 next_at = at + (part + 1) * BLOCK
                 ahead = tl.load(x + next_at, mask=next_at < vocab, other=float("-inf"))
-            mass = tl.exp2((values - highest) * factor)
+            mass = tl.full((BLOCK,), 1.0, tl.float32)
+            if RANK == 0:
+                mass = tl.exp2((values - highest) * factor)
             start = first + part * BLOCK
             sum0 += _weight(values, mass, value0, token0, start, BLOCK)
             sum1 += _weight(values, mass, value1, token1, start, BLOCK)
@@ -141,6 +140,6 @@ def weigh_kernel(
         if tl.atomic_add(arrived + row, 1) == num_chunks - 1:
             tl.store(arrived + row, 0)
             _settle_levels(
-                x, row, top_ps, levels, ends, end_ids, waiting, facts, sums, still_open, still_open_rows,
-                out, vocab, num_chunks, CHUNKS,
+                x, row, levels, ends, end_ids, waiting, facts, sums, still_open, still_open_rows,
+                out, num_chunks, CHUNKS,
             )  # fmt: skip
