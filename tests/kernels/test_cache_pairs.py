@@ -192,3 +192,52 @@ def test_latents(pools) -> None:
     turned = reference.rotated(latents[row], phases, row, None, 0.0)
     reference.insert_rows(turned, wanted, slots[row], form, PAGE)
     assert torch.equal(cache, wanted)
+
+
+def read_values(text: str, constraints: str, given: list, **options: Any) -> Any:
+    """Four pairs of each word times its factor, or factors of scales: by the cast back, whose instructions have a test."""
+    if "e4m3x2" in text:
+        factor = torch.from_numpy(given[0].data.astype(np.uint8)).view(torch.float8_e4m3fn)
+        return Tensor(factor.float().numpy())
+    words, factor = given[0].data.view(np.uint32), given[1].data
+    if factor.dtype != np.float32:
+        factor = values(factor.astype(np.int32)).float().numpy()[..., ::2]
+    found = []
+    for n in range(8):
+        code = (words >> np.uint32(4 * n)) & np.uint32(15)
+        size = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)[code & 7]
+        found.append(np.where(code > 7, -size, size) * factor)
+    both = torch.from_numpy(np.stack(found, -1)).bfloat16().view(torch.int32).numpy()
+    return tuple(Tensor(both[..., i]) for i in range(4))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("form", [F.V41_NVFP4, F.INDEXER_MXFP4])
+def test_gathers(form) -> None:
+    rows = 21
+    cache, _ = caches(form)
+    x = torch.randn(PAGE * PAGES, form.channels).bfloat16()
+    x[5] = -0.0
+    reference.insert_rows(x, cache, torch.arange(PAGE * PAGES), form, PAGE)
+    slots = torch.randperm(PAGE * PAGES)[:rows]
+    slots[2], slots[9], slots[4] = -1, PAGE * PAGES, 5
+    whole = torch.full((rows, form.channels + 16), 7.0).bfloat16()
+    out = whole[:, : form.channels]
+    wanted = torch.empty_like(out)
+    reference.gather_rows(cache, slots, wanted, form, PAGE)
+    given = sizes(form)
+    del given["FORMAT"]
+    joined = {
+        "join": lambda x, y: Tensor(np.stack((x.data, y.data), -1)),
+        "inline_asm_elementwise": read_values,
+        "constexpr": lambda x: x,
+    }
+    with gluon_on_numpy("cache_gather_pairs", language=joined) as (kernel,):
+        for program in range(-(-rows // 4)):
+            PROGRAM["id"] = program
+            kernel.cache_gather_pairs_kernel(
+                flat(cache, np.int32), flat(cache, np.uint8), flat(slots[:, None], np.int64), flat(whole, np.int32), rows,
+                PAGES, cache.stride(0) // 4, cache.stride(0), whole.stride(0) // 2, E4M3=form == F.V41_NVFP4, ROWS=4, **given,
+            )  # fmt: skip
+    assert torch.equal(out.view(torch.int16), wanted.view(torch.int16))
+    assert (whole[:, form.channels :] == 7).all()
