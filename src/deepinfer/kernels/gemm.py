@@ -5,9 +5,11 @@ An operand with scales is a pair (values, scales):
 | values | scales |
 | --- | --- |
 | e4m3 [..., rows, K] | fp32 [..., rows, K/128] for activations, [..., rows/128, K/128] for weights |
-| e4m3 [..., rows, K] | e8m0 for 32 channels, and for 1 or 32 rows |
+| e4m3 [..., rows, K] | e8m0 for 32 channels: [..., rows, K/32] for activations, [..., rows/32, K/32] for weights |
 | packed e2m1 [..., rows, K/2], uint8, even channel in the low four bits | e8m0 [..., rows, K/32] |
 | e2m1 as `prepare_mxfp4_weights` returns it, [..., rows, K/8], int32 | int32 [..., K/128 + 1, rows] |
+
+Quotients are rounded up. e8m0 is float8_e8m0fnu, or uint8 with its bytes.
 
 The sums of every element run over K in one order, whatever the number of rows; a row's result never hangs on the
 others. NaN in a row of A or its scales makes that row NaN and no other. Zero rows launch nothing.
@@ -18,8 +20,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deepinfer.core.errors import ShapeError
 from deepinfer.kernels import contract, gemm_backends
+from deepinfer.kernels import gemm_operands as operands
 from deepinfer.kernels.gemm_backends import CONTIGUOUS_ALIGNMENT
 from deepinfer.kernels.reference import gemm as reference
 from deepinfer.kernels.registry import Operation
@@ -42,8 +44,6 @@ Pair = tuple[Tensor, Tensor]
 _FP8 = (torch.float8_e4m3fn,)
 _FP4 = (torch.uint8, torch.int32)
 _BF16 = (torch.bfloat16,)
-_OUT = (torch.bfloat16, torch.float32)
-_USUAL_SCALES = {torch.float8_e4m3fn: torch.float32, torch.int32: torch.int32}
 
 _OPERANDS = "Tensor a, Tensor? a_scale, Tensor b, Tensor? b_scale, Tensor(x!) d"
 DENSE = Operation("gemm_nt", _OPERANDS)
@@ -79,8 +79,12 @@ def fp8_gemm_nt(a: Pair, b: Pair, d: Tensor | None = None, *, backend: str | Non
     """Product of e4m3 matrices with block scales.
 
     Args:
-        a: Values [M, K] and their scales (see the module).
-        b: Values [N, K] and their scales.
+        a: Values [M, K] e4m3 and their scales, fp32 [M, ceil(K/128)] or e8m0 [M, ceil(K/32)]; as
+            `per_token_cast_to_fp8(x, 128, scale_dtype=torch.float32)` makes the first and `per_token_cast_to_fp8(x)` the
+            second. e8m0 is float8_e8m0fnu, or uint8 with its bytes.
+        b: Values [N, K] e4m3 and their scales, fp32 [ceil(N/128), ceil(K/128)] or e8m0 [ceil(N/32), ceil(K/32)]; as
+            `per_block_cast_to_fp8(w, 128, scale_dtype=torch.float32)` and `per_block_cast_to_fp8(w)` make them. Give a and
+            b scales of one kind: other mixes take slower kernels, or the reference.
         d: Shape [M, N], bf16 or fp32, written and returned; a new bf16 tensor when None.
         backend: "torch" or "triton"; None for the best that serves the call.
 
@@ -100,7 +104,8 @@ def fp8_fp4_gemm_nt(
     """Product of e4m3 activations with MXFP4 weights; otherwise as `fp8_gemm_nt`.
 
     Args:
-        a: Values [M, K] e4m3 and their scales.
+        a: Values [M, K] e4m3 and their scales, fp32 [M, ceil(K/128)] or e8m0 [M, ceil(K/32)] (float8_e8m0fnu, or uint8
+            with its bytes).
         b: Packed values [N, K/2] uint8 and their scales [N, K/32], or both as `prepare_mxfp4_weights` returns them.
         d: Shape [M, N], bf16 or fp32, written and returned; a new bf16 tensor when None.
         backend: "torch" or "triton"; None for the best that serves the call.
@@ -158,8 +163,8 @@ def m_grouped_fp8_gemm_nt_contiguous(
     The rows of a group lie together, and each group begins at a multiple of `CONTIGUOUS_ALIGNMENT` rows.
 
     Args:
-        a: Values [M, K] and their scales.
-        b: Values [groups, N, K] and their scales; contiguous.
+        a: Values [M, K] e4m3 and their scales, as `fp8_gemm_nt` takes them.
+        b: Values [groups, N, K] e4m3 and their scales, as `fp8_gemm_nt` takes them, for each group; contiguous.
         d: Shape [M, N], bf16 or fp32, written and returned.
         grouped_layout: Group of each row, shape [M], int32; rows of -1, or of another group that is not there, are
             padding, and their part of `d` is left alone.
@@ -188,7 +193,7 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
     """Each row's product with the MXFP4 weights of its group; otherwise as `m_grouped_fp8_gemm_nt_contiguous`.
 
     Args:
-        a: Values [M, K] and their scales.
+        a: Values [M, K] e4m3 and their scales, as `fp8_fp4_gemm_nt` takes them.
         b: Packed values [groups, N, K/2] uint8 and their scales [groups, N, K/32], or both as `prepare_mxfp4_weights`
             returns them; contiguous.
         d: Shape [M, N], bf16 or fp32, written and returned.
@@ -247,8 +252,10 @@ def m_grouped_fp8_gemm_nt_masked(
     """Products of the first rows of each group; nothing waits for the host, so graphs can hold it.
 
     Args:
-        a: Values [groups, max_m, K] and their scales; contiguous values.
-        b: Values [groups, N, K] and their scales; contiguous values.
+        a: Values [groups, max_m, K] e4m3, contiguous, and their scales, fp32 [groups, max_m, ceil(K/128)] or e8m0
+            [groups, max_m, ceil(K/32)].
+        b: Values [groups, N, K] e4m3, contiguous, and their scales, fp32 [groups, ceil(N/128), ceil(K/128)] or e8m0
+            [groups, ceil(N/32), ceil(K/32)].
         d: Shape [groups, max_m, N], bf16 or fp32, written and returned; what lies behind a group's rows is left
             alone.
         masked_m: Rows of each group, shape [groups], int32, on the device; a group of zero rows reads no weights. What
@@ -278,7 +285,8 @@ def m_grouped_fp8_fp4_gemm_nt_masked(
     """Products of the first rows of each group with MXFP4 weights; otherwise as `m_grouped_fp8_gemm_nt_masked`.
 
     Args:
-        a: Values [groups, max_m, K] and their scales; contiguous values.
+        a: Values [groups, max_m, K] e4m3, contiguous, and their scales, fp32 [groups, max_m, ceil(K/128)] or e8m0
+            [groups, max_m, ceil(K/32)].
         b: Packed values [groups, N, K/2] uint8 and their scales [groups, N, K/32], or both as `prepare_mxfp4_weights`
             returns them; contiguous.
         d: Shape [groups, max_m, N], bf16 or fp32, written and returned.
@@ -296,54 +304,16 @@ def m_grouped_fp8_fp4_gemm_nt_masked(
     return _masked(a, b, d, masked_m, expected_m, _FP8, _FP4, backend)
 
 
-def _operand(name: str, x: Tensor, dtypes: tuple[torch.dtype, ...], dims: int) -> int:
-    """Checks an operand; returns K."""
-    if x.dtype not in dtypes or x.dim() != dims or x.stride(-1) != 1:
-        contract.check_dtype(name, x, *dtypes)
-        contract.check_shape(name, x, (None,) * dims, "groups, rows, K"[-7 if dims == 2 else 0 :])
-        contract.check_last_stride(name, x)
-    return gemm_backends.channels(x)
-
-
-def _scales(name: str, values: Tensor, scale: Tensor | None) -> None:
-    """Refuses values whose scales are missing or of a dtype that is no scale's."""
-    if values.dtype == torch.bfloat16:
-        return
-    if scale is not None and scale.dtype == _USUAL_SCALES.get(values.dtype):
-        return
-    if scale is None:
-        raise ShapeError(
-            f"{name} has values of {values.dtype} without scales; give (values, scales).",
-            argument=name, expected="(values, scales)", found=None,
-        )  # fmt: skip
-    folded = values.dtype == torch.int32
-    kinds = (torch.int32,) if folded else (torch.float32, torch.float8_e8m0fnu, torch.uint8)
-    contract.check_dtype(f"scales of {name}", scale, *kinds)
-
-
-def _same_k(a: int, b: int) -> None:
-    if a != b:
-        raise ShapeError(
-            f"a has {a} channels and b has {b}; both need the same number.",
-            argument="b", expected=a, found=b,
-        )  # fmt: skip
-
-
-def _out(d: Tensor | None, shape: tuple[int, ...], like: Tensor, axes: str) -> Tensor:
-    if d is None:
-        return like.new_empty(shape, dtype=torch.bfloat16)
-    contract.check_dtype("d", d, *_OUT)
-    contract.check_shape("d", d, shape, axes)
-    contract.check_last_stride("d", d)
-    return d
-
-
 def _dense(a, b, d, a_dtype, b_dtype, backend):  # type: ignore[no-untyped-def]
     (x, xs), (w, ws) = a, b
-    _same_k(_operand("a", x, a_dtype, 2), _operand("b", w, b_dtype, 2))
-    _scales("a", x, xs)
-    _scales("b", w, ws)
-    d = _out(d, (x.shape[0], w.shape[0]), x, "M, N")
+    k = operands.operand("a", x, a_dtype, 2)
+    operands.same_k(k, operands.operand("b", w, b_dtype, 2))
+    operands.scales("a", x, xs, k, operands.TOKENS)
+    operands.scales("b", w, ws, k, operands.WEIGHTS)
+    if d is None:
+        d = x.new_empty((x.shape[0], w.shape[0]), dtype=torch.bfloat16)
+    else:
+        operands.out(d, (x.shape[0], w.shape[0]), "M, N")
     if d.numel():
         DENSE(backend, x, xs, w, ws, d)
     return d
@@ -351,12 +321,14 @@ def _dense(a, b, d, a_dtype, b_dtype, backend):  # type: ignore[no-untyped-def]
 
 def _contiguous(a, b, d, layout, expected_m, a_dtype, b_dtype, backend):  # type: ignore[no-untyped-def]
     (x, xs), (w, ws) = a, b
-    _same_k(_operand("a", x, a_dtype, 2), _operand("b", w, b_dtype, 3))
-    _scales("a", x, xs)
-    _scales("b", w, ws)
+    k = operands.operand("a", x, a_dtype, 2)
+    operands.same_k(k, operands.operand("b", w, b_dtype, 3))
+    operands.scales("a", x, xs, k, operands.TOKENS)
+    operands.scales("b", w, ws, k, operands.WEIGHTS)
     contract.check_dtype("grouped_layout", layout, torch.int32)
     contract.check_shape("grouped_layout", layout, (x.shape[0],), "M")
-    d = _out(d, (x.shape[0], w.shape[1]), x, "M, N")
+    operands.expected_rows(expected_m)
+    operands.out(d, (x.shape[0], w.shape[1]), "M, N")
     if d.numel():
         CONTIGUOUS(backend, x, xs, w, ws, d, layout, expected_m)
     return d
@@ -364,13 +336,15 @@ def _contiguous(a, b, d, layout, expected_m, a_dtype, b_dtype, backend):  # type
 
 def _masked(a, b, d, counts, expected_m, a_dtype, b_dtype, backend):  # type: ignore[no-untyped-def]
     (x, xs), (w, ws) = a, b
-    _same_k(_operand("a", x, a_dtype, 3), _operand("b", w, b_dtype, 3))
-    _scales("a", x, xs)
-    _scales("b", w, ws)
+    k = operands.operand("a", x, a_dtype, 3)
+    operands.same_k(k, operands.operand("b", w, b_dtype, 3))
+    operands.scales("a", x, xs, k, operands.TOKENS)
+    operands.scales("b", w, ws, k, operands.WEIGHTS)
     contract.check_shape("b", w, (x.shape[0], None, None), "groups, N, K")
     contract.check_dtype("masked_m", counts, torch.int32)
     contract.check_shape("masked_m", counts, (x.shape[0],), "groups")
-    d = _out(d, (*x.shape[:2], w.shape[1]), x, "groups, max_m, N")
+    operands.expected_rows(expected_m)
+    operands.out(d, (*x.shape[:2], w.shape[1]), "groups, max_m, N")
     if d.numel():
         MASKED(backend, x, xs, w, ws, d, counts, expected_m)
     return d

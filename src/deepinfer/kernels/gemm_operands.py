@@ -1,0 +1,96 @@
+"""What the matrix products ask of their operands; shapes, dtypes and strides only, so that no call waits for a device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deepinfer.core.errors import ShapeError
+from deepinfer.kernels import contract
+from deepinfer.kernels.gemm_backends import channels
+
+__all__ = ["TOKENS", "WEIGHTS", "expected_rows", "operand", "out", "same_k", "scales"]
+
+TOKENS = (1,)
+"""Rows of tokens that may share a scale."""
+WEIGHTS = (1, 32, 128)
+"""Rows of weights that may share a scale."""
+
+_OUT = (torch.bfloat16, torch.float32)
+_SCALES = (torch.float32, torch.float8_e8m0fnu, torch.uint8)
+_USUAL_SCALES = {torch.float8_e4m3fn: torch.float32, torch.int32: torch.int32}
+
+
+def operand(name: str, x: Tensor, dtypes: tuple[torch.dtype, ...], dims: int) -> int:
+    """Checks an operand; returns K."""
+    if x.dtype not in dtypes or x.dim() != dims or x.stride(-1) != 1:
+        if torch.uint8 in dtypes and x.itemsize == 1 and x.dtype != torch.uint8:
+            raise ShapeError(
+                f"{name} has dtype {str(x.dtype).removeprefix('torch.')}; packed e2m1 must be uint8. Look at its bytes: "
+                ".view(torch.uint8). A cast would change them.",
+                argument=name, expected=torch.uint8, found=x.dtype,
+            )  # fmt: skip
+        contract.check_dtype(name, x, *dtypes)
+        contract.check_shape(name, x, (None,) * dims, "groups, rows, K"[-7 if dims == 2 else 0 :])
+        contract.check_last_stride(name, x)
+    return channels(x)
+
+
+def scales(
+    name: str, values: Tensor, scale: Tensor | None, k: int, heights: tuple[int, ...]
+) -> None:
+    """Refuses values whose scales are missing, of a dtype that is no scale's, or for other rows, groups or channels."""
+    if values.dtype == torch.bfloat16:
+        return
+    if scale is None:
+        raise ShapeError(
+            f"{name} has values of {values.dtype} without scales; give (values, scales).",
+            argument=name, expected="(values, scales)", found=None,
+        )  # fmt: skip
+    folded = values.dtype == torch.int32
+    if scale.dtype != _USUAL_SCALES.get(values.dtype) and (folded or scale.dtype not in _SCALES):
+        contract.check_dtype(f"scales of {name}", scale, *((torch.int32,) if folded else _SCALES))
+    shape, of = scale.shape, values.shape
+    rows = of[-2]
+    if len(shape) == len(of) and (len(of) == 2 or shape[0] == of[0]):
+        if folded:
+            if shape[-1] == -(-rows // 4) * 4 and shape[-2] == k // 128 + 1:
+                return
+        elif shape[-1] == -(-k // 128) or shape[-1] == -(-k // 32):
+            for height in heights:
+                if shape[-2] == -(-rows // height):
+                    return
+    lead = ", ".join(map(str, (*of[:-2], "")))
+    wanted = f"[{lead}{rows}" + "".join(f" or {-(-rows // h)}" for h in heights[1:])
+    wanted += f", {-(-k // 128)} or {-(-k // 32)}], one for 128 or 32 channels"
+    if folded:
+        wanted = f"[{lead}{k // 128 + 1}, {-(-rows // 4) * 4}], as prepare_mxfp4_weights returned them with the values"
+    raise ShapeError(
+        f"scales of {name} have shape {tuple(shape)} for values of shape {tuple(of)}; they must be {wanted}.",
+        argument=f"scales of {name}", expected=wanted, found=tuple(shape),
+    )  # fmt: skip
+
+
+def expected_rows(expected_m: int | None) -> None:
+    """Refuses groups that are likely to have less than one row."""
+    if expected_m is not None and expected_m < 1:
+        raise ShapeError(
+            f"expected_m is {expected_m}; it must be at least 1, or None when it is not known.",
+            argument="expected_m", expected="at least 1", found=expected_m,
+        )  # fmt: skip
+
+
+def same_k(a: int, b: int) -> None:
+    """Refuses operands of other channels than each other's."""
+    if a != b:
+        raise ShapeError(
+            f"a has {a} channels and b has {b}; both need the same number.",
+            argument="b", expected=a, found=b,
+        )  # fmt: skip
+
+
+def out(d: Tensor, shape: tuple[int, ...], axes: str) -> None:
+    """Refuses a `d` that cannot hold the result."""
+    contract.check_dtype("d", d, *_OUT)
+    contract.check_shape("d", d, shape, axes)
+    contract.check_last_stride("d", d)

@@ -1,0 +1,78 @@
+"""Scales that belong to other tokens, weights, groups or channels are refused before anything is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.kernels.right_calls import CALLS
+
+from deepinfer import kernels
+from deepinfer.core.errors import ShapeError
+
+SCALED = [name for name in CALLS if "fp8" in name and "gemm" in name]
+OTHER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a row more": lambda s: torch.cat((s, s[..., :1, :]), -2),
+    "no rows": lambda s: s[..., :0, :],
+    "a column more": lambda s: torch.cat((*[s] * 4, s[..., :1]), -1),
+    "no columns": lambda s: s[..., :0],
+    "a group more": lambda s: torch.cat((s, s[:1])),
+    "no groups": lambda s: s[:0],
+    "an axis more": lambda s: s[None],
+    "an axis less": lambda s: s[0],
+}
+
+
+@pytest.mark.parametrize("operand", ["a", "b"])
+@pytest.mark.parametrize("name", SCALED)
+def test_scales_of_another_shape(name: str, operand: str) -> None:
+    values, scale = CALLS[name]()[operand]
+    for what, change in OTHER.items():
+        given = {**CALLS[name](), operand: (values, change(scale))}
+        with pytest.raises(ShapeError, match="they must be") as caught:
+            getattr(kernels, name)(**given)
+        assert caught.value.argument == f"scales of {operand}", what
+
+
+def test_tokens_do_not_share_scales() -> None:
+    """Weights have one for 32 rows; kernels step through those of tokens row by row."""
+    x = torch.ones(256, 128)
+    a, b = kernels.per_block_cast_to_fp8(x), kernels.per_block_cast_to_fp8(torch.ones(8, 128))
+    with pytest.raises(ShapeError, match=r"\(8, 4\).*\[256, 1 or 4\]"):
+        kernels.fp8_gemm_nt(a, b)
+    tokens = kernels.per_token_cast_to_fp8(x)
+    assert torch.equal(kernels.fp8_gemm_nt(tokens, b), torch.full((256, 8), 128.0).bfloat16())
+
+
+@pytest.mark.parametrize("change", ["a group less", "a column less", "a row less"])
+def test_scales_of_other_prepared_weights(change: str) -> None:
+    values, scale = kernels.per_token_cast_to_fp4(torch.ones(2, 8, 128))
+    words, steps = kernels.prepare_mxfp4_weights(values, scale)
+    steps = {"a group less": steps[:1], "a column less": steps[..., :4], "a row less": steps[:, 1:]}[change]  # fmt: skip
+    given = CALLS["m_grouped_fp8_fp4_gemm_nt_masked"]()
+    with pytest.raises(ShapeError, match="as prepare_mxfp4_weights returned them"):
+        kernels.m_grouped_fp8_fp4_gemm_nt_masked(**{**given, "b": (words, steps)})
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool])
+def test_packed_weights_are_looked_at_as_bytes(dtype: torch.dtype) -> None:
+    given = CALLS["fp8_fp4_gemm_nt"]()
+    values, scale = given["b"]
+    with pytest.raises(ShapeError, match=r"\.view\(torch\.uint8\)"):
+        kernels.fp8_fp4_gemm_nt(**{**given, "b": (values.view(dtype), scale)})
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name.startswith("m_grouped")])
+def test_groups_are_likely_to_have_rows(name: str) -> None:
+    for wrong in (0, -5):
+        with pytest.raises(ShapeError, match="expected_m is"):
+            getattr(kernels, name)(**CALLS[name](), expected_m=wrong)
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name.startswith("m_grouped")])
+def test_groups_do_not_make_their_result(name: str) -> None:
+    """Rows of no group would be whatever lay there."""
+    with pytest.raises(ShapeError, match="d is None") as caught:
+        getattr(kernels, name)(**{**CALLS[name](), "d": None})
+    assert caught.value.argument == "d"
