@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from deepinfer.core.errors import ConfigError
+from deepinfer.core.errors import ConfigError, ShapeError
 from deepinfer.core.protocols import VerifyLengthPolicy
 from deepinfer.speculative import (
     AcceptanceEstimator,
@@ -54,6 +54,54 @@ def test_other_rows_cost_time() -> None:
     assert live(cost).trim([[0.9, 0.9]], [2]) == [2], "three rows are as dear as eight"
     assert live(cost).trim([[0.9, 0.9]], [2], 7) == [0], "a ninth row is dear"
     assert live(cost).trim([[0.9, 0.9], []], [2, 6]) == [0, 6], "so are those of unknown drafts"
+
+
+def test_an_early_stop_never_falls_back_to_whole_blocks() -> None:
+    """Appendix A of the DSpark paper: the second confidence reads the first draft, and must not decide about it."""
+    cost = StepCostModel([1, 2, 3], [1.0, 2.0, 1 / 0.45])
+    for second in (0.0, 0.9):
+        made = LiveLengths(VerificationScheduler(cost, search="early_stop"))
+        assert made.drafts(1)
+        assert [made.trim([[0.8, second]], [2]) for _ in range(3)] == [[0]] * 3
+
+
+@pytest.mark.parametrize("search", ["global", "all", "static", "uniform", "early_stop"])
+@pytest.mark.parametrize("scaling", [None, AcceptanceEstimator])
+def test_a_limit_holds_always(search: str, scaling: type[AcceptanceEstimator] | None) -> None:
+    """While a calibration learns, in steps that are not looked at, and where no plan pays."""
+    for limit in (2, 0):
+        made = LiveLengths(
+            VerificationScheduler(CHEAP, search=search, max_drafts=limit),
+            calibration=scaling and scaling(5),
+        )
+        for _ in range(40):
+            assert not made.skips(4)
+            lengths = made.trim([[0.9] * 5] * 3 + [[]], [5, 5, 1, 5])
+            assert max(lengths) <= limit
+            if made.wants_outcomes:
+                made.learn([[0.9] * 5] * 4, lengths, lengths)
+        assert max(made.choose([[0.9] * 5], 1)) <= limit
+        assert made.drafts(4) == (limit > 0)
+
+
+def test_a_threshold_is_what_is_verified() -> None:
+    made = LiveLengths(VerificationScheduler(CHEAP, search="static", threshold=0.5))
+    assert [made.trim([[0.9, 0.4], [0.2, 0.9]], [2, 2]) for _ in range(40)] == [[1, 0]] * 40
+    taught = LiveLengths(
+        VerificationScheduler(CHEAP, search="static"), calibration=AcceptanceEstimator(2)
+    )
+    for _ in range(200):
+        lengths = taught.trim([[0.99, 0.01]] * 64, [2] * 64)
+        if taught.wants_outcomes:
+            taught.learn([[0.99, 0.01]] * 64, lengths, [min(1, n) for n in lengths])
+    assert lengths.count(1) == 63, "all but the one that is explored"
+
+
+def test_what_is_no_scheduler_or_does_not_fit() -> None:
+    with pytest.raises(ConfigError, match="scheduler"):
+        LiveLengths(DEAR)
+    with pytest.raises(ShapeError, match="confidences"):
+        live().trim([[0.9]], [1, 1])
 
 
 def test_whole_blocks_or_none_for_schedulers_that_ask_row_by_row() -> None:

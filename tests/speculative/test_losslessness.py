@@ -9,7 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from deepinfer.speculative import StepCostModel, VerificationScheduler, prefix_survival
+from deepinfer.speculative import (
+    LiveLengths,
+    StepCostModel,
+    VerificationScheduler,
+    prefix_survival,
+)
 from deepinfer.speculative.laws import residual_law
 from deepinfer.speculative.reference import Law, Schedule, emitted_law, plain_law
 
@@ -48,6 +53,8 @@ LEGAL: dict[str, Schedule] = {
     "threshold with little room": lambda drafts: _static_in_room(drafts),
     "early stop": lambda drafts: _planned(drafts, "early_stop"),
     "lagged global": lambda drafts: _planned(drafts, "global"),
+    "live lengths, early stop": lambda drafts: _live(drafts, "early_stop"),
+    "live lengths, threshold": lambda drafts: _live(drafts, "static"),
 }
 
 
@@ -69,6 +76,14 @@ def _planned(drafts: tuple[int, ...], search: str) -> int:
     live = prefix_survival([confidence(drafts), [0.5, 0.95, 0.9][: len(drafts)]])
     lagged = prefix_survival([[0.9, 0.7, 0.5][: len(drafts)], [0.2, 0.1, 0.1][: len(drafts)]])
     return int(VerificationScheduler(COST, search=search).plan(live, lagged=lagged).lengths[0])
+
+
+def _live(drafts: tuple[int, ...], search: str) -> int:
+    """Rows at a price at which whole blocks look best for some drafts."""
+    cost = StepCostModel.additive(1.0, 0.3)
+    policy = LiveLengths(VerificationScheduler(cost, search=search, threshold=0.6))
+    own, other = confidence(drafts), [0.5, 0.95, 0.9][: len(drafts)]
+    return policy.trim([own, other], [len(own)] * 2)[0]
 
 
 def distance(one: dict[tuple[int, ...], float], two: dict[tuple[int, ...], float]) -> float:

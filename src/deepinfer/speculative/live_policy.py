@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from deepinfer.speculative._arrays import shape_error
 from deepinfer.speculative.calibration.confidences import ConfidenceCalibration
 from deepinfer.speculative.draft_switch import DraftSwitch
 from deepinfer.speculative.outcomes import HeldOutcomes, block_rows, known_blocks
-from deepinfer.speculative.scheduler import VerificationScheduler, VerifyPlan
+from deepinfer.speculative.scheduler import VerificationScheduler, VerifyPlan, planner
 from deepinfer.speculative.survival import prefix_survival
 
 __all__ = ["LiveLengths"]
@@ -34,7 +35,7 @@ class LiveLengths:
     A step is planned before its drafts are made, so the plan only says whether there are any (`drafts`) and keeps room for
     whole blocks. Once they are made, `trim` says how much of each block is verified. For engines whose tokens do not
     depend on how many drafts are verified, greedy or coupled ones; the engine of this library is one. For others that
-    would let drafts decide about themselves; only `search="early_stop"` of the scheduler never does.
+    would let drafts decide about themselves; only the searches "early_stop" and "static" never do.
 
     What is never looked at is never learnt: for a calibration that learns everything is verified until it knows something. Then
     one block of 64 comes before the rest, and in one step of 256 about 64 do, as far as the budget goes; up to 64 requests
@@ -43,7 +44,9 @@ class LiveLengths:
     Planning takes time on the host too, and a step whose lengths are planned waits for its drafts on the way. Where it would
     win less than that, or less than 1 %, everything is verified. Such a step waits for nothing: what its drafts were like
     is seen with its results (`learn`), now and then, and tells whether a plan would have paid; from then on lengths are
-    planned. Where rows are so cheap that no plan can pay, none is made.
+    planned. Where rows are so cheap that no plan can pay, none is made. All this is for the searches "global" and "all";
+    what another search plans is what is verified, but for what a calibration is taught. `max_drafts` of the scheduler holds
+    always.
 
     Args:
         scheduler: Chooses budget and lengths.
@@ -60,7 +63,7 @@ class LiveLengths:
         switch: Turns drafting off and on.
 
     Raises:
-        ConfigError: A number is out of range, or the calibration cannot be used.
+        ConfigError: A number is out of range, the calibration cannot be used, or the scheduler is none.
 
     Examples:
         >>> from deepinfer.speculative import StepCostModel
@@ -82,7 +85,10 @@ class LiveLengths:
         hysteresis: float = 0.02,
         probe_share: float = 0.003,
     ) -> None:
-        self.scheduler = scheduler
+        self.scheduler = planner(scheduler)
+        # Any look at live drafts that may end in whole blocks would undo what these searches are careful about.
+        self._is_exact = scheduler.search not in ("global", "all")
+        self._limit = scheduler.max_drafts
         self._calibrated = ConfidenceCalibration(calibration)
         self.switch = DraftSwitch(
             scheduler.cost, off_gain=off_gain, hysteresis=hysteresis, probe_share=probe_share
@@ -116,7 +122,7 @@ class LiveLengths:
         Args:
             num_requests: Requests that decode in it.
         """
-        return self.switch.draws(num_requests)
+        return self._limit != 0 and self.switch.draws(num_requests)
 
     def choose(self, confidences: Sequence[Sequence[float]], num_running: int) -> list[int]:
         """Whole blocks or nothing, for schedulers that do not know `drafts`.
@@ -128,8 +134,9 @@ class LiveLengths:
         Returns:
             One number a row.
         """
-        draws = self.switch.draws(len(confidences))
-        return [len(known) if draws else 0 for known in confidences]
+        draws = self.drafts(len(confidences))
+        counts = [len(known) if draws else 0 for known in confidences]
+        return counts if self._limit is None else [min(self._limit, count) for count in counts]
 
     def skips(self, num_blocks: int) -> bool:
         """Whether everything of a step is verified without a look at its confidences.
@@ -140,6 +147,10 @@ class LiveLengths:
         Returns:
             True for such a step, whose `trim` need not be asked.
         """
+        return self._limit is None and self._rests(num_blocks)
+
+    def _rests(self, num_blocks: int) -> bool:
+        """The same, whatever the limit."""
         if not (self._is_whole and self.switch.is_on and num_blocks):
             return False
         if self._is_due:  # and nobody told how that step fared
@@ -178,21 +189,28 @@ class LiveLengths:
 
         Returns:
             One number a row, from 0 to its count.
+
+        Raises:
+            ShapeError: There is not one row of confidences a count.
         """
-        if self.skips(len(counts)):
-            return _like(counts, counts)
-        self._steps += 1
-        self._wants = False
+        if len(confidences) != len(counts):
+            raise shape_error("confidences", (len(confidences),), f"[rows={len(counts)}]")
         if not len(counts):
             return _like(counts, counts)
+        most = np.asarray(counts, np.int64)
+        if self._limit is not None:
+            most = np.minimum(most, self._limit)
+        if self._rests(len(counts)):
+            return _like(counts, most)
+        self._steps += 1
+        self._wants = False
         is_new, is_noted, was_whole = self._calibrated.is_new, self._is_noted, self._is_whole
         began = time.perf_counter()
         self._wants, self._rows = was_whole or is_noted, len(counts)
-        most = np.asarray(counts, np.int64)
         known, width = known_blocks(confidences, most)
         if not width:
             self._skipped = 0
-            return _like(counts, counts)
+            return _like(counts, most)
         room = most if known is None else most[known]
         rows = len(room)
         values = block_rows(confidences, width, known)
@@ -202,7 +220,7 @@ class LiveLengths:
             self.switch.note(survival)
         if is_new:
             self._is_whole, self._skipped, self._wants = True, _NOTE_EVERY - 1, True
-            return _like(counts, counts)
+            return _like(counts, most)
         if int(room.min()) < width:
             survival = np.where(np.arange(width) < room[:, None], survival, np.float32(0))
         drafts = int(room.sum())
@@ -212,7 +230,7 @@ class LiveLengths:
             survival = np.concatenate([survival, np.zeros((others, width), np.float32)])
         plan = self.scheduler.plan(self._explored(survival, rows), lagged=survival)
         teaches = self._teaches
-        pays = self._pays(plan, survival, drafts) and not teaches
+        pays = not teaches and (self._is_exact or self._pays(plan, survival, drafts))
         lengths = most
         if pays:
             lengths = np.minimum(plan.lengths[:rows], room)
@@ -336,6 +354,9 @@ class LiveLengths:
 
     def _look_back(self, survival: npt.NDArray[np.float32], drafts: int) -> None:
         """Looks at a step that was verified whole: would a plan have paid?"""
+        if self._is_exact:
+            self._is_whole = False
+            return
         blocks, width = survival.shape
         requests = max(blocks, self._rows)
         whole_s = self._seconds(requests, requests + drafts)

@@ -11,7 +11,7 @@ from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
 from deepinfer.speculative.calibration.confidences import ConfidenceCalibration
 from deepinfer.speculative.outcomes import block_rows, block_widths
-from deepinfer.speculative.scheduler import VerificationScheduler
+from deepinfer.speculative.scheduler import VerificationScheduler, planner
 from deepinfer.speculative.survival import prefix_survival
 
 __all__ = ["ScheduledLengths"]
@@ -45,7 +45,7 @@ class ScheduledLengths:
         is_on: Whether drafts are verified at all, as of the last choice.
 
     Raises:
-        ConfigError: A number is out of range.
+        ConfigError: A number is out of range, or the scheduler is none.
 
     Examples:
         >>> from deepinfer.speculative import StepCostModel
@@ -63,7 +63,7 @@ class ScheduledLengths:
         hysteresis: float = 0.05,
         probe_every: int = 32,
     ) -> None:
-        self.scheduler = scheduler
+        self.scheduler = planner(scheduler)
         self._calibrated = ConfidenceCalibration(calibration)
         self.off_gain = checks.check_float("off_gain", off_gain, -1.0, 10.0, ConfigError)
         self.hysteresis = checks.check_float("hysteresis", hysteresis, 0.0, 10.0, ConfigError)

@@ -371,6 +371,27 @@ class VerificationScheduler:
         return VerifyPlan(lengths, k, rows, theta, seconds)
 
 
+def planner(scheduler: object) -> VerificationScheduler:
+    """A scheduler, or an error.
+
+    Args:
+        scheduler: What was given.
+
+    Returns:
+        The same.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if isinstance(scheduler, VerificationScheduler):
+        return scheduler
+    hint = "VerificationScheduler(cost) makes one of a StepCostModel."
+    none: VerificationScheduler = checks.fail(
+        "scheduler", scheduler, "a VerificationScheduler", ConfigError, hint
+    )
+    return none
+
+
 def _in_range(survival: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return np.fmin(np.fmax(survival, _NEVER), np.float32(1))
 
