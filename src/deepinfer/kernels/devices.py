@@ -17,7 +17,7 @@ def on_device(x: Tensor) -> AbstractContextManager[object]:
     """Makes the GPU of a tensor the current one; nothing where it is so, and for a tensor elsewhere.
 
     Args:
-        x: The tensor.
+        x: The tensor, of any shape.
 
     Returns:
         What the launch is made inside of.

@@ -48,7 +48,7 @@ def tensor_map(
     """A descriptor of boxes of a tensor.
 
     Args:
-        x: The tensor; begins at a multiple of 16 bytes.
+        x: The tensor, of any shape; begins at a multiple of 16 bytes.
         shape: Its sizes, all above 0.
         strides: Its strides in elements, the last 1, the others multiples of 16 bytes.
         box: Sizes of a box, powers of two.
