@@ -9,13 +9,14 @@ import torch
 
 from deepinfer.core.errors import ConfigError, ShapeError, UnsupportedHardware
 from deepinfer.kernels import gemm
+from deepinfer.kernels.explaining import explain
 from deepinfer.kernels.reference.cast import (
     cast_back,
     per_block_cast_to_fp8,
     per_token_cast_to_fp4,
     per_token_cast_to_fp8,
 )
-from deepinfer.kernels.registry import explain, use_backend
+from deepinfer.kernels.registry import use_backend
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 BACKENDS = ["torch", "triton"] if INTERPRETED else ["torch"]

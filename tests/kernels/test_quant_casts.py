@@ -9,9 +9,9 @@ import torch
 
 from deepinfer.core.errors import ShapeError, UnsupportedHardware
 from deepinfer.kernels import quant
+from deepinfer.kernels.explaining import explain
 from deepinfer.kernels.reference import cast as reference
 from deepinfer.kernels.reference.swiglu import cast_rows
-from deepinfer.kernels.registry import explain
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 BACKENDS = ["torch", "triton"] if INTERPRETED else ["torch"]

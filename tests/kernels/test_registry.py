@@ -9,8 +9,9 @@ import torch
 
 from deepinfer.core.errors import ConfigError, UnsupportedHardware
 from deepinfer.kernels import gemm, indexer, quant, sampling
+from deepinfer.kernels.explaining import explain
 from deepinfer.kernels.reference.cast import per_block_cast_to_fp8, per_token_cast_to_fp8
-from deepinfer.kernels.registry import explain, operation, use_backend
+from deepinfer.kernels.registry import operation, use_backend
 from deepinfer.kernels.topk import topk
 
 

@@ -31,6 +31,7 @@ from deepinfer.kernels.engram import engram_gate as engram_gate
 from deepinfer.kernels.engram import engram_hash as engram_hash
 from deepinfer.kernels.engram import engram_lookup as engram_lookup
 from deepinfer.kernels.experts import fused_experts as fused_experts
+from deepinfer.kernels.explaining import explain as explain
 from deepinfer.kernels.formats import KVCacheFormat as KVCacheFormat
 from deepinfer.kernels.gemm import CONTIGUOUS_ALIGNMENT as CONTIGUOUS_ALIGNMENT
 from deepinfer.kernels.gemm import bf16_gemm_nt as bf16_gemm_nt
@@ -85,7 +86,6 @@ from deepinfer.kernels.reference.quant import ceil_to_ue8m0 as ceil_to_ue8m0
 from deepinfer.kernels.reference.quant import round_fp8 as round_fp8
 from deepinfer.kernels.reference.quant import round_mxfp4 as round_mxfp4
 from deepinfer.kernels.reference.quant import round_nvfp4 as round_nvfp4
-from deepinfer.kernels.registry import explain as explain
 from deepinfer.kernels.registry import use_backend as use_backend
 from deepinfer.kernels.rope import apply_rope as apply_rope
 from deepinfer.kernels.sampling import apply_penalties as apply_penalties

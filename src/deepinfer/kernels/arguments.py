@@ -7,6 +7,7 @@ here after the failure: tensors of several devices, without data or without stri
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar
@@ -41,6 +42,11 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if torch.compiler.is_compiling():
             return function(*args, **kwargs)
+        backend = kwargs.get("backend")
+        if backend is not None and backend not in ("torch", "triton"):
+            # A call without rows would not look for it.
+            registry = importlib.import_module("deepinfer.kernels.registry")
+            registry.check_backend(backend)
         try:
             return function(*args, **kwargs)
         except Exception as error:

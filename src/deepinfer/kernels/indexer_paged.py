@@ -222,7 +222,11 @@ def _shares_torch(context_lens, meta):  # type: ignore[no-untyped-def]
     meta.copy_(reference.share_splits(context_lens, meta.shape[0] - 1, configs.SPLIT))
 
 
-@SHARES.register("triton", supports=contract.triton_refusal, priority=10)
+def _shares_refusal(context_lens, meta):  # type: ignore[no-untyped-def]
+    return contract.triton_refusal(context_lens, meta)
+
+
+@SHARES.register("triton", supports=_shares_refusal, priority=10)
 def _shares_triton(context_lens, meta):  # type: ignore[no-untyped-def]
     from deepinfer.kernels.triton.indexer_paged_launch import share_splits
 

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,7 +29,8 @@ __all__ = [
     "Choice",
     "Implementation",
     "Operation",
-    "explain",
+    "check_backend",
+    "noting",
     "operation",
     "operations",
     "use_backend",
@@ -43,6 +44,7 @@ FAMILIES = (
     "engram",
     "gemm",
     "indexer",
+    "indexer_paged",
     "mhc",
     "moe",
     "norm",
@@ -303,8 +305,13 @@ def use_backend(backend: str | None) -> Iterator[None]:
         backend: Name of a backend ("torch", "triton"), or None for the best one of each call.
 
     Yields:
-        Nothing. A call that the backend cannot serve raises `UnsupportedHardware`.
+        Nothing. A call that the backend cannot serve raises `UnsupportedHardware`. It goes around code that torch.compile
+        made, and not into it.
+
+    Raises:
+        ConfigError: No kernel has a backend of this name.
     """
+    check_backend(backend)
     token = _wish.set(backend)
     try:
         yield
@@ -312,41 +319,42 @@ def use_backend(backend: str | None) -> Iterator[None]:
         _wish.reset(token)
 
 
-def explain(kernel: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Choice:
-    """Which implementation of a kernel serves a call, and why no other; nothing is computed.
-
-    Args:
-        kernel: A public function of `deepinfer.kernels`, as `fp8_gemm_nt`; or the name of an operation of the registry, which
-            takes the arguments of its schema.
-        args: What the function would be called with.
-        kwargs: What the function would be called with, `backend` too.
-
-    Returns:
-        The choice, with those behind it when the call makes several operations; `print` shows them with all reasons. What
-        comes behind an operation that would write to a tensor of the caller's is not looked at.
+def check_backend(backend: str | None) -> None:
+    """Refuses a name that is no kernel's backend, also where a call has no rows and would not look for one.
 
     Raises:
-        ConfigError: There is no operation of this name, or the function calls none for these arguments.
-        DeepInferError: What the function raises for its arguments.
+        ConfigError: No kernel has a backend of this name.
     """
-    if isinstance(kernel, str):
-        backend = kwargs.pop("backend", None)
-        return operation(kernel).explain(backend, *args, **kwargs)
-    choices = _Choices((*args, *kwargs.values()))
+    if backend in (None, "torch", "triton"):
+        return
+    known = {n for o in operations() for i in o.implementations for n in (i.backend, i.name)}
+    if not isinstance(backend, str) or backend not in known:
+        listed = ", ".join(repr(name) for name in sorted(known))
+        raise ConfigError(
+            f"no kernel has a backend {backend!r}; there are {listed}.",
+            field="backend", value=backend, limit=listed,
+        )  # fmt: skip
+
+
+@contextmanager
+def noting(given: Iterable[object]) -> Iterator[list[Choice]]:
+    """A block in which operations are not called: what would serve each is noted.
+
+    Args:
+        given: The caller's arguments, whose tensors stay as they are: the block ends before what comes behind an operation
+            that would write to one of them.
+
+    Yields:
+        The choices, filled by and by.
+    """
+    choices = _Choices(given)
     token = _choices.set(choices)
     try:
-        kernel(*args, **kwargs)
+        yield choices.found
     except _Noted:
         pass
     finally:
         _choices.reset(token)
-    if not choices.found:
-        name = getattr(kernel, "__name__", repr(kernel))
-        raise ConfigError(
-            f"{name} makes no choice for these arguments: it is plain torch, or its tensors have no rows.",
-            field="kernel", value=name, limit="a call that computes something",
-        )  # fmt: skip
-    return replace(choices.found[0], then=tuple(choices.found[1:]))
 
 
 def operations() -> tuple[Operation, ...]:
@@ -359,7 +367,7 @@ def operation(name: str) -> Operation:
     """A kernel by name.
 
     Args:
-        name: Public name, as "fp8_gemm_nt".
+        name: Its name, as "gemm_nt".
 
     Returns:
         The operation.
