@@ -272,7 +272,7 @@ def cases() -> list[Case]:
         found.append(Case(op, shape, "table", build(())))
         for tuning in tunings:
             single = " one by one" if len(tuning) > 2 and not tuning[2] else ""
-            each = f" {tuning[3]} pairs" if len(tuning) > 3 else ""
+            each = " shared" if len(tuning) > 3 else ""
             variant = f"{tuning[0]} rows {tuning[1]} warps{single}{each}"
             found.append(Case(op, shape, variant, build(tuning)))
 
@@ -290,10 +290,11 @@ def cases() -> list[Case]:
         add(op, shape, lambda t: gather(form, rows, t), *tunings)
 
     # "One by one": values rounded and coded one at a time, not two; pairs of a thread side by side.
-    latents(32768, True, (4, 4), (2, 2), (2, 1))
-    inserts(F.V41_NVFP4, 32768, False, True, (8, 4), (2, 1))
-    inserts(F.V41_MXFP8, 32768, True, True, (8, 4), (2, 1))
-    latents(32768, False, (4, 4), (2, 1))
+    spread = True, 8, True
+    latents(32768, True, (4, 4), (1, 1, *spread), (4, 4, *spread))
+    inserts(F.V41_NVFP4, 32768, False, True, (4, 4, *spread), (1, 1, *spread), (8, 4))
+    inserts(F.V41_MXFP8, 32768, True, True, (4, 4, *spread), (1, 1, *spread), (8, 4))
+    latents(32768, False, (4, 4), (4, 4, *spread), (1, 1, *spread))
     gathers(F.V41_NVFP4, 65536, (4, 4), (16, 4), (8, 4, False))
     inserts(F.INDEXER_MXFP4, 32768, True, True, (4, 1))
     inserts(F.V41_NVFP4, 32768, False, False, (2, 2))

@@ -80,7 +80,26 @@ def modules() -> dict[str, types.ModuleType]:
     return {pairs.__name__: pairs, norms.__name__: norms}
 
 
+class Words:
+    """Shared memory; a slice of it is of the same."""
+
+    def __init__(self, data: np.ndarray) -> None:
+        self.data = data
+
+    def store(self, x: Tensor) -> None:
+        self.data[...] = x.data
+
+    def load(self, layout: Any) -> Tensor:
+        return Tensor(self.data.copy())
+
+    def slice(self, start: int, length: int, dim: int) -> Words:
+        assert dim == 1
+        return Words(self.data[:, start : start + length])
+
+
 LANGUAGE = {
+    "reshape": lambda x, shape: x.reshape(shape), "SwizzledSharedLayout": lambda *a: None,
+    "allocate_shared_memory": lambda kind, shape, layout: Words(np.full(shape, 7, kind)),
     "where": choice, "inline_asm_elementwise": instructions, "multiple_of": lambda x, n: x,
     "convert_layout": lambda x, layout: x, "fma": lambda a, b, c: a * b + c, "rsqrt": lambda x: Tensor((1 / np.sqrt(x.data)).astype(np.float32)),
 }  # fmt: skip
@@ -113,8 +132,11 @@ def flat(x: torch.Tensor, dtype: Any) -> Rows:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("form", CODES)
-@pytest.mark.parametrize(("norm", "rope"), [(False, False), (False, True), (True, True)])
-def test_rows(form, norm, rope) -> None:
+@pytest.mark.parametrize(
+    ("norm", "rope", "shared"),
+    [(False, False, False), (False, True, False), (True, True, False), (True, True, True)],
+)
+def test_rows(form, norm, rope, shared) -> None:
     rows = 23
     x = torch.randn(rows, form.channels).bfloat16()
     slots = torch.randperm(PAGE * PAGES)[:rows]
@@ -134,7 +156,7 @@ def test_rows(form, norm, rope) -> None:
                 flat(slots[:, None], np.int64), words, memory, flat(cache, np.uint8), rows, rows, PAGES, 0, rows, 1e-6,
                 form.channels // 2, 0, 0, 0, 1, 0, 32, cache.stride(0) // (2 if form.code_bits == 8 else 1),
                 cache.stride(0), WIDE=False, PAIR=False, HAS_LAST=False, HAS_NORM=norm, HAS_FLOOR=rope, HAS_LATENTS=False,
-                HAS_PHASE_INDEX=True, ROPE=64 if rope else 0, **sizes(form), ROWS=4, EACH=8, EARLY=False,
+                HAS_PHASE_INDEX=True, ROPE=64 if rope else 0, **sizes(form), ROWS=4, EACH=8, EARLY=False, SHARED=shared,
             )  # fmt: skip
     turned = x
     if norm or rope:
@@ -179,7 +201,7 @@ def test_latents(pools) -> None:
                 flat(slots[:, None], np.int64), flat(latents, np.int32), flat(cache, np.uint8), flat(cache, np.uint8),
                 rows, tokens, PAGES, 3, rows, 1e-6, 512, 512, ring * 512, 512, ring, 256, 32, cache.stride(0),
                 cache.stride(0), WIDE=True, PAIR=pools, HAS_LAST=True, HAS_NORM=True, HAS_FLOOR=False, HAS_LATENTS=True,
-                HAS_PHASE_INDEX=False, ROPE=64, **sizes(form), ROWS=4, EACH=8, EARLY=True,
+                HAS_PHASE_INDEX=False, ROPE=64, **sizes(form), ROWS=4, EACH=8, EARLY=True, SHARED=pools,
             )  # fmt: skip
     row, at = reference.known_tokens(
         x, last, requests if pools else None, positions if pools else None, state

@@ -119,13 +119,13 @@ def _pairs_of_fp32(
 
 
 def _two_at_a_time(
-    operation: str, form: KVCacheFormat, sizes: tuple[int, int, int], chips: tuple[int, ...],
+    operation: str, form: KVCacheFormat, sizes: tuple[int, int, int, bool], chips: tuple[int, ...],
     tested: tuple[int, ...], constants: dict[str, object],
 ) -> CompileCase:  # fmt: skip
     from deepinfer.kernels.triton.cache_pairs import cache_pairs_kernel
     from deepinfer.kernels.triton.cache_pairs_launch import constants as of_form
 
-    rows, warps, each = sizes
+    rows, warps, each, shared = sizes
     words = "*i64" if constants["WIDE"] else "*i32"
     types = {
         "x": words, "gates": words, "state": words, "requests": "*i32", "last": "*i64", "gains": "*i32",
@@ -134,7 +134,7 @@ def _two_at_a_time(
     }  # fmt: skip
     constants = dict(constants) | of_form(form, 64)
     constants |= {
-        "HAS_PHASE_INDEX": False, "ROPE": 64, "ROWS": rows, "EACH": each, "EARLY": True,
+        "HAS_PHASE_INDEX": False, "ROPE": 64, "ROWS": rows, "EACH": each, "EARLY": True, "SHARED": shared,
     }  # fmt: skip
     names = [n for n in cache_pairs_kernel.arg_names if n not in constants]
     signature = {n: types.get(n, "i32") for n in names}

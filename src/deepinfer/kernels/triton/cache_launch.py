@@ -39,12 +39,14 @@ class CacheTuning:
         num_warps: Warps of a program.
         pairs: Whether bf16 is rounded and coded two values at a time, on chips that can (compute capability 9.0 and above).
         each: Pairs of a thread side by side, with pairs.
+        shared: Whether turned channels may be spread over a warp by way of shared memory, with pairs.
     """
 
     rows: int
     num_warps: int
     pairs: bool = True
     each: int = 8
+    shared: bool = False
 
 
 @lru_cache(maxsize=64)
@@ -116,7 +118,7 @@ def insert_rows(
     ):  # fmt: skip
         sizes = configs.lookup_pairs(rows, form.channels, latents is not None)
         if tuning is not None:
-            sizes = tuning.rows, tuning.num_warps, tuning.each
+            sizes = tuning.rows, tuning.num_warps, tuning.each, tuning.shared
         insert_pairs(
             x, cache, slots, form, page_size, sizes, gates=gates, state=state,
             requests=requests, last=last, weight=weight, eps=eps, phases=phases, phase_index=phase_index,

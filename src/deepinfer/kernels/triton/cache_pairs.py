@@ -51,6 +51,7 @@ def cache_pairs_kernel(
     HAS_LATENTS: gl.constexpr, HAS_PHASE_INDEX: gl.constexpr, ROPE: gl.constexpr, CHANNELS: gl.constexpr,
     FORMAT: gl.constexpr, GROUP: gl.constexpr, ROW_STRIDE: gl.constexpr, SCALE_STRIDE: gl.constexpr,
     SCALES_AT: gl.constexpr, PAGE: gl.constexpr, ROWS: gl.constexpr, EACH: gl.constexpr, EARLY: gl.constexpr,
+    SHARED: gl.constexpr,
 ):  # fmt: skip
     """As `cache_insert_kernel`, for rows of a power of two of groups whose scales are bytes.
 
@@ -105,6 +106,7 @@ def cache_pairs_kernel(
         ROWS: Rows of a program.
         EACH: Pairs of a thread side by side.
         EARLY: Whether the next launch may begin while this one ends.
+        SHARED: Whether turned channels, a power of two, are spread over all threads of a warp.
     """
     if EARLY:
         gl.inline_asm_elementwise(
@@ -154,9 +156,20 @@ def cache_pairs_kernel(
         turn = r
         if HAS_PHASE_INDEX:
             turn = gl.load(phase_index + r, mask=read, other=-1).to(gl.int64)
-        turned = (inside & (turn >= 0) & (turn < num_phases))[:, None][:, :, None] & (at >= START)
-        phase = phases + (turn * stride_phases - START)[:, None][:, :, None] + at
-        phase = gl.load(phase, mask=turned, other=0)
+        if SHARED:
+            # A pair a thread: those at the end of a row are spread over the warp by way of shared memory.
+            turns: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [gl.num_warps(), 1], [1, 0])
+            turn = gl.convert_layout(turn, gl.SliceLayout(1, turns))
+            n = gl.arange(0, ROPE // 2, layout=gl.SliceLayout(0, turns))[None, :]
+            r2 = gl.program_id(0) * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, turns))
+            turned = (r2 < num_rows) & (turn >= 0) & (turn < num_phases)
+            turned = turned[:, None] & (n < ROPE // 2)
+            phase = gl.load(phases + (turn * stride_phases)[:, None] + n, mask=turned, other=0)
+        else:
+            turned = (inside & (turn >= 0) & (turn < num_phases))[:, None][:, :, None]
+            turned = turned & (at >= START)
+            phase = phases + (turn * stride_phases - START)[:, None][:, :, None] + at
+            phase = gl.load(phase, mask=turned, other=0)
     if HAS_NORM:
         g = gl.load(gains + at)
     if PAIR:
@@ -189,8 +202,22 @@ def cache_pairs_kernel(
         gl.store(to, w, mask=inside[:, None][:, :, None] & (c < PAIRS))
     if ROPE > 0:
         cos, sin = _floats(phase)
-        a, b = even(w), odd(w)
-        w = gl.where(turned, pair_of(a * cos - b * sin, a * sin + b * cos), w)
+        if SHARED:
+            flat = gl.reshape(w, [ROWS, CHANNELS // 2])
+            words = gl.allocate_shared_memory(
+                gl.int32, [ROWS, CHANNELS // 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+            )
+            words.store(flat)
+            last_words = words.slice(START, ROPE // 2, dim=1)
+            v = last_words.load(turns)
+            a, b = even(v), odd(v)
+            v = gl.where(turned, pair_of(a * cos - b * sin, a * sin + b * cos), v)
+            last_words.store(v)
+            w = gl.reshape(words.load(flat.type.layout), [ROWS, SPAN, PAIRS])
+            w = gl.convert_layout(w, layout)
+        else:
+            a, b = even(w), odd(w)
+            w = gl.where(turned, pair_of(a * cos - b * sin, a * sin + b * cos), w)
     word, byte = pair_codes(w, FORMAT)
     BYTES: gl.constexpr = 2 if FORMAT == 1 else 1
     page = gl.where(kept, page, 0)

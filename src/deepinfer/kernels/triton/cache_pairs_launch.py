@@ -138,15 +138,19 @@ def _pairs(x: Tensor | None, other: Tensor) -> tuple[Tensor, int]:
 
 
 def insert_pairs(
-    x: Tensor, cache: Tensor, slots: Tensor, form: KVCacheFormat, page_size: int, sizes: tuple[int, int, int],
+    x: Tensor, cache: Tensor, slots: Tensor, form: KVCacheFormat, page_size: int, sizes: tuple[int, int, int, bool],
     *, gates: Tensor | None, state: Tensor | None, requests: Tensor | None, last: Tensor | None,
     weight: Tensor | None, eps: float, phases: Tensor | None, phase_index: Tensor | None,
     positions: Tensor | None, floors: Tensor | None, latents: Tensor | None, early: bool,
 ) -> None:  # fmt: skip
-    """Writes rows into a cache; see `insert_rows`. `sizes`: rows and warps of a program, pairs of a thread."""
+    """Writes rows into a cache; see `insert_rows`.
+
+    `sizes`: rows and warps of a program, pairs of a thread, and whether turned channels may be spread over a warp.
+    """
     from deepinfer.kernels.triton.cache_pairs import cache_pairs_kernel
 
-    rows, warps, each = sizes
+    rows, warps, each, shared = sizes
+    turned = 0 if phases is None else phases.shape[1]
     words, stride_x = _pairs(x, x)
     others = [_pairs(t, words) for t in (gates, latents, phases)]
     (gate_words, stride_gates), (latent_words, stride_latents), (turns, stride_phases) = others
@@ -166,7 +170,7 @@ def insert_pairs(
         HAS_LAST=last is not None, HAS_NORM=weight is not None, HAS_FLOOR=floors is not None,
         HAS_LATENTS=latents is not None, HAS_PHASE_INDEX=phase_index is not None,
         ROPE=0 if phases is None else 2 * phases.shape[1], **constants(form, page_size), ROWS=rows, EACH=each,
-        EARLY=early, num_warps=warps, enable_fp_fusion=False,
+        EARLY=early, SHARED=shared and turned > 0 and turned & (turned - 1) == 0, num_warps=warps, enable_fp_fusion=False,
     )  # fmt: skip
 
 
