@@ -214,6 +214,8 @@ def cast_back(
 def pack_ue8m0(scale: Tensor) -> Tensor:
     """Four e8m0 scales in an int32, the first in the lowest byte, as matrix products of newer GPUs read them.
 
+    For other libraries: the products of this one take the scales unpacked.
+
     Args:
         scale: Shape [..., groups], float8_e8m0fnu, or uint8 with the same bytes.
 
@@ -221,9 +223,14 @@ def pack_ue8m0(scale: Tensor) -> Tensor:
         Shape [..., ceil(groups / 4)], int32; bytes behind the last group are 0.
 
     Raises:
-        ShapeError: `scale` has another dtype.
+        ShapeError: `scale` has another dtype, or no groups.
     """
     contract.check_dtype("scale", scale, _E8M0, torch.uint8)
+    if scale.dim() == 0 or not scale.shape[-1]:
+        raise ShapeError(
+            f"scale has shape {tuple(scale.shape)}; there must be at least one group to pack.",
+            argument="scale", expected="[..., groups]", found=tuple(scale.shape),
+        )  # fmt: skip
     bytes_ = scale.view(torch.uint8)
     missing = -scale.shape[-1] % 4
     padded = F.pad(bytes_, (0, missing)) if missing else bytes_.contiguous()

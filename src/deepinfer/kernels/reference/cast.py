@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deepinfer.core.errors import ShapeError
+from deepinfer.kernels import contract
 from deepinfer.kernels.reference.quant import (
     fp8_scale,
     mxfp4_scale,
@@ -51,8 +52,12 @@ def encode_ue8m0(scale: Tensor) -> Tensor:
         scale: Powers of two in [2^-126, 2^127], any shape, fp32; infinity and NaN become the NaN byte 255.
 
     Returns:
-        Same shape, float8_e8m0fnu.
+        Same shape, float8_e8m0fnu. What is no power of two gives the one below it.
+
+    Raises:
+        ShapeError: `scale` has another dtype.
     """
+    contract.check_dtype("scale", scale, torch.float32)
     exponent = (scale.view(torch.int32) >> 23) & 0xFF
     return exponent.to(torch.uint8).view(torch.float8_e8m0fnu)
 
@@ -65,7 +70,11 @@ def decode_ue8m0(scale: Tensor) -> Tensor:
 
     Returns:
         2^(byte - 127), same shape, fp32; NaN for byte 255.
+
+    Raises:
+        ShapeError: `scale` has another dtype.
     """
+    contract.check_dtype("scale", scale, torch.float8_e8m0fnu, torch.uint8)
     return scale.view(torch.float8_e8m0fnu).float()
 
 
@@ -202,7 +211,7 @@ def _decode(q: Tensor) -> Tensor:
         if q.device.type != "cpu":
             return q.float()
         # a CPU converts fp8 one element at a time; looking the 256 values up is five times faster
-        table = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+        table = torch.arange(256, dtype=torch.uint8, device="cpu").view(torch.float8_e4m3fn).float()
         codes = q.contiguous().view(torch.uint8).flatten().int()
         return table.index_select(0, codes).view(q.shape)
     if q.dtype in (torch.uint8, torch.int8):

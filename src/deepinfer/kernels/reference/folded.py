@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.core.errors import ShapeError
+from deepinfer.kernels import contract
 
 __all__ = ["prepare_mxfp4_weights", "unfold_mxfp4_weights"]
 
@@ -27,7 +28,7 @@ def prepare_mxfp4_weights(values: Tensor, scales: Tensor) -> Pair:
     the rounding of sums only.
 
     Args:
-        values: Packed e2m1, shape [..., N, K/2], uint8, the even channel in the low four bits; K a multiple of 128.
+        values: Packed e2m1, shape [..., N, K/2], uint8 or int8 with its bytes, the even channel in the low four bits; K a multiple of 128.
         scales: e8m0 for 32 channels, shape [..., N, K/32], uint8 or float8_e8m0fnu. 255 makes its row NaN.
 
     Returns:
@@ -35,8 +36,17 @@ def prepare_mxfp4_weights(values: Tensor, scales: Tensor) -> Pair:
         factors of the rows as the bits of fp32 last. Both contiguous. The arguments, when they cannot be folded exactly.
 
     Raises:
-        ShapeError: K is not a multiple of 128, or the shapes do not belong together.
+        ShapeError: K is not a multiple of 128, the shapes do not belong together, or a dtype is another one.
     """
+    if values.dim() < 2:
+        raise ShapeError(
+            f"values have shape {tuple(values.shape)}; they must be [..., N, K/2]. Give one row as [1, K/2].",
+            argument="values", expected="[..., N, K/2]", found=tuple(values.shape),
+        )  # fmt: skip
+    if values.dtype == torch.int8:
+        values = values.view(torch.uint8)
+    contract.check_dtype("values", values, torch.uint8)
+    contract.check_dtype("scales", scales, torch.uint8, torch.float8_e8m0fnu)
     n, k = values.shape[-2], 2 * values.shape[-1]
     if k % 128 or scales.shape != (*values.shape[:-1], k // 32):
         raise ShapeError(
@@ -102,7 +112,9 @@ def unfold_mxfp4_weights(words: Tensor, steps: Tensor) -> Tensor:
     m = torch.stack((low & 7, high & 7), -1).flatten(-2).unflatten(-1, (2, 4))  # block, q, g, h, i
     s = torch.stack((high & 8, low & 8), -2)
     grid = torch.tensor(
-        [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], device=words.device
+        [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6],
+        dtype=torch.float32,
+        device=words.device,
     )
     axes = m.dim()
     order = (*range(axes - 4), axes - 3, axes - 2, axes - 4, axes - 1)  # block, g, h, q, i

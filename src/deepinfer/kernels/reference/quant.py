@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.core.errors import ShapeError
+from deepinfer.kernels import contract
 
 __all__ = ["FP4_MAX", "FP8_MAX", "ceil_to_ue8m0", "round_fp8", "round_mxfp4", "round_nvfp4"]
 
@@ -37,7 +38,11 @@ def ceil_to_ue8m0(x: Tensor) -> Tensor:
 
     Returns:
         Powers of two, same shape, fp32; infinity for infinity.
+
+    Raises:
+        ShapeError: `x` has another dtype.
     """
+    contract.check_dtype("x", x, torch.float32)
     bits = (x.view(torch.int32) + _MANTISSA_BITS) & _EXPONENT_BITS
     return bits.view(torch.float32)
 
@@ -55,8 +60,9 @@ def round_fp8(x: Tensor, group: int = 32) -> Tensor:
         The rounded values, same shape and dtype as `x`; NaN throughout a group with a NaN or an infinity.
 
     Raises:
-        ShapeError: `channels` is not a multiple of `group`.
+        ShapeError: `x` are no floats or a number without axes, or `channels` is not a multiple of `group`, or that is below 1.
     """
+    _check(x, group)
     g = split_groups(x, group)
     step = _quantum(g, fp8_scale(g), min_exponent=-6, mantissa_bits=3)
     return ((g / step).round_() * step).reshape(x.shape).to(x.dtype)
@@ -74,8 +80,9 @@ def round_mxfp4(x: Tensor) -> Tensor:
         The rounded values, same shape and dtype as `x`; NaN throughout a group with a NaN or an infinity.
 
     Raises:
-        ShapeError: `channels` is not a multiple of 32.
+        ShapeError: `x` are no floats or a number without axes, or `channels` is not a multiple of 32.
     """
+    _check(x)
     g = split_groups(x, 32)
     step = _quantum(g, mxfp4_scale(g), min_exponent=0, mantissa_bits=1)
     return ((g / step).round_() * step).reshape(x.shape).to(x.dtype)
@@ -94,11 +101,17 @@ def round_nvfp4(x: Tensor) -> Tensor:
         The rounded values, same shape and dtype as `x`; NaN throughout a group with a NaN or an infinity.
 
     Raises:
-        ShapeError: `channels` is not a multiple of 16.
+        ShapeError: `x` are no floats or a number without axes, or `channels` is not a multiple of 16.
     """
+    _check(x)
     g = split_groups(x, 16)
     scale = nvfp4_scale(g)
     return (round_to_fp4_grid(g / scale) * scale).reshape(x.shape).to(x.dtype)
+
+
+def _check(x: Tensor, group: int = 1) -> None:
+    contract.check_floats("x", x)
+    contract.check_sizes("group", group)
 
 
 def split_groups(x: Tensor, group: int) -> Tensor:
