@@ -110,7 +110,7 @@ def _highest() -> list[_Form]:
     block, warps = configs.lookup("gather", _VOCAB)
     wide, wide_warps = configs.lookup("maxima", _VOCAB)
     highest, few_warps = configs.lookup("argmax", _VOCAB)
-    sample, most = configs.COUNTED, configs.MOST_LISTED
+    sample, most = configs.SAMPLE, configs.MOST_LISTED
     op, mask = "top_k_top_p_sample", "top_k_top_p_mask"
     every = {"WARM": True, "TOP_K": True, "MIN_P": True, "FAST": True}
     drawn = every | {"TOP_P": True, "DRAWN": True, "CHUNKS": _chunks(highest)}
@@ -125,12 +125,8 @@ def _highest() -> list[_Form]:
         (op, "maxima of neighbours", lists.neighbour_maxima_kernel, {"BLOCK": 4096, "GROUP": 8}, 4, (90,)),
         (op, "tops", draw.chunk_top_kernel, {"BLOCK": highest}, few_warps, (90,)),
         (op, "draw from 4096", lists.finish_kernel, drawn | {"CAPACITY": 4096}, 16, (90,)),
-        (mask, "bounds of top-k", bounds.bounds_kernel,
-         {"WARM": True, "SIZE": sample, "TOP_K": True, "TOP_P": False, "CUT": False, "ALIGN": 1},
+        (mask, "bounds of top-k", bounds.bounds_kernel, {"WARM": True, "TOP_K": True, "SIZE": sample},
          sample // 512, (90,)),
-        (mask, "bounds of top-p", bounds.bounds_kernel,
-         {"WARM": True, "SIZE": configs.SAMPLE, "TOP_K": False, "TOP_P": True, "CUT": True, "ALIGN": block},
-         configs.SAMPLE // 512, (90,)),
         (mask, "list between bounds", lists.gather_kernel, {"BLOCK": block, "CAPACITY": most}, warps, (90,)),
         (mask, "cut by top-k", lists.finish_kernel,
          every | {"TOP_P": False, "DRAWN": False, "CHUNKS": _chunks(block), "CAPACITY": most}, 16, (90,)),
@@ -152,11 +148,6 @@ def _by_mass() -> list[_Form]:
     block, some = configs.lookup("gather", _VOCAB)
     op, cut = "top_k_top_p_sample", "top_k_top_p_mask"
     flags = {"WARM": True, "CUT": True}
-    groups = {
-        "CHUNKS": _chunks(block),
-        "GROUPS": block // 16,
-        "ALL_GROUPS": _chunks(block) * block // 16,
-    }
     lists = {"CHUNKS": _chunks(block), "CAPACITY": configs.MOST_LISTED}
     drawn = {
         "WARM": True,
@@ -173,9 +164,11 @@ def _by_mass() -> list[_Form]:
         (op, "next round", rounds.next_round_kernel,
          {"WARM": True, "RANK": False, "FAST": True, "CHUNKS": _chunks(following), "BLOCK": following}, more, (90,)),
         (op, "settle", settle.settle_kernel, flags | {"RANK": False, "FAST": True, "BLOCK": last}, most_warps, (90,)),
-        (cut, "masses", mass.chunk_masses_kernel,
-         flags | {"BLOCK": block, "GROUPS": block // 16, "PARTS": 4}, some, (90,)),
-        (cut, "bounds by groups", mass.mass_bounds_kernel, flags | groups, 16, (90,)),
+        (cut, "masses", mass.chunk_masses_kernel, flags | {"BLOCK": block}, some, (90,)),
+        (cut, "bounds by groups", mass.mass_bounds_kernel,
+         flags | {"CHUNKS": _chunks(block), "GROUPS": block // 16}, 16, (90,)),
+        (cut, "narrower bounds", mass.narrow_kernel,
+         {"WARM": True, "CHUNKS": _chunks(block), "BLOCK": block}, some, (90,)),
         (cut, "list by mass", mass.mass_gather_kernel,
          flags | {"BLOCK": block, "CAPACITY": configs.MOST_LISTED}, some, (90,)),
         (cut, "cut by mass", mass.mass_finish_kernel, flags | lists, 16, (90,)),

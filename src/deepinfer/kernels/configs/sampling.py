@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 __all__ = [
-    "COUNTED",
     "EXPECTED",
     "FEW_TOP_K",
     "MOST_LISTED",
@@ -25,11 +24,8 @@ FEW_TOP_K = 256
 MOST_LISTED = 8192
 """Tokens of the longest list of a row."""
 
-SAMPLE = 4096
-"""Tokens of a row that the bounds of its cut are taken from."""
-
-COUNTED = 8192
-"""The same for the cut of a large top-k: the list between its bounds must nearly never be longer than it may be."""
+SAMPLE = 8192
+"""Tokens of a row that the bounds of its cut are taken from: so many that the list between them nearly never is too long."""
 
 PROGRAMS = 2112
 """Programs of a round that open rows share."""

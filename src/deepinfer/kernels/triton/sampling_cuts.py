@@ -22,6 +22,7 @@ from deepinfer.kernels.triton.sampling_mass import (
     mass_bounds_kernel,
     mass_finish_kernel,
     mass_gather_kernel,
+    narrow_kernel,
 )
 
 __all__ = ["Filters", "bounds_of", "by_groups", "cut_mass", "cut_rows", "empty"]
@@ -50,26 +51,17 @@ def empty(x: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=x.device)
 
 
-def bounds_of(
-    logits: Tensor,
-    filters: Filters,
-    cuts: tuple[Tensor, Tensor] | None,
-    size: int,
-    *,
-    align: int,
-    by_mass: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Bounds of top-p among what cuts keep, or of top-k: logits and ids, shape [rows, 2]; and counters set to 0."""
+def bounds_of(logits: Tensor, filters: Filters, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Bounds of top-k: logits and ids, shape [rows, 2]; and counters set to 0."""
     rows, vocab = logits.shape
     bounds, ids = empty(logits, rows, 2), empty(logits, rows, 2, dtype=torch.int32)
     counts = torch.empty_like(ids)
-    given = [t if t is not None else bounds for t in filters[:3]]
-    cut, cut_id = cuts if cuts is not None else (bounds, ids)
+    temperature, top_k = (t if t is not None else ids for t in filters[:2])
     size = configs.chunk_of(vocab, size)
     bounds_kernel[(rows,)](
-        logits, *given, cut, cut_id, bounds, ids, counts, vocab, logits.stride(0),
-        WARM=filters.temperature is not None, TOP_K=filters.top_k is not None and not by_mass, TOP_P=by_mass,
-        CUT=cuts is not None, SIZE=size, ALIGN=align, num_warps=warps(max(1, size // 512)),
+        logits, temperature, top_k, bounds, ids, counts, vocab, logits.stride(0),
+        WARM=filters.temperature is not None, TOP_K=filters.top_k is not None, SIZE=size,
+        num_warps=warps(max(1, size // 512)),
     )  # fmt: skip
     return bounds, ids, counts
 
@@ -78,7 +70,7 @@ def cut_rows(
     logits: Tensor,
     filters: Filters,
     sizes: tuple[int, int] | None = None,
-    sample: int = configs.COUNTED,
+    sample: int = configs.SAMPLE,
     capacity: int = configs.MOST_LISTED,
 ) -> tuple[Tensor, Tensor]:
     """Finds where top-k and min-p cut each row.
@@ -98,7 +90,7 @@ def cut_rows(
     block, num_warps = sizes or configs.lookup("gather", vocab)
     capacity = min(capacity, configs.chunk_of(vocab, capacity))
     chunks = triton.cdiv(vocab, block)
-    bounds, ids, counts = bounds_of(logits, filters, None, sample, align=1, by_mass=False)
+    bounds, ids, counts = bounds_of(logits, filters, sample)
     tops = empty(logits, rows, chunks)
     found = empty(logits, rows, capacity, dtype=torch.int32)
     gather_kernel[(rows * chunks,)](
@@ -167,8 +159,7 @@ def cut_mass(
     filters: Filters,
     cuts: tuple[Tensor, Tensor] | None,
     sizes: tuple[int, int] | None = None,
-    group: int = 16,
-    sample: int = configs.SAMPLE,
+    passes: int = 3,
     capacity: int = configs.MOST_LISTED,
 ) -> tuple[Tensor, Tensor]:
     """Finds where top-p cuts each row among what other cuts keep.
@@ -178,8 +169,7 @@ def cut_mass(
         filters: Options of the rows, with a top-p.
         cuts: Cuts by top-k and min-p, as from `cut_rows`; changed, and returned.
         sizes: Tokens of a chunk, and warps.
-        group: Tokens of a group, a power of two from 8.
-        sample: Tokens of a row that its bounds are taken from, a power of two.
+        passes: How often bounds are narrowed, to an eighth each time.
         capacity: Tokens of the list of a row, a power of two.
 
     Returns:
@@ -187,36 +177,44 @@ def cut_mass(
     """
     rows, vocab = logits.shape
     block, num_warps = sizes or configs.lookup("gather", vocab)
-    bounds, ids, counts = bounds_of(logits, filters, cuts, sample, align=block, by_mass=True)
-    bound = (bounds, ids)
-    options = [t if t is not None else bounds for t in (filters.temperature, filters.top_p)]
+    temperature = filters.temperature if filters.temperature is not None else logits
+    top_p = filters.top_p if filters.top_p is not None else logits
     capacity = min(capacity, configs.chunk_of(vocab, capacity))
-    chunks, groups = triton.cdiv(vocab, block), block // group
+    chunks, groups = triton.cdiv(vocab, block), block // 16
     padded = triton.next_power_of_2(chunks)
-    flags = {"WARM": filters.temperature is not None, "CUT": cuts is not None}
-    made = cuts or (empty(logits, rows), empty(logits, rows, dtype=torch.int32))
-    tops, highests = empty(logits, rows, chunks), empty(logits, rows)
+
+    def ints(*shape: int) -> Tensor:
+        return empty(logits, *shape, dtype=torch.int32)
+
+    made = cuts or (empty(logits, rows), ints(rows))
+    tops, sums = empty(logits, rows, chunks), empty(logits, rows, chunks, 8)
     maxima, masses = empty(logits, rows, chunks, groups), empty(logits, rows, chunks, groups)
-    sums = empty(logits, rows, chunks, 3)
+    bounds, bound_ids, counts = empty(logits, rows, 2), ints(rows, 2), ints(rows, 2)
+    highests, facts, arrived = empty(logits, rows), empty(logits, rows, 4), ints(rows)
     exact = empty(logits, rows, chunks, 2, dtype=torch.int64)
-    found = empty(logits, rows, capacity, dtype=torch.int32)
+    found = ints(rows, capacity)
     grid, where = (rows * chunks,), (vocab, logits.stride(0), chunks)
+    warm = {"WARM": filters.temperature is not None}
+    flags = warm | {"CUT": cuts is not None}
     few = {"BLOCK": block, "num_warps": warps(num_warps)}
-    sizes_of_groups = {"GROUPS": groups}
+    many = {"CHUNKS": padded, "num_warps": warps(16)}
     chunk_masses_kernel[grid](
-        logits, options[0], *made, *bound, tops, maxima, masses, sums, *where,
-        PARTS=group // 4, **sizes_of_groups, **few, **flags,
-    )  # fmt: skip
+        logits, temperature, *made, tops, sums, maxima, masses, *where, **few, **flags
+    )
     mass_bounds_kernel[(rows,)](
-        *options, *made, *bound, tops, maxima, masses, sums, highests, vocab, chunks,
-        CHUNKS=padded, ALL_GROUPS=padded * groups, num_warps=warps(16), **sizes_of_groups, **flags,
+        temperature, top_p, *made, tops, sums, maxima, masses, bounds, bound_ids, highests, facts, counts,
+        arrived, vocab, chunks, GROUPS=groups, **many, **flags,
     )  # fmt: skip
+    for _ in range(passes):
+        narrow_kernel[grid](
+            logits, temperature, bounds, bound_ids, facts, arrived, sums, *where, CHUNKS=padded, **few, **warm
+        )  # fmt: skip
     mass_gather_kernel[grid](
-        logits, *options, *made, *bound, highests, exact, counts, found, *where,
+        logits, temperature, top_p, *made, bounds, bound_ids, highests, exact, counts, found, *where,
         CAPACITY=capacity, **few, **flags,
     )  # fmt: skip
     mass_finish_kernel[(rows,)](
-        logits, *options, highests, exact, counts, found, *made, *where,
-        CHUNKS=padded, CAPACITY=capacity, num_warps=warps(16), **flags,
+        logits, temperature, top_p, bounds, highests, exact, counts, found, *made, *where,
+        CAPACITY=capacity, **many, **flags,
     )  # fmt: skip
     return made

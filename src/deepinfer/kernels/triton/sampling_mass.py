@@ -1,4 +1,8 @@
-"""The exact cut by top-p: bounds from a sample and from groups, integer masses of all, and a search between the bounds."""
+"""The exact cut by top-p: bounds from groups, narrowed by passes, integer masses of all, and a search between the bounds.
+
+A bound is a logit and an id: it holds the tokens above the logit, and those equal to it up to the id. The lower bound holds
+all that is kept, and the upper one nothing else.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,18 @@ import triton
 import triton.language as tl
 
 from deepinfer.kernels.triton.sampling_bounds import row_options
-from deepinfer.kernels.triton.sampling_draw import limit_of, limits_of, scale_of
-from deepinfer.kernels.triton.sampling_judge import bound_masses, group_masses, narrowed
+from deepinfer.kernels.triton.sampling_draw import limits_of, scale_of
+from deepinfer.kernels.triton.sampling_judge import group_bounds, group_masses, limit_of_row
 from deepinfer.kernels.triton.sampling_keys import key_of, larger, mass_of, value_of
 from deepinfer.kernels.triton.sampling_list import above_nothing, append, cut_of_mass
-from deepinfer.kernels.triton.sampling_whole import cut_by_mass
+from deepinfer.kernels.triton.sampling_whole import cut_at_mass
 
 __all__ = [
     "chunk_masses_kernel",
     "mass_bounds_kernel",
     "mass_finish_kernel",
     "mass_gather_kernel",
+    "narrow_kernel",
 ]
 
 
@@ -26,41 +31,32 @@ def chunk_masses_kernel(
     temperatures,
     cuts,
     cut_ids,
-    bounds,
-    bound_ids,
     tops,
+    sums,
     groups,
     masses,
-    sums,
     vocab,
     stride,
     num_chunks,
     WARM: tl.constexpr,
     CUT: tl.constexpr,
     BLOCK: tl.constexpr,
-    GROUPS: tl.constexpr,
-    PARTS: tl.constexpr,
 ):
-    """One chunk of one row: its highest logit, and maxima and masses of its groups and bounds.
-
-    A group is four neighbours in each of PARTS places: token `w * 4 * GROUPS + 4 * g + j` of the chunk is in g. What the cut
-    drops counts nowhere.
-    """
+    """One chunk of one row: its highest logit and mass, and maxima and masses of its groups of 16, as of `marks_kernel`."""
+    GROUPS: tl.constexpr = BLOCK // 16
     to = tl.program_id(0).to(tl.int64)
     row = to // num_chunks
     first = (to % num_chunks).to(tl.int32) * BLOCK
     at = first + tl.arange(0, BLOCK)
-    values = tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf")).to(
-        tl.float32
-    )
+    x = tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf"))
+    values = x.to(tl.float32)
     if CUT:
         limits = limits_of(tl.load(cuts + row), tl.load(cut_ids + row), first, BLOCK)
         values = tl.where(values <= limits, float("-inf"), values)
-    best = tl.reduce(tl.reshape(values, (PARTS, GROUPS, 4)), 0, larger)
-    best = tl.reduce(best, 1, larger)
     g = tl.arange(0, GROUPS)
-    tl.store(groups + to * GROUPS + g, best)
+    best = tl.reduce(tl.reduce(tl.reshape(values, (4, GROUPS, 4)), 0, larger), 1, larger)
     highest = tl.reduce(best, 0, larger)
+    tl.store(groups + to * GROUPS + g, best)
     tl.store(tops + to, highest)
     temperature = tl.full((), 1.0, tl.float64)
     if WARM:
@@ -68,16 +64,9 @@ def chunk_masses_kernel(
     if temperature > 0:
         anchor = tl.where(highest == float("-inf"), 0.0, highest)
         mass = tl.exp2((values - anchor) * scale_of(temperature))
-        part = tl.sum(tl.sum(tl.reshape(mass, (PARTS, GROUPS, 4)), 0), 1)
+        part = tl.sum(tl.sum(tl.reshape(mass, (4, GROUPS, 4)), 0), 1)
         tl.store(masses + to * GROUPS + g, part)
-        tl.store(sums + to * 3, tl.sum(part, 0))
-        inside = values > limit_of(
-            tl.load(bounds + row * 2), tl.load(bound_ids + row * 2), first, BLOCK
-        )
-        tl.store(sums + to * 3 + 1, tl.sum(tl.where(inside, mass, 0.0), 0))
-        upper = tl.load(bounds + row * 2 + 1)
-        above = values > limit_of(upper, tl.load(bound_ids + row * 2 + 1), first, BLOCK)
-        tl.store(sums + to * 3 + 2, tl.sum(tl.where(above, mass, 0.0), 0))
+        tl.store(sums + to, tl.sum(part, 0))
 
 
 @triton.jit
@@ -86,47 +75,129 @@ def mass_bounds_kernel(
     top_ps,
     cuts,
     cut_ids,
-    bounds,
-    bound_ids,
     tops,
+    sums,
     groups,
     masses,
-    sums,
+    bounds,
+    bound_ids,
     highests,
+    facts,
+    counts,
+    arrived,
     vocab,
     num_chunks,
     WARM: tl.constexpr,
     CUT: tl.constexpr,
     CHUNKS: tl.constexpr,
     GROUPS: tl.constexpr,
-    ALL_GROUPS: tl.constexpr,
 ):
-    """Narrows the bounds of one row by the maxima and masses of its groups; leaves its highest logit."""
+    """Bounds of one row from the maxima and masses of its groups; its highest logit; counters at 0.
+
+    `facts` are that logit, NaN for a row without a cut by top-p, what may be before a kept token, and the error of that.
+    """
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, CHUNKS)
     chunk_tops = tl.load(tops + row * num_chunks + c, mask=c < num_chunks, other=float("-inf"))
     highest = tl.reduce(chunk_tops, 0, larger)
     tl.store(highests + row, highest)
+    tl.store(counts + row * 2 + tl.arange(0, 2), tl.zeros((2,), tl.int32))
+    tl.store(arrived + row, 0)
+    tl.store(facts + row * 4, float("nan"))
     temperature, _, top_p, _ = row_options(
         temperatures, top_ps, top_ps, top_ps, row, vocab, WARM, False, True, False
     )
     is_good = (highest > float("-inf")) & (highest < float("inf"))
     if is_good & (temperature > 0) & (top_p < 1):
         factor = scale_of(temperature)
-        total, in_lower, in_upper = bound_masses(
-            chunk_tops, sums, row, num_chunks, highest, factor, True, CHUNKS
-        )
+        some = chunk_tops > float("-inf")
+        parts = tl.load(sums + row * num_chunks + c, mask=some, other=0.0)
+        total = tl.sum(parts * tl.exp2((chunk_tops - highest) * factor), 0)
+        limit, slack = limit_of_row(top_ps, row, total, vocab, False)
         best, part = group_masses(
-            tops, groups, masses, row, num_chunks, highest, factor, GROUPS, ALL_GROUPS
+            tops, groups, masses, row, num_chunks, highest, factor, GROUPS, CHUNKS * GROUPS
         )
-        end, end_id, upper, upper_id = narrowed(
-            bounds, bound_ids, cuts, cut_ids, row, best, part, total, in_lower, in_upper, highest, factor,
-            top_p, CUT,
-        )  # fmt: skip
-        tl.store(bounds + row * 2, end)
+        lower, upper = group_bounds(best, part, highest, factor, limit, slack)
+        lower_id = 2147483647
+        if CUT:
+            cut = tl.load(cuts + row)
+            cut_id = tl.load(cut_ids + row)
+            lower_id = tl.where(cut >= lower, cut_id, lower_id)
+            lower = tl.maximum(cut, lower)
+        tl.store(bounds + row * 2, lower)
         tl.store(bounds + row * 2 + 1, upper)
-        tl.store(bound_ids + row * 2, end_id)
-        tl.store(bound_ids + row * 2 + 1, upper_id)
+        tl.store(bound_ids + row * 2, lower_id)
+        tl.store(bound_ids + row * 2 + 1, -1)
+        tl.store(facts + row * 4, highest)
+        tl.store(facts + row * 4 + 1, limit)
+        tl.store(facts + row * 4 + 2, slack)
+
+
+@triton.jit
+def _step(lower, upper, highest, temperature, j):
+    """The j-th of eight steps from the lower to the upper bound; where masses are 0 nothing is looked for."""
+    least = (highest.to(tl.float64) - 31.0 * temperature).to(tl.float32)
+    start = tl.maximum(tl.maximum(lower, least), -3e38)
+    return start + (upper - start) * (j * 0.125)
+
+
+@triton.jit
+def narrow_kernel(
+    logits,
+    temperatures,
+    bounds,
+    bound_ids,
+    facts,
+    arrived,
+    sums,
+    vocab,
+    stride,
+    num_chunks,
+    WARM: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Weighs what is above seven logits between the bounds of a row; the program of its last chunk narrows them."""
+    to = tl.program_id(0).to(tl.int64)
+    row = to // num_chunks
+    highest = tl.load(facts + row * 4)
+    if highest == highest:
+        first = (to % num_chunks).to(tl.int32) * BLOCK
+        at = first + tl.arange(0, BLOCK)
+        x = tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf"))
+        values = x.to(tl.float32)
+        temperature = tl.full((), 1.0, tl.float64)
+        if WARM:
+            temperature = tl.load(temperatures + row).to(tl.float64)
+        mass = tl.exp2((values - highest) * scale_of(temperature))
+        lower = tl.load(bounds + row * 2)
+        upper = tl.load(bounds + row * 2 + 1)
+        for j in tl.static_range(1, 8):
+            above = values > _step(lower, upper, highest, temperature, j)
+            tl.store(sums + to * 8 + j, tl.sum(tl.where(above, mass, 0.0), 0))
+        # All threads have stored before one of them tells.
+        tl.debug_barrier()
+        if tl.atomic_add(arrived + row, 1) == num_chunks - 1:
+            tl.store(arrived + row, 0)
+            limit = tl.load(facts + row * 4 + 1)
+            slack = tl.load(facts + row * 4 + 2)
+            c = tl.arange(0, CHUNKS)
+            all_kept = upper
+            none_kept = lower
+            none_id = tl.load(bound_ids + row * 2)
+            for j in tl.static_range(1, 8):
+                place = (row * num_chunks + c) * 8 + j
+                # Other programs of this launch wrote these: not from the cache of this processor.
+                parts = tl.load(sums + place, mask=c < num_chunks, other=0.0, cache_modifier=".cg")
+                weight = tl.sum(parts, 0)
+                step = _step(lower, upper, highest, temperature, j)
+                all_kept = tl.where(weight < limit - slack, tl.minimum(all_kept, step), all_kept)
+                is_out = (weight > limit + slack) & (step >= none_kept)
+                none_kept = tl.where(is_out, step, none_kept)
+                none_id = tl.where(is_out, -1, none_id)
+            tl.store(bounds + row * 2, none_kept)
+            tl.store(bounds + row * 2 + 1, all_kept)
+            tl.store(bound_ids + row * 2, none_id)
 
 
 @triton.jit
@@ -181,6 +252,7 @@ def mass_finish_kernel(
     logits,
     temperatures,
     top_ps,
+    bounds,
     highests,
     exact,
     counts,
@@ -233,10 +305,12 @@ def mass_finish_kernel(
                 low = tl.min(tl.where(used, keys, high), 0)
                 key, cut_id = cut_of_mass(ids, keys, used, mass, target - above, low, high, vocab)
         if fits == 0:
-            least = tl.zeros((), tl.uint32)
-            key, cut_id = cut_by_mass(
-                x=logits + row * stride, vocab=vocab, key=key, cut_id=cut_id, highest=highest,
-                temperature=temperature, top_p=top_p, least=least, BLOCK=2048,
+            # Too many tokens between the bounds, as equal ones may be.
+            none = tl.zeros((), tl.uint32)
+            low = tl.where(listed > CAPACITY, key_of(tl.load(bounds + row * 2)), none)
+            high = key_of(tl.where(above < target, tl.load(bounds + row * 2 + 1), highest))
+            key, cut_id = cut_at_mass(
+                logits + row * stride, vocab, target, key, cut_id, low, high, highest, temperature, none, 2048
             )  # fmt: skip
         key, cut_id = above_nothing(key, cut_id)
         tl.store(cuts + row, value_of(key))

@@ -8,7 +8,7 @@ import triton.language as tl
 from deepinfer.kernels.triton.sampling_draw import exact_scores, kept_values, noisy_block, scale_of
 from deepinfer.kernels.triton.sampling_keys import first_bit, key_of, mass_of, value_of
 
-__all__ = ["best_before", "cut_by_count", "cut_by_mass", "cut_whole_row", "exact_mass"]
+__all__ = ["best_before", "cut_at_mass", "cut_by_count", "cut_whole_row", "exact_mass"]
 
 
 @triton.jit
@@ -92,12 +92,12 @@ def _kth_of_row(x, vocab, k, low, high, BLOCK: tl.constexpr):
 
 @triton.jit
 def _mass_search(
-    x, vocab, target, top_key, top_id, high, highest, temperature, least, BLOCK: tl.constexpr
+    x, vocab, target, top_key, top_id, low, high, highest, temperature, least, BLOCK: tl.constexpr
 ):
-    """The largest key such that the kept masses of it and all larger ones reach the target; two bits a pass."""
+    """The largest key in [low, high] such that the kept masses of it and all larger ones reach the target; two bits a pass."""
     # A mass is 0 from exp(-30) on.
     lowest = key_of((highest.to(tl.float64) - 31.0 * temperature).to(tl.float32))
-    low = tl.minimum(tl.maximum(tl.maximum(top_key, least), lowest), high)
+    low = tl.minimum(tl.maximum(tl.maximum(tl.maximum(top_key, least), lowest), low), high)
     bit, found = first_bit(low, high)
     while bit > 0:
         half = bit >> 1
@@ -131,12 +131,11 @@ def cut_by_count(x, vocab, k, highest, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def cut_by_mass(x, vocab, key, cut_id, highest, temperature, top_p, least, BLOCK: tl.constexpr):
-    """Key and id up to which top-p keeps the tokens that a cut, and a least key, leave."""
-    total = exact_mass(x, vocab, key, cut_id, highest, temperature, least, BLOCK)
-    target = tl.maximum(tl.ceil(total.to(tl.float64) * top_p).to(tl.int64), 1)
-    high = key_of(highest)
-    key = _mass_search(x, vocab, target, key, cut_id, high, highest, temperature, least, BLOCK)
+def cut_at_mass(
+    x, vocab, target, key, cut_id, low, high, highest, temperature, least, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Key, in [low, high], and id up to which the tokens that a cut, and a least key, leave reach a mass."""
+    key = _mass_search(x, vocab, target, key, cut_id, low, high, highest, temperature, least, BLOCK)
     before = exact_mass(x, vocab, key, -1, highest, temperature, least, BLOCK)
     each = tl.maximum(mass_of(value_of(key), highest, temperature), 1)
     room = tl.minimum((target - before + each - 1) // each, 2147483647).to(tl.int32)
@@ -156,7 +155,12 @@ def cut_whole_row(
     if TOP_P:
         restricted = top_p < 1
     if restricted:
-        key, cut_id = cut_by_mass(x, vocab, key, cut_id, highest, temperature, top_p, least, BLOCK)
+        total = exact_mass(x, vocab, key, cut_id, highest, temperature, least, BLOCK)
+        target = tl.maximum(tl.ceil(total.to(tl.float64) * top_p).to(tl.int64), 1)
+        none = tl.zeros((), tl.uint32)
+        key, cut_id = cut_at_mass(
+            x, vocab, target, key, cut_id, none, key_of(highest), highest, temperature, least, BLOCK
+        )
     else:
         cut_id = tl.where(least > key, 2147483647, cut_id)
         key = tl.maximum(key, least)
