@@ -22,6 +22,7 @@ from deepinfer.kernels.triton.gemm_tiles import known_group, place_tile
 from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile, write_tile, written_tiles
 from deepinfer.kernels.triton.grouped_folded import rows_of_group
 from deepinfer.kernels.triton.grouped_tiles import power_of_byte
+from deepinfer.kernels.triton.rings import advance
 
 __all__ = ["folded_decoded_kernel"]
 
@@ -103,10 +104,7 @@ def _copies(given, MODE: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH
                     load_tile(x_desc, [m + 64 * i, step * 128], bar, x_ring.index(slot * TM + i))
                 copy_elements(s_ring.index(slot), xs + step * stride_xk)
                 async_copy.mbarrier_arrive(bar, increment_count=False)
-                slot += 1
-                if slot == DEPTH:
-                    slot = 0
-                    phase ^= 1
+                slot, phase = advance(slot, phase, DEPTH)
         tile += gl.num_programs(0)
         group, first, rows = _find(
             rows_of, tile, group, first, num_groups, max_m, tiles_n, MODE, BLOCK_M
@@ -167,10 +165,7 @@ def _decode(given, MODE: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH
                     mbarrier.arrive(ready.index(2 * COLUMNS + side), count=1)
                 turn ^= side
                 side ^= 1
-                slot += 1
-                if slot == DEPTH:
-                    slot = 0
-                    phase ^= 1
+                slot, phase = advance(slot, phase, DEPTH)
         tile += gl.num_programs(0)
         group, first, rows = _find(
             rows_of, tile, group, first, num_groups, max_m, tiles_n, MODE, BLOCK_M
@@ -231,10 +226,7 @@ def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, TM: gl.constexpr
                     mbarrier.arrive(empty.index(slot), count=1)
                     turn ^= side
                     side ^= 1
-                    slot += 1
-                    if slot == DEPTH:
-                        slot = 0
-                        phase ^= 1
+                    slot, phase = advance(slot, phase, DEPTH)
             at_n = gl.minimum(n + column, N - 1)
             factor = gl.load(factors + g.to(gl.int64) * stride_fg + at_n)  # type: ignore[attr-defined]
             acc = gl.zeros((64, 128), gl.float32, acc_layout)
@@ -266,10 +258,7 @@ def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, TM: gl.constexpr
                     acc += done * xs[:, None]
                 turn ^= side
                 side ^= 1
-                slot += 1
-                if slot == DEPTH:
-                    slot = 0
-                    phase ^= 1
+                slot, phase = advance(slot, phase, DEPTH)
             acc *= gl.convert_layout(factor, gl.SliceLayout(0, acc_layout))[None, :]
             if not SENT:
                 y = gl.convert_layout(acc.to(out.dtype.element_ty), out_layout)

@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrie
 
 from deepinfer.kernels.triton.folded_ragged_tiles import ragged_tile
 from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
+from deepinfer.kernels.triton.rings import advance
 
 __all__ = ["folded_ragged_kernel"]
 
@@ -125,10 +126,7 @@ def _copies(given, DEPTH: gl.constexpr):
                 )
             copy_elements(s_ring.index(slot), xs + step * stride_xk)
             async_copy.mbarrier_arrive(bar, increment_count=False)
-            slot += 1
-            if slot == DEPTH:
-                slot = 0
-                phase ^= 1
+            slot, phase = advance(slot, phase, DEPTH)
 
 
 @gluon.jit(do_not_specialize=["M"])

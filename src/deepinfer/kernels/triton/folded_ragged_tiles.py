@@ -11,6 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from deepinfer.kernels.triton.folded_ahead import left_operand, next_weights
+from deepinfer.kernels.triton.rings import advance
 
 __all__ = ["ragged_tile"]
 
@@ -70,10 +71,7 @@ def _step(rings, bars, words, slot, phase, acc, more, part, rest, never, WIDTH: 
     w_ring, x_ring, more_ring, t_ring, s_ring, after_ring = rings
     full, empty = bars
     at = slot
-    slot += 1
-    if slot == DEPTH:
-        slot = 0
-        phase ^= 1
+    slot, phase = advance(slot, phase, DEPTH)
     mbarrier.wait(full.index(slot), phase)
     a = left_operand(words, acc_layout)
     part, rest = _begin(a, x_ring, more_ring, at, part, rest, never, WIDTH, MORE, more_layout)
@@ -122,10 +120,7 @@ def ragged_tile(rings, bars, to, factors, m, n, rows, sizes, slot, phase, never,
         s_ring, after_ring, slot, acc, more, part, rest, WIDTH, MORE, acc_layout, more_layout
     )
     mbarrier.arrive(empty.index(slot), count=1)
-    slot += 1
-    if slot == DEPTH:
-        slot = 0
-        phase ^= 1
+    slot, phase = advance(slot, phase, DEPTH)
     _store(acc, factor, to, m, n, rows, N, WIDTH, acc_layout)
     if MORE > 0:
         _store(more, factor, to, m + WIDTH, n, rows - WIDTH, N, MORE, more_layout)

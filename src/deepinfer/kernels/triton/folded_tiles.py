@@ -12,6 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from deepinfer.kernels.triton.folded_words import WIDE, decode_half, load_words, unfold
 from deepinfer.kernels.triton.grouped_tiles import power_of_byte
+from deepinfer.kernels.triton.rings import advance
 
 __all__ = ["folded_tile"]
 
@@ -102,8 +103,5 @@ def folded_tile(rings, bars, steps, slot, phase, never, X_GROUP: gl.constexpr, S
                 part = warpgroup_mma_wait(0, [part])
                 mbarrier.arrive(empty.index(slot), count=1)
                 acc += part * xs[None, :]
-        slot += 1
-        if slot == DEPTH:
-            slot = 0
-            phase ^= 1
+        slot, phase = advance(slot, phase, DEPTH)
     return acc, slot, phase

@@ -19,6 +19,7 @@ from deepinfer.kernels.triton.gemm_tiles import (
 from deepinfer.kernels.triton.gemm_tiles_register import register_tile
 from deepinfer.kernels.triton.gemm_tiles_small import small_groups_tile
 from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile, written_tiles
+from deepinfer.kernels.triton.rings import advance
 
 __all__ = ["gemm_tall_kernel"]
 
@@ -94,10 +95,7 @@ def _copies(
                         copy_elements(s_ring.index(slot * PARTS + part), xp + at)
                     copy_elements(f_ring.index(slot), fp + step)
                     async_copy.mbarrier_arrive(bar, increment_count=False)
-                slot += 1
-                if slot == DEPTH:
-                    slot = 0
-                    phase ^= 1
+                slot, phase = advance(slot, phase, DEPTH)
 
 
 @gluon.jit

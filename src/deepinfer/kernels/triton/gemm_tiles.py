@@ -12,6 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from deepinfer.kernels.triton.gluon_names import write_tile, written_tiles
+from deepinfer.kernels.triton.rings import advance
 
 __all__ = [
     "group_of_tile",
@@ -173,10 +174,7 @@ def scaled_tile(
                 )
                 mbarrier.arrive(empty.index(slot), count=1)
                 last += part * scale[:, None]
-            slot += 1
-            if slot == DEPTH:
-                slot = 0
-                phase ^= 1
+            slot, phase = advance(slot, phase, DEPTH)
     return acc, last, slot, phase
 
 
@@ -206,10 +204,7 @@ def plain_tile(
         mbarrier.arrive(
             empty.index(gl.where(slot == 0, DEPTH - 1, slot - 1)), count=1, pred=step > 0
         )
-        slot += 1
-        if slot == DEPTH:
-            slot = 0
-            phase ^= 1
+        slot, phase = advance(slot, phase, DEPTH)
     acc = warpgroup_mma_wait(0, [acc])
     mbarrier.arrive(empty.index(gl.where(slot == 0, DEPTH - 1, slot - 1)), count=1)
     return acc, slot, phase

@@ -10,6 +10,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from deepinfer.kernels.triton.rings import advance
+
 __all__ = ["register_tile"]
 
 
@@ -86,8 +88,5 @@ def register_tile(
             even = warpgroup_mma_wait(0, [even])
             mbarrier.arrive(empty.index(slot), count=1)
             s2 += even * last[:, None]
-        slot += 1
-        if slot == DEPTH:
-            slot = 0
-            phase ^= 1
+        slot, phase = advance(slot, phase, DEPTH)
     return s0, s1, s2, s3, slot, phase

@@ -11,6 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from deepinfer.kernels.triton.grouped_tiles import power_of_byte
+from deepinfer.kernels.triton.rings import advance
 
 __all__ = ["small_groups_tile"]
 
@@ -118,10 +119,7 @@ def small_groups_tile(
         acc = _promote(acc, other, rows, columns, 1, SPREAD, 1)
         other = _start(x, w, other, never, 3)
         used = slot
-        slot += 1
-        if slot == DEPTH:
-            slot = 0
-            phase ^= 1
+        slot, phase = advance(slot, phase, DEPTH)
         part = warpgroup_mma_wait(1, [part])
         acc = _promote(acc, part, rows, columns, 2, SPREAD, 1)
         mbarrier.wait(full.index(slot), phase)
@@ -144,8 +142,5 @@ def small_groups_tile(
     last = warpgroup_mma_wait(0, [last])
     mbarrier.arrive(empty.index(slot), count=1)
     acc = _promote(acc, last, rows, columns, 3, SPREAD, 0)
-    slot += 1
-    if slot == DEPTH:
-        slot = 0
-        phase ^= 1
+    slot, phase = advance(slot, phase, DEPTH)
     return gl.convert_layout(acc.reshape([64, COLUMNS]), acc_layout), slot, phase

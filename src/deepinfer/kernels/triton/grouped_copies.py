@@ -7,6 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
 from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
+from deepinfer.kernels.triton.rings import advance
 
 __all__ = ["copy_tiles", "group_rows", "group_tiles"]
 
@@ -88,10 +89,7 @@ def copy_tiles(
                 copy_elements(s_ring.index(slot), xs + step * stride_xk)
                 copy_elements(f_ring.index(slot), ws + step)
                 async_copy.mbarrier_arrive(bar, increment_count=False)
-                slot += 1
-                if slot == DEPTH:
-                    slot = 0
-                    phase ^= 1
+                slot, phase = advance(slot, phase, DEPTH)
             tile += gl.num_programs(0)
         else:
             first += width

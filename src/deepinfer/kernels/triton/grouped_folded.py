@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from deepinfer.kernels.triton.folded_tiles import folded_tile
 from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
+from deepinfer.kernels.triton.rings import advance
 
 __all__ = ["grouped_folded_kernel", "rows_of_group"]
 
@@ -159,10 +160,7 @@ def _copies(given, MODE: gl.constexpr, SPAN: gl.constexpr, PARTS: gl.constexpr, 
                             s_ring.index(slot * SPAN + i), xs + (step * SPAN + i) * stride_xk
                         )
                     async_copy.mbarrier_arrive(bar, increment_count=False)
-                    slot += 1
-                    if slot == DEPTH:
-                        slot = 0
-                        phase ^= 1
+                    slot, phase = advance(slot, phase, DEPTH)
             tile += gl.num_programs(0)
         else:
             first += width

@@ -10,6 +10,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from deepinfer.kernels.triton.rings import advance
+
 __all__ = ["ahead_tile", "fp8_tile", "power_of_byte", "powers_tile"]
 
 
@@ -68,10 +70,7 @@ def powers_tile(
         codes = s_ring.index(slot).load(gl.SliceLayout(0, plane))
         acc = _scaled_steps(w, x_ring.index(slot), row_codes, codes, acc, zero)
         mbarrier.arrive(empty.index(slot), count=1)
-        slot += 1
-        if slot == DEPTH:
-            slot = 0
-            phase ^= 1
+        slot, phase = advance(slot, phase, DEPTH)
     return gl.convert_layout(acc.reshape([64, BLOCK_M]), acc_layout), slot, phase
 
 
@@ -111,34 +110,22 @@ def ahead_tile(
     at = slot
     even = _begin(rings, full, slot, phase, acc, never, PART)
     for _ in range((steps - 1) // 2):
-        slot += 1
-        if slot == DEPTH:
-            slot = 0
-            phase ^= 1
+        slot, phase = advance(slot, phase, DEPTH)
         odd = _begin(rings, full, slot, phase, odd, never, PART)
         even, acc = _add(rings, empty, at, even, acc, PART, 1)
         at = slot
-        slot += 1
-        if slot == DEPTH:
-            slot = 0
-            phase ^= 1
+        slot, phase = advance(slot, phase, DEPTH)
         even = _begin(rings, full, slot, phase, even, never, PART)
         odd, acc = _add(rings, empty, at, odd, acc, PART, 1)
         at = slot
     if steps % 2 == 0:
-        slot += 1
-        if slot == DEPTH:
-            slot = 0
-            phase ^= 1
+        slot, phase = advance(slot, phase, DEPTH)
         last = _begin(rings, full, slot, phase, odd, never, PART)
         _done, acc = _add(rings, empty, at, even, acc, PART, 1)
         _done, acc = _add(rings, empty, slot, last, acc, PART, 0)
     else:
         _done, acc = _add(rings, empty, at, even, acc, PART, 0)
-    slot += 1
-    if slot == DEPTH:
-        slot = 0
-        phase ^= 1
+    slot, phase = advance(slot, phase, DEPTH)
     return acc, slot, phase
 
 
