@@ -333,8 +333,9 @@ def cases() -> list[Case]:
         found.append(Case("apply_rope", f"{MANY} x 64 x 512", name, rope(64, False, tuning)))
     for format in ("fp8", "mxfp4", "nvfp4"):
         shape = f"{MANY} x 16 x 512, {format}"
-        for tuning in (None, (2, 1), (8, 2), (16, 4)):
+        for tuning in (None, (4, 1, 8, 1), (2, 1, 8, 1), (8, 2, 8, 1), (2, 1)):
             name = f"{tuning[0]} rows, {tuning[1]} warps" if tuning else "table"
+            name += ", shared" if tuning and len(tuning) > 2 else ""
             found.append(
                 Case("rms_norm_rope_quant", shape, name, norm_rope_cast(16, format, tuning))
             )

@@ -68,7 +68,7 @@ def _pairs(format: str) -> CompileCase:
     constants: dict[str, Any] = {
         "CHANNELS": 512, "ROPE": 64, "HAS_NORM": True, "HAS_POSITIONS": True, "FLAT": True,
         "FORMAT": _FORMATS.index(format) + 1, "ROWS": rows, "SPAN": 512 // group,
-        "TURNED": 64 // group, "GROUP": group, "EACH": 8,
+        "TURNED": 64 // group, "GROUP": group, "EACH": 8, "SHARED": False,
     }  # fmt: skip
     entry = f"512 channels, {format}, in pairs"
     return row_case(

@@ -104,7 +104,9 @@ def _norm_rope_pairs(
     from deepinfer.kernels.triton.norm_pairs import norm_rope_pairs_kernel
 
     tokens, heads, channels = x.shape
-    rows, warps, each = (*(tuning or configs.norm_rope_pairs(channels)), 8)[:3]
+    rows, warps, each, shared = (*(tuning or configs.norm_rope_pairs(channels)), 8, 0)[:4]
+    width = 0 if phases is None else phases.shape[1]
+    whole = width > 0 and (channels & (channels - 1) | width & (width - 1)) == 0
     words = x.view(torch.int32)
     flat = heads == 1 or x.stride(0) == heads * x.stride(1)
     with on_device(x):
@@ -119,7 +121,7 @@ def _norm_rope_pairs(
             ROPE=0 if phases is None else 2 * phases.shape[1], HAS_NORM=weight is not None,
             HAS_POSITIONS=positions is not None, FLAT=flat, FORMAT=format, ROWS=rows,
             SPAN=next_power_of_2(channels // group),
-            TURNED=next_power_of_2(turned) if turned else 0, GROUP=group, EACH=each, num_warps=warps,
+            TURNED=next_power_of_2(turned) if turned else 0, GROUP=group, EACH=each, SHARED=bool(shared) and whole, num_warps=warps,
             enable_fp_fusion=False,
         )  # fmt: skip
 

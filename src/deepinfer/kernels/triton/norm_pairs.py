@@ -33,6 +33,15 @@ def _starts(x, row, heads, x_token, x_head, FLAT: gl.constexpr):
 
 
 @gluon.jit
+def _turned(w, phase, turned):
+    """Pairs rotated by cosines and sines, where they are to be."""
+    cos = phase.to(gl.int32).to(gl.float32, bitcast=True)
+    sin = (phase >> 32).to(gl.int32).to(gl.float32, bitcast=True)
+    a, b = even(w), odd(w)
+    return gl.where(turned, pair_of(a * cos - b * sin, a * sin + b * cos), w)
+
+
+@gluon.jit
 def _put(w, q, scale, at, c, there, FORMAT: gl.constexpr, PAIRS: gl.constexpr):
     """Quantises and stores groups, shape [rows, groups]."""
     codes, byte = pair_codes(w, FORMAT)
@@ -47,6 +56,7 @@ def norm_rope_pairs_kernel(
     CHANNELS: gl.constexpr, ROPE: gl.constexpr, HAS_NORM: gl.constexpr,
     HAS_POSITIONS: gl.constexpr, FLAT: gl.constexpr, FORMAT: gl.constexpr, ROWS: gl.constexpr,
     SPAN: gl.constexpr, TURNED: gl.constexpr, GROUP: gl.constexpr, EACH: gl.constexpr,
+    SHARED: gl.constexpr,
 ):  # fmt: skip
     """As `norm_rope_cast_kernel`.
 
@@ -74,6 +84,7 @@ def norm_rope_pairs_kernel(
         TURNED: Groups with rotated channels, up to a power of two.
         GROUP: Channels of a group.
         EACH: Pairs of a thread side by side.
+        SHARED: Whether turned channels, a power of two as all are, are spread over a warp, with no tile of their own.
     """
     PAIRS: gl.constexpr = GROUP // 2
     REAL: gl.constexpr = CHANNELS // GROUP
@@ -92,7 +103,17 @@ def norm_rope_pairs_kernel(
     # What is read is asked for at once, also by the second tile.
     if HAS_NORM:
         g = gl.load(gains + at)
-    if TURNED > 0:
+    if SHARED:
+        # A pair a thread: those at the end of a row are spread over the warp by way of shared memory.
+        turns: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS, 1], [1, 0])
+        n = gl.arange(0, ROPE // 2, layout=gl.SliceLayout(0, turns))[None, :]
+        row2 = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, turns))
+        place = (gl.minimum(row2, rows - 1) // heads).to(gl.int64)
+        if HAS_POSITIONS:
+            place = gl.load(positions + place).to(gl.int64)
+        turned = ((place >= 0) & (place < places))[:, None] & (n < ROPE // 2)
+        phase = gl.load(phases + (place * (ROPE // 2))[:, None] + n, mask=turned, other=0)
+    elif TURNED > 0:
         START: gl.constexpr = (CHANNELS - ROPE) // 2
         turned_layout: gl.constexpr = lanes(4, TURNED, PAIRS, WARPS)
         row_layout2: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, turned_layout))
@@ -125,16 +146,23 @@ def norm_rope_pairs_kernel(
         factor = gl.rsqrt(square / CHANNELS + eps)
         f = factor[:, None][:, :, None]
         w = pair_of(even(w) * f * even(g), odd(w) * f * odd(g))
-    there = (row < rows)[:, None] & (group < LAST)[None, :]
+    if SHARED:
+        flat = gl.reshape(w, [ROWS, CHANNELS // 2])
+        words = gl.allocate_shared_memory(
+            gl.int32, [ROWS, CHANNELS // 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        )
+        words.store(flat)
+        last_words = words.slice((CHANNELS - ROPE) // 2, ROPE // 2, dim=1)
+        last_words.store(_turned(last_words.load(turns), phase, turned))
+        w = gl.reshape(words.load(flat.type.layout), [ROWS, SPAN, PAIRS])
+        w = gl.convert_layout(w, layout)
+    there = (row < rows)[:, None] & (group < (REAL if SHARED else LAST))[None, :]
     _put(w, q, scale, row.to(gl.int64)[:, None] * REAL + group[None, :], c, there, FORMAT, PAIRS)
-    if TURNED > 0:
-        cos = phase.to(gl.int32).to(gl.float32, bitcast=True)
-        sin = (phase >> 32).to(gl.int32).to(gl.float32, bitcast=True)
+    if TURNED > 0 and not SHARED:
         if HAS_NORM:
             f2 = gl.convert_layout(factor, row_layout2)[:, None][:, :, None]
             w2 = pair_of(even(w2) * f2 * even(g2), odd(w2) * f2 * odd(g2))
-        a, b = even(w2), odd(w2)
-        w2 = gl.where(turned, pair_of(a * cos - b * sin, a * sin + b * cos), w2)
+        w2 = _turned(w2, phase, turned)
         there2 = (row2 < rows)[:, None] & (group2 >= 0)[None, :]
         _put(
             w2, q, scale, row2.to(gl.int64)[:, None] * REAL + group2[None, :], c2, there2, FORMAT, PAIRS
