@@ -11,7 +11,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["block_acceptance", "first_argmax", "one_hot_law", "residual_law", "standard_acceptance"]
+__all__ = [
+    "block_acceptance",
+    "first_argmax",
+    "one_hot_law",
+    "possible_law",
+    "residual_law",
+    "standard_acceptance",
+]
 
 
 def standard_acceptance(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
@@ -23,11 +30,9 @@ def standard_acceptance(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
         tokens: Drafts, shape [...], int64, from 0.
 
     Returns:
-        Probabilities, shape [...]. A draft that q cannot have drawn, q(x) = 0, counts as chosen: 1 if p allows it.
+        Probabilities, shape [...]. A draft that q cannot have drawn, q(x) = 0, counts as chosen: p(x).
     """
-    index = tokens[..., None]
-    target, draft = p.gather(-1, index)[..., 0], q.gather(-1, index)[..., 0]
-    return (target / draft.clamp_min(torch.finfo(q.dtype).tiny)).clamp(max=1.0)
+    return _ratio(p, q, tokens).clamp(max=1.0)
 
 
 def residual_law(p: Tensor, q: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -55,7 +60,7 @@ def block_acceptance(
 
     Args:
         p: Target laws, shape [requests, drafts + 1, vocab]; row i judges draft i, the last is the law behind all.
-        q: Draft laws, shape [requests, drafts, vocab].
+        q: Draft laws, shape [requests, drafts, vocab], each possible: see `possible_law`.
         tokens: Drafts, shape [requests, drafts], int64.
         lengths: Drafts that are verified, shape [requests].
 
@@ -67,9 +72,7 @@ def block_acceptance(
     one = torch.ones(requests, dtype=p.dtype, device=p.device)
     weights = [one]
     thresholds = []
-    index = tokens[..., None]
-    target, draft = p[:, :drafts].gather(-1, index)[..., 0], q.gather(-1, index)[..., 0]
-    ratio = (target / draft.clamp_min(torch.finfo(q.dtype).tiny)).clamp(max=1e30)
+    ratio = _ratio(p[:, :drafts], q, tokens).clamp(max=1e30)
     for position in range(drafts):
         kept = (weights[-1] * ratio[:, position]).clamp(max=1.0)
         weights.append(kept)
@@ -99,6 +102,26 @@ def one_hot_law(tokens: Tensor, vocab: int, dtype: torch.dtype) -> Tensor:
     law = torch.zeros(*tokens.shape, vocab, dtype=dtype, device=tokens.device)
     law.scatter_(-1, tokens.clamp_min(0)[..., None], (tokens >= 0).to(dtype)[..., None])
     return law
+
+
+def possible_law(q: Tensor, tokens: Tensor) -> Tensor:
+    """Laws that the drafts can come from: one-hot where q(x) = 0, for such a draft was chosen in another way.
+
+    Args:
+        q: Draft laws, shape [..., vocab].
+        tokens: Drafts, shape [...], int64, from 0.
+
+    Returns:
+        Laws, shape [..., vocab].
+    """
+    is_drawn = q.gather(-1, tokens[..., None]) > 0
+    return torch.where(is_drawn, q, one_hot_law(tokens, q.shape[-1], q.dtype))
+
+
+def _ratio(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
+    index = tokens[..., None]
+    target, draft = p.gather(-1, index)[..., 0], q.gather(-1, index)[..., 0]
+    return torch.where(draft > 0, target / draft.clamp_min(torch.finfo(q.dtype).tiny), target)
 
 
 def first_argmax(scores: Tensor) -> Tensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from deepinfer.core import _checks as checks
+from deepinfer.core.errors import ConfigError
 from deepinfer.core.philox import WORD_MASK, philox4x32
 
 __all__ = ["CounterNoise", "DrawStream", "NoiseSource"]
@@ -19,6 +21,11 @@ class DrawStream(enum.IntEnum):
 
     A draft and the test of it that shared numbers would favour what the draft disliked: a fault that two engines
     shipped. `SHARED` is the opposite by design: the coupled rule gives draft and target the same numbers.
+
+    A position may be drafted again in the next step. `DRAFT` numbers of its position alone are then the same ones, which is
+    right as long as nothing that has happened since depends on that draft: so under the rule "standard" with lengths that
+    live confidences or nothing decides. Where lengths follow *lagged* confidences, and under the rule "block", it does
+    depend on it: draw drafts with numbers of the step there, such as a seed for each step.
     """
 
     SHARED = 0
@@ -65,10 +72,17 @@ class CounterNoise:
 
     Args:
         seeds: Seed of each request, from 0 to 2**64 - 1.
+
+    Raises:
+        ConfigError: A seed is out of range.
     """
 
     def __init__(self, seeds: Sequence[int]) -> None:
-        self.seeds = tuple(int(seed) for seed in seeds)
+        if not isinstance(seeds, Iterable):
+            checks.fail("seeds", seeds, "a sequence, one a request", ConfigError)
+        self.seeds = tuple(
+            [checks.check_int("seeds", seed, 0, 2**64 - 1, ConfigError) for seed in seeds]
+        )
 
     def uniform(
         self, rows: Sequence[int], positions: Sequence[int], stream: DrawStream
@@ -89,6 +103,9 @@ class CounterNoise:
         self, rows: Sequence[int], positions: Sequence[int], count: int, stream: DrawStream
     ) -> npt.NDArray[np.float64]:
         """Numbers of tokens, strictly between 0 and 1, shape [rows, count]: four from each counter."""
+        if len(rows) and not 0 <= min(rows) <= max(rows) < len(self.seeds):
+            limit = f"rows of the {len(self.seeds)} seeds, one of which belongs to each request"
+            checks.fail("rows", [min(rows), max(rows)], limit, ConfigError)
         low = np.array([[self.seeds[row] & WORD_MASK] for row in rows], np.int64).reshape(-1, 1)
         high = np.array([[self.seeds[row] >> 32 & WORD_MASK] for row in rows], np.int64)
         place = np.array([int(at) & WORD_MASK for at in positions], np.int64).reshape(-1, 1)

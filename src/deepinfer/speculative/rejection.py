@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from deepinfer.core import _checks as checks
-from deepinfer.core.errors import ConfigError
+from deepinfer.core.errors import ConfigError, ShapeError
 from deepinfer.speculative._arrays import shape_error
 from deepinfer.speculative.laws import (
     block_acceptance,
     first_argmax,
     one_hot_law,
+    possible_law,
     residual_law,
     standard_acceptance,
 )
@@ -34,8 +37,10 @@ class VerifyResult:
         tokens: Emitted tokens of each request, accepted drafts first, shape [requests, drafts + 1], int64, -1 behind.
         num_accepted: Accepted drafts, shape [requests], int64.
         next_tokens: The token behind them, shape [requests], int64.
-        is_bad: Requests with a row of logits that is NaN throughout or has no finite entry, shape [requests], bool.
-            They emit one token of the vocabulary and accept nothing; the caller should end them.
+        is_bad: Requests with a row of the target's logits without a finite entry, or a row of the draft's with a NaN or
+            without a finite entry, among those that are verified, shape [requests], bool. So under every rule, also
+            where the draft's are not read. They emit one token of the vocabulary and accept nothing; the caller should
+            end them.
     """
 
     tokens: Tensor
@@ -60,7 +65,11 @@ class RejectionSampler:
     - "greedy": the target's likeliest token, ties to the lowest id.
 
     Laws are what tokens were really drawn from, so logits come in as they are after temperature, filters, penalties
-    and grammar, on both sides.
+    and grammar, on both sides. A greedy request among drawn ones has logits that are 0 at its likeliest token and minus
+    infinity elsewhere. A draft to which its own law gives probability 0 counts as chosen, whatever chose it.
+
+    "standard" and "block" keep the law only if no draft had a say in whether it is verified (`VerificationScheduler`), and
+    if drafts are drawn with numbers of their own (`DrawStream`).
 
     Args:
         rule: One of `RULES`.
@@ -92,9 +101,11 @@ class RejectionSampler:
         Args:
             target_logits: Rows of all requests, one behind the other: the anchor's first, then one behind each
                 verified draft, shape [sum of (lengths + 1), vocab], any float dtype.
-            draft_tokens: Drafts, shape [requests, drafts], int64; a negative one counts as the end of its row.
-            lengths: Drafts that are verified, shape [requests], from 0 to `drafts`. The others are forgotten.
-            positions: Position of the first token behind each anchor, in the whole sequence.
+            draft_tokens: Drafts, shape [requests, drafts], any integer dtype; a negative one counts as the end of its
+                row.
+            lengths: Drafts that are verified, shape [requests], from 0 to `drafts`: a tensor, or an array such as that
+                of a plan. The others are forgotten.
+            positions: Position of the first token behind each anchor, in the whole sequence, from 0.
             draft_logits: Logits that the drafts were drawn from, shape [requests, drafts, vocab]; None says that they
                 were chosen greedily.
             noise: The numbers; not needed by "greedy".
@@ -103,11 +114,17 @@ class RejectionSampler:
             The verdict.
 
         Raises:
-            ConfigError: The rule needs noise and there is none.
-            ShapeError: Shapes do not fit, or a length or a token is out of range.
+            ConfigError: The rule needs noise and there is none, or none for a request.
+            ShapeError: Shapes do not fit, or a length, a position or a token is out of range.
         """
-        if noise is None and self.rule != "greedy":
+        if not (self.rule == "greedy" or (hasattr(noise, "gumbel") and hasattr(noise, "uniform"))):
             checks.fail("noise", noise, f"a NoiseSource for the rule {self.rule!r}", ConfigError)
+        target_logits = _tensor("target_logits", target_logits)
+        draft_tokens = _whole("draft_tokens", draft_tokens)
+        if draft_logits is not None:
+            draft_logits = _tensor("draft_logits", draft_logits)
+        positions = [int(at) for at in positions]
+        lengths = _whole("lengths", lengths)
         lengths = self._checked(target_logits, draft_tokens, lengths, positions, draft_logits)
         requests, drafts = draft_tokens.shape
         ends = (draft_tokens < 0).cumsum(1) == 0
@@ -125,7 +142,8 @@ class RejectionSampler:
         scores = torch.nan_to_num(scores, nan=-torch.inf, posinf=torch.finfo(scores.dtype).max)
         scores = torch.where(bad_row[..., None], 0.0, scores)
         if draft_logits is not None and drafts:
-            q_bad = torch.isnan(draft_logits).any(-1) & (
+            empty = ~torch.isfinite(draft_logits).any(-1)
+            q_bad = (torch.isnan(draft_logits).any(-1) | empty) & (
                 torch.arange(drafts, device=scores.device) < verified[:, None]
             )
             is_bad = is_bad | q_bad.any(1)
@@ -172,7 +190,8 @@ class RejectionSampler:
             return p, one_hot_law(draft_tokens, scores.shape[-1], p.dtype)
         clean = torch.nan_to_num(draft_logits.to(p.dtype), nan=-torch.inf)
         empty = ~torch.isfinite(clean).any(-1)
-        return p, torch.softmax(torch.where(empty[..., None], 0.0, clean), -1)
+        q = torch.softmax(torch.where(empty[..., None], 0.0, clean), -1)
+        return p, possible_law(q, draft_tokens.clamp_min(0))
 
     def _drawn(
         self,
@@ -186,9 +205,14 @@ class RejectionSampler:
         """Standard and block: numbers of their own for the test, the residual and the bonus."""
         requests, width, vocab = p.shape
         drafts = width - 1
-        at = [(r, positions[r] + j) for r in range(requests) for j in range(drafts)]
-        numbers = noise.uniform([r for r, _ in at], [n for _, n in at], DrawStream.ACCEPT)
-        test = torch.from_numpy(numbers).to(p.device).view(requests, drafts)
+        every = list(range(requests))
+        if self.rule == "block":
+            # All numbers of a block have a say in it, so none may come back in the next one: they are of its anchor.
+            drawn = np.exp(-np.exp(-noise.gumbel(every, positions, drafts, DrawStream.ACCEPT)))
+        else:
+            at = [(r, positions[r] + j) for r in every for j in range(drafts)]
+            drawn = noise.uniform([r for r, _ in at], [n for _, n in at], DrawStream.ACCEPT)
+        test = torch.from_numpy(drawn).to(p.device).view(requests, drafts)
         steps = torch.arange(drafts, device=p.device)
         if self.rule == "block":
             thresholds, weights = block_acceptance(p, q, tokens, verified)
@@ -206,12 +230,11 @@ class RejectionSampler:
             behind = q[torch.arange(requests, device=p.device), accepted.clamp(max=drafts - 1)]
             row = torch.where(is_bonus[:, None], row, residual_law(row, behind, weight))
         where = [positions[r] + int(n) for r, n in enumerate(accepted.tolist())]
-        every = list(range(requests))
         residual = noise.gumbel(every, where, vocab, DrawStream.RESIDUAL)
         bonus = noise.gumbel(every, where, vocab, DrawStream.BONUS)
-        drawn = torch.from_numpy(residual).to(p.device)
-        drawn = torch.where(is_bonus[:, None], torch.from_numpy(bonus).to(p.device), drawn)
-        return accepted, first_argmax(torch.log(row.double()) + drawn)
+        added = torch.from_numpy(residual).to(p.device)
+        added = torch.where(is_bonus[:, None], torch.from_numpy(bonus).to(p.device), added)
+        return accepted, first_argmax(torch.log(row.double()) + added)
 
     @staticmethod
     def _rows(lengths: Tensor, drafts: int) -> tuple[Tensor, Tensor]:
@@ -239,8 +262,12 @@ class RejectionSampler:
             found = (tuple(lengths.shape), len(positions))
             raise shape_error("lengths and positions", found, f"[requests={requests}]")
         lengths = lengths.to(draft_tokens.device, torch.int64)
-        if requests and (int(lengths.min()) < 0 or int(lengths.max()) > drafts):
-            raise shape_error("lengths", lengths.tolist(), f"numbers from 0 to {drafts}")
+        if requests:
+            _within("lengths", lengths, 0, drafts, "the drafts of a row")
+            if min(positions) < 0:
+                raise ShapeError(
+                    f"positions holds {min(positions)}; they count from 0.", argument="positions"
+                )
         rows = int(lengths.sum()) + requests
         if target_logits.shape[0] != rows:
             raise shape_error(
@@ -251,8 +278,36 @@ class RejectionSampler:
         if draft_logits is not None and tuple(draft_logits.shape) != (requests, drafts, vocab):
             expected = f"[requests={requests}, drafts={drafts}, vocab={vocab}]"
             raise shape_error("draft_logits", tuple(draft_logits.shape), expected)
-        if draft_tokens.numel() and int(draft_tokens.max()) >= vocab:
-            raise shape_error(
-                "draft_tokens", int(draft_tokens.max()), f"below the vocabulary, {vocab}"
-            )
+        if draft_tokens.numel():
+            _within("draft_tokens", draft_tokens, -(2**63), vocab - 1, "the last of the vocabulary")
         return lengths
+
+
+def _tensor(argument: str, values: Any) -> Tensor:
+    try:
+        return torch.as_tensor(values)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ShapeError(
+            f"{argument} is no tensor and cannot be made one ({error}); give a tensor or an array.",
+            argument=argument,
+        ) from error
+
+
+def _whole(argument: str, values: Any) -> Tensor:
+    """Integers, int64."""
+    found = _tensor(argument, values)
+    whole = found.to(torch.int64)
+    if found.is_floating_point() and not torch.equal(whole.to(found.dtype), found):
+        raise ShapeError(f"{argument} holds fractions; give integers.", argument=argument)
+    return whole
+
+
+def _within(argument: str, values: Tensor, low: int, high: int, what: str) -> None:
+    least, most = int(values.min()), int(values.max())
+    if least < low or most > high:
+        found = least if least < low else most
+        raise ShapeError(
+            f"{argument} holds {found}; all must be from {max(low, -1)} to {high}, {what}.",
+            argument=argument,
+            found=found,
+        )
