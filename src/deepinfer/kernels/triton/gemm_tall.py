@@ -25,20 +25,8 @@ __all__ = ["gemm_tall_kernel"]
 
 
 @gluon.jit
-def _copies(
-    given,
-    SCALED: gl.constexpr,
-    GROUPED: gl.constexpr,
-    PARTS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BLOCK_K: gl.constexpr,
-    BYTES: gl.constexpr,
-    BAND: gl.constexpr,
-    GROUP: gl.constexpr,
-    DEPTH: gl.constexpr,
-    FINE: gl.constexpr,
-    SPREAD: gl.constexpr,
-):
+def _copies(given, SCALED: gl.constexpr, GROUPED: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, BAND: gl.constexpr,
+            GROUP: gl.constexpr, DEPTH: gl.constexpr, FINE: gl.constexpr, SPREAD: gl.constexpr):  # fmt: skip
     """Fills the ring, tile after tile."""
     x_desc, w_desc, x_scale, w_scale, layout, rings, bars, sizes, strides = given
     x_ring, w_ring, s_ring, f_ring = rings
@@ -46,6 +34,7 @@ def _copies(
     M, N, steps, num_groups = sizes
     stride_xm, stride_xk, stride_wg, stride_wn = strides
     BLOCK_M: gl.constexpr = 64 * PARTS
+    BLOCK_K: gl.constexpr = 128 if SCALED else 64
     SPREAD_BYTES: gl.constexpr = 1024 * PARTS + 128 if SPREAD else 0
     lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     row = gl.arange(0, 64, layout=lanes)
@@ -73,7 +62,7 @@ def _copies(
             for step in range(steps):
                 mbarrier.wait(empty.index(slot), phase)
                 bar = full.index(slot)
-                mbarrier.expect(bar, (BLOCK_M + BLOCK_N) * BLOCK_K * BYTES + SPREAD_BYTES)
+                mbarrier.expect(bar, (BLOCK_M + BLOCK_N) * 128 + SPREAD_BYTES)
                 k = step * BLOCK_K
                 for part in gl.static_range(PARTS):
                     load_tile(x_desc, [m + 64 * part, k], bar, x_ring.index(slot * PARTS + part))
@@ -99,26 +88,11 @@ def _copies(
 
 
 @gluon.jit
-def _products(
-    given,
-    SCALED: gl.constexpr,
-    GROUPED: gl.constexpr,
-    PARTS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BAND: gl.constexpr,
-    SPLIT: gl.constexpr,
-    GROUP: gl.constexpr,
-    CUT: gl.constexpr,
-    DEPTH: gl.constexpr,
-    PART: gl.constexpr,
-    FINE: gl.constexpr,
-    SPREAD: gl.constexpr,
-    ROOMS: gl.constexpr,
-):
+def _products(given, PART: gl.constexpr, SCALED: gl.constexpr, GROUPED: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr,
+              BAND: gl.constexpr, SPLIT: gl.constexpr, GROUP: gl.constexpr, CUT: gl.constexpr, DEPTH: gl.constexpr,
+              FINE: gl.constexpr, SPREAD: gl.constexpr, ROOMS: gl.constexpr):  # fmt: skip
     """Multiplies, scales and writes 64 rows of every tile."""
     out, out_desc, rooms, layout, sums, part_steps, rings, bars, sizes, stride_om = given
-    x_ring, w_ring, s_ring, f_ring = rings
-    full, empty = bars
     M, N, steps, num_groups = sizes
     BLOCK_M: gl.constexpr = 64 * PARTS
     WIDTH: gl.constexpr = (64 if FINE == 1 or BLOCK_N == 64 else 128) if SCALED else BLOCK_N
@@ -145,15 +119,24 @@ def _products(
         if group >= 0:
             if SCALED and GROUP == 32:
                 acc, slot, phase = small_groups_tile(
-                    x_ring, w_ring, s_ring, f_ring, full, empty, steps, slot, phase, N < 0, PART, PARTS, WIDTH, DEPTH, SPREAD,
+                    rings,
+                    bars,
+                    steps,
+                    slot,
+                    phase,
+                    N < 0,
+                    PART,
+                    PARTS,
+                    WIDTH,
+                    DEPTH,
+                    SPREAD,
                     acc_layout,
-                )  # fmt: skip
+                )
                 store_tile(acc, out, groups, m, n, M, N, stride_om, GROUPED, WIDTH)
             elif FINE == 1:
                 s0, s1, s2, s3, slot, phase = register_tile(
-                    x_ring, w_ring, s_ring, f_ring, full, empty, steps, slot, phase, N < 0, PART, PARTS, BLOCK_N,
-                    DEPTH, acc_layout,
-                )  # fmt: skip
+                    rings, bars, steps, slot, phase, N < 0, PART, PARTS, BLOCK_N, DEPTH, acc_layout
+                )
                 if ROOMS > 0:
                     whole = gl.min(groups, axis=0) >= 0
                     parts = (s0, s1, s2, s3)
@@ -170,8 +153,7 @@ def _products(
                         store_tile(s3, out, groups, m, n + 192, M, N, stride_om, GROUPED, 64)
             elif SCALED:
                 acc, last, slot, phase = scaled_tile(
-                    x_ring, w_ring, s_ring, f_ring, full, empty, steps, slot, phase, N < 0,
-                    PART, PARTS, BLOCK_N // 128, SPLIT, FINE == 2, DEPTH, acc_layout,
+                    rings, bars, steps, slot, phase, N < 0, PART, PARTS, BLOCK_N // 128, SPLIT, FINE == 2, DEPTH, acc_layout
                 )  # fmt: skip
                 if SPLIT == 2:
                     acc += last
@@ -181,15 +163,13 @@ def _products(
             elif CUT:
                 own = sums + (gl.program_id(0) * PARTS + PART) * 64 * BLOCK_N
                 acc, slot, phase = parts_tile(
-                    own, part_steps, x_ring, w_ring, full, empty, steps, slot, phase,
-                    PART, PARTS, BLOCK_N, DEPTH, acc_layout,
+                    own, part_steps, rings, bars, steps, slot, phase, PART, PARTS, BLOCK_N, DEPTH, acc_layout
                 )  # fmt: skip
                 store_tile(acc, out, groups, m, n, M, N, stride_om, GROUPED, WIDTH)
             else:
                 acc, slot, phase = plain_tile(
-                    x_ring, w_ring, full, empty, steps, slot, phase,
-                    PART, PARTS, BLOCK_N, DEPTH, acc_layout,
-                )  # fmt: skip
+                    rings, bars, steps, slot, phase, PART, PARTS, BLOCK_N, DEPTH, acc_layout
+                )
                 store_tile(acc, out, groups, m, n, M, N, stride_om, GROUPED, WIDTH)
     if ROOMS > 0:
         written_tiles(0)
@@ -237,7 +217,6 @@ def gemm_tall_kernel(
     warpgroup, to the descriptor `out_desc`.
     """
     BLOCK_K: gl.constexpr = 128 if SCALED else 64
-    BYTES: gl.constexpr = 1 if SCALED else 2
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [DEPTH * PARTS, 64, BLOCK_K], x_desc.layout)
     # A tile in shared memory has a power of two of rows.
     BOXES: gl.constexpr = 3 if BLOCK_N == 192 else 1
@@ -273,27 +252,27 @@ def gemm_tall_kernel(
     if PARTS == 1:
         gl.warp_specialize(
             [
-                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 0, FINE, SPREAD, ROOMS)),
-                (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BLOCK_K, BYTES, BAND, GROUP, DEPTH, FINE, SPREAD)),
+                (_products, (multiply, 0, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, FINE, SPREAD, ROOMS)),
+                (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BAND, GROUP, DEPTH, FINE, SPREAD)),
             ],
             [1], [24],
         )
     elif PARTS == 2:
         gl.warp_specialize(
             [
-                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 0, FINE, SPREAD, ROOMS)),
-                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 1, FINE, SPREAD, ROOMS)),
-                (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BLOCK_K, BYTES, BAND, GROUP, DEPTH, FINE, SPREAD)),
+                (_products, (multiply, 0, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, FINE, SPREAD, ROOMS)),
+                (_products, (multiply, 1, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, FINE, SPREAD, ROOMS)),
+                (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BAND, GROUP, DEPTH, FINE, SPREAD)),
             ],
             [4, 1], [240, 24],
         )
     else:
         gl.warp_specialize(
             [
-                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 0, FINE, SPREAD, ROOMS)),
-                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 1, FINE, SPREAD, ROOMS)),
-                (_products, (multiply, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, 2, FINE, SPREAD, ROOMS)),
-                (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BLOCK_K, BYTES, BAND, GROUP, DEPTH, FINE, SPREAD)),
+                (_products, (multiply, 0, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, FINE, SPREAD, ROOMS)),
+                (_products, (multiply, 1, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, FINE, SPREAD, ROOMS)),
+                (_products, (multiply, 2, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, FINE, SPREAD, ROOMS)),
+                (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BAND, GROUP, DEPTH, FINE, SPREAD)),
             ],
             [4, 4, 1], [160, 160, 24],
         )

@@ -15,8 +15,11 @@ from deepinfer.kernels.triton.gluon_names import write_tile, written_tiles
 from deepinfer.kernels.triton.rings import advance
 
 __all__ = [
+    "give_back",
     "group_of_tile",
     "known_group",
+    "next_operands",
+    "operands",
     "parts_tile",
     "place_tile",
     "plain_tile",
@@ -105,7 +108,7 @@ def send_tile(
 
 
 @gluon.jit
-def _multiply(x, w, part, s_ring, f_ring, slot, never, PART: gl.constexpr, PARTS: gl.constexpr, HALF: gl.constexpr,
+def _multiply(x, w, part, rings, slot, never, PART: gl.constexpr, PARTS: gl.constexpr, HALF: gl.constexpr,
               layout: gl.constexpr):  # fmt: skip
     """The product of 128 channels with 128 columns, and the scale of each of its rows.
 
@@ -114,31 +117,33 @@ def _multiply(x, w, part, s_ring, f_ring, slot, never, PART: gl.constexpr, PARTS
     w = w.slice(128 * HALF, 128).permute((1, 0))
     part = warpgroup_mma(x, w, part, use_acc=never, is_async=True)
     rows: gl.constexpr = gl.SliceLayout(1, layout)
-    scale = s_ring.index(slot * PARTS + PART).load(rows)
-    scale *= f_ring.index(slot).slice(HALF, 1).load(rows).broadcast_to([64])
+    scale = rings[2].index(slot * PARTS + PART).load(rows)
+    scale *= rings[3].index(slot).slice(HALF, 1).load(rows).broadcast_to([64])
     return warpgroup_mma_wait(0, [part]), scale
 
 
 @gluon.jit
-def scaled_tile(
-    x_ring,
-    w_ring,
-    s_ring,
-    f_ring,
-    full,
-    empty,
-    steps,
-    slot,
-    phase,
-    never,
-    PART: gl.constexpr,
-    PARTS: gl.constexpr,
-    HALVES: gl.constexpr,
-    SPLIT: gl.constexpr,
-    HELD: gl.constexpr,
-    DEPTH: gl.constexpr,
-    acc_layout: gl.constexpr,
-):
+def operands(rings, slot, PART: gl.constexpr, PARTS: gl.constexpr):
+    """64 tokens and the weights of a step."""
+    return rings[0].index(slot * PARTS + PART), rings[1].index(slot)
+
+
+@gluon.jit
+def next_operands(rings, bars, slot, phase, PART: gl.constexpr, PARTS: gl.constexpr):
+    """64 tokens and the weights of a step, as soon as they are there."""
+    mbarrier.wait(bars[0].index(slot), phase)
+    return operands(rings, slot, PART, PARTS)
+
+
+@gluon.jit
+def give_back(bars, slot):
+    """Says that this warpgroup has read a place of the ring."""
+    mbarrier.arrive(bars[1].index(slot), count=1)
+
+
+@gluon.jit
+def scaled_tile(rings, bars, steps, slot, phase, never, PART: gl.constexpr, PARTS: gl.constexpr, HALVES: gl.constexpr,
+                SPLIT: gl.constexpr, HELD: gl.constexpr, DEPTH: gl.constexpr, acc_layout: gl.constexpr):  # fmt: skip
     """One tile of e4m3, its blocks of 128 channels one after the other, 128 columns at a time.
 
     HELD: tokens are read into registers first, and only once.
@@ -152,15 +157,12 @@ def scaled_tile(
     part = acc
     for _ in range(steps // SPLIT):
         for turn in gl.static_range(SPLIT):
-            mbarrier.wait(full.index(slot), phase)
-            x, w = x_ring.index(slot * PARTS + PART), w_ring.index(slot)
+            x, w = next_operands(rings, bars, slot, phase, PART, PARTS)
             if HELD:
                 x = x.load(gl.DotOperandLayout(0, acc_layout, 4))
-            part, scale = _multiply(
-                x, w, part, s_ring, f_ring, slot, never, PART, PARTS, 0, acc_layout
-            )
+            part, scale = _multiply(x, w, part, rings, slot, never, PART, PARTS, 0, acc_layout)
             if HALVES == 1:
-                mbarrier.arrive(empty.index(slot), count=1)
+                give_back(bars, slot)
             if turn == 0:
                 acc += part * scale[:, None]
             else:
@@ -169,36 +171,22 @@ def scaled_tile(
                 # Nothing is in flight; but no sum may be left for later, while the next product takes its registers.
                 acc = warpgroup_mma_wait(0, [acc])
             if HALVES == 2:
-                part, scale = _multiply(
-                    x, w, part, s_ring, f_ring, slot, never, PART, PARTS, 1, acc_layout
-                )
-                mbarrier.arrive(empty.index(slot), count=1)
+                part, scale = _multiply(x, w, part, rings, slot, never, PART, PARTS, 1, acc_layout)
+                give_back(bars, slot)
                 last += part * scale[:, None]
             slot, phase = advance(slot, phase, DEPTH)
     return acc, last, slot, phase
 
 
 @gluon.jit
-def plain_tile(
-    x_ring,
-    w_ring,
-    full,
-    empty,
-    steps,
-    slot,
-    phase,
-    PART: gl.constexpr,
-    PARTS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    DEPTH: gl.constexpr,
-    acc_layout: gl.constexpr,
-):
+def plain_tile(rings, bars, steps, slot, phase, PART: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr,
+               DEPTH: gl.constexpr, acc_layout: gl.constexpr):  # fmt: skip
     """One tile of bf16."""
+    _full, empty = bars
     acc = gl.zeros((64, BLOCK_N), gl.float32, acc_layout)
     for step in range(steps):
-        mbarrier.wait(full.index(slot), phase)
-        x, w = x_ring.index(slot * PARTS + PART), w_ring.index(slot).permute((1, 0))
-        acc = warpgroup_mma(x, w, acc, is_async=True)
+        x, w = next_operands(rings, bars, slot, phase, PART, PARTS)
+        acc = warpgroup_mma(x, w.permute((1, 0)), acc, is_async=True)
         acc = warpgroup_mma_wait(1, [acc])
         # The products of the step before are done, so its slot is free.
         mbarrier.arrive(
@@ -211,7 +199,7 @@ def plain_tile(
 
 
 @gluon.jit
-def parts_tile(own, part_steps, x_ring, w_ring, full, empty, steps, slot, phase, PART: gl.constexpr, PARTS: gl.constexpr,
+def parts_tile(own, part_steps, rings, bars, steps, slot, phase, PART: gl.constexpr, PARTS: gl.constexpr,
                BLOCK_N: gl.constexpr, DEPTH: gl.constexpr, acc_layout: gl.constexpr):  # fmt: skip
     """One tile of bf16 whose channels are added up in parts; `own` is room for the sums so far."""
     rows = gl.arange(0, 64, layout=gl.SliceLayout(1, acc_layout))
@@ -219,15 +207,13 @@ def parts_tile(own, part_steps, x_ring, w_ring, full, empty, steps, slot, phase,
     # Every thread reads back what it wrote itself.
     at = own + rows[:, None] * BLOCK_N + columns[None, :]
     acc, slot, phase = plain_tile(
-        x_ring, w_ring, full, empty, gl.minimum(part_steps, steps), slot, phase,
-        PART, PARTS, BLOCK_N, DEPTH, acc_layout,
+        rings, bars, gl.minimum(part_steps, steps), slot, phase, PART, PARTS, BLOCK_N, DEPTH, acc_layout
     )  # fmt: skip
     first = part_steps
     while first < steps:
         gl.store(at, acc)
         acc, slot, phase = plain_tile(
-            x_ring, w_ring, full, empty, gl.minimum(part_steps, steps - first), slot, phase,
-            PART, PARTS, BLOCK_N, DEPTH, acc_layout,
+            rings, bars, gl.minimum(part_steps, steps - first), slot, phase, PART, PARTS, BLOCK_N, DEPTH, acc_layout
         )  # fmt: skip
         acc += gl.load(at)
         first += part_steps

@@ -5,11 +5,11 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
+from deepinfer.kernels.triton.gemm_tiles import give_back, next_operands
 from deepinfer.kernels.triton.rings import advance
 
 __all__ = ["register_tile"]
@@ -32,23 +32,8 @@ def _add(acc, part, rows, f, AT: gl.constexpr, PENDING: gl.constexpr):
 
 
 @gluon.jit
-def register_tile(
-    x_ring,
-    w_ring,
-    s_ring,
-    f_ring,
-    full,
-    empty,
-    steps,
-    slot,
-    phase,
-    never,
-    PART: gl.constexpr,
-    PARTS: gl.constexpr,
-    COLUMNS: gl.constexpr,
-    DEPTH: gl.constexpr,
-    acc_layout: gl.constexpr,
-):
+def register_tile(rings, bars, steps, slot, phase, never, PART: gl.constexpr, PARTS: gl.constexpr, COLUMNS: gl.constexpr,
+                  DEPTH: gl.constexpr, acc_layout: gl.constexpr):  # fmt: skip
     """One tile of 64 tokens and 192 or 256 columns; the sums are those of `scaled_tile`, bit for bit.
 
     Tokens are read from shared memory once for all columns, and while one product is scaled another one runs.
@@ -56,6 +41,7 @@ def register_tile(
     Returns:
         The sums of three or four times 64 columns (zeros for the fourth of three), slot and phase.
     """
+    _x, w_ring, s_ring, f_ring = rings
     a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 4)
     rows: gl.constexpr = gl.SliceLayout(1, acc_layout)
     even = gl.zeros((64, 64), gl.float32, acc_layout)
@@ -65,8 +51,8 @@ def register_tile(
     s2 = even
     s3 = even
     for _step in range(steps):
-        mbarrier.wait(full.index(slot), phase)
-        a = x_ring.index(slot * PARTS + PART).load(a_layout)
+        x, _w = next_operands(rings, bars, slot, phase, PART, PARTS)
+        a = x.load(a_layout)
         even = _start(a, w_ring, slot, even, never, 0, COLUMNS)
         odd = _start(a, w_ring, slot, odd, never, 1, COLUMNS)
         scale = s_ring.index(slot * PARTS + PART).load(rows)
@@ -82,11 +68,11 @@ def register_tile(
             even = warpgroup_mma_wait(1, [even])
             s2 = _add(s2, even, scale, f, 2, 1)
             odd = warpgroup_mma_wait(0, [odd])
-            mbarrier.arrive(empty.index(slot), count=1)
+            give_back(bars, slot)
             s3 += odd * last[:, None]
         else:
             even = warpgroup_mma_wait(0, [even])
-            mbarrier.arrive(empty.index(slot), count=1)
+            give_back(bars, slot)
             s2 += even * last[:, None]
         slot, phase = advance(slot, phase, DEPTH)
     return s0, s1, s2, s3, slot, phase

@@ -5,11 +5,11 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
+from deepinfer.kernels.triton.gemm_tiles import give_back, next_operands, operands
 from deepinfer.kernels.triton.grouped_tiles import power_of_byte
 from deepinfer.kernels.triton.rings import advance
 
@@ -57,10 +57,10 @@ def _row_powers(s, layout: gl.constexpr):
 
 
 @gluon.jit
-def _scales(s_ring, f_ring, slot, PART: gl.constexpr, PARTS: gl.constexpr, BLOCKS: gl.constexpr, SPREAD: gl.constexpr,
+def _scales(rings, slot, PART: gl.constexpr, PARTS: gl.constexpr, BLOCKS: gl.constexpr, SPREAD: gl.constexpr,
             plane: gl.constexpr):  # fmt: skip
     """Powers of 64 rows and of some blocks of columns, for 128 channels."""
-    s, f = s_ring.index(slot * PARTS + PART), f_ring.index(slot)
+    s, f = rings[2].index(slot * PARTS + PART), rings[3].index(slot)
     if SPREAD:
         rows = _row_powers(s, gl.SliceLayout(1, plane))
         columns = (
@@ -76,24 +76,8 @@ def _scales(s_ring, f_ring, slot, PART: gl.constexpr, PARTS: gl.constexpr, BLOCK
 
 
 @gluon.jit
-def small_groups_tile(
-    x_ring,
-    w_ring,
-    s_ring,
-    f_ring,
-    full,
-    empty,
-    steps,
-    slot,
-    phase,
-    never,
-    PART: gl.constexpr,
-    PARTS: gl.constexpr,
-    COLUMNS: gl.constexpr,
-    DEPTH: gl.constexpr,
-    SPREAD: gl.constexpr,
-    acc_layout: gl.constexpr,
-):
+def small_groups_tile(rings, bars, steps, slot, phase, never, PART: gl.constexpr, PARTS: gl.constexpr, COLUMNS: gl.constexpr,
+                      DEPTH: gl.constexpr, SPREAD: gl.constexpr, acc_layout: gl.constexpr):  # fmt: skip
     """One tile of 64 tokens and COLUMNS rows of weights; one product is always under way, from step to step.
 
     Powers of two come as words of four bytes, or with SPREAD as fp32 values.
@@ -104,14 +88,13 @@ def small_groups_tile(
     zero = gl.zeros((64, COLUMNS), gl.float32, acc_layout)
     acc = zero.reshape([64, COLUMNS // 32, 32])
     plane: gl.constexpr = gl.SliceLayout(2, acc.type.layout)
-    mbarrier.wait(full.index(slot), phase)
-    x, w = x_ring.index(slot * PARTS + PART), w_ring.index(slot)
+    x, w = next_operands(rings, bars, slot, phase, PART, PARTS)
     part = _start(x, w, zero, never, 0)
     other = zero
     for _step in range(steps - 1):
-        x, w = x_ring.index(slot * PARTS + PART), w_ring.index(slot)
+        x, w = operands(rings, slot, PART, PARTS)
         other = _start(x, w, other, never, 1)
-        rows, columns = _scales(s_ring, f_ring, slot, PART, PARTS, COLUMNS // 32, SPREAD, plane)
+        rows, columns = _scales(rings, slot, PART, PARTS, COLUMNS // 32, SPREAD, plane)
         part = warpgroup_mma_wait(1, [part])
         acc = _promote(acc, part, rows, columns, 0, SPREAD, 1)
         part = _start(x, w, part, never, 2)
@@ -122,15 +105,14 @@ def small_groups_tile(
         slot, phase = advance(slot, phase, DEPTH)
         part = warpgroup_mma_wait(1, [part])
         acc = _promote(acc, part, rows, columns, 2, SPREAD, 1)
-        mbarrier.wait(full.index(slot), phase)
-        x, w = x_ring.index(slot * PARTS + PART), w_ring.index(slot)
+        x, w = next_operands(rings, bars, slot, phase, PART, PARTS)
         part = _start(x, w, part, never, 0)
         other = warpgroup_mma_wait(1, [other])
-        mbarrier.arrive(empty.index(used), count=1)
+        give_back(bars, used)
         acc = _promote(acc, other, rows, columns, 3, SPREAD, 1)
-    x, w = x_ring.index(slot * PARTS + PART), w_ring.index(slot)
+    x, w = operands(rings, slot, PART, PARTS)
     last = _start(x, w, other, never, 1)
-    rows, columns = _scales(s_ring, f_ring, slot, PART, PARTS, COLUMNS // 32, SPREAD, plane)
+    rows, columns = _scales(rings, slot, PART, PARTS, COLUMNS // 32, SPREAD, plane)
     part = warpgroup_mma_wait(1, [part])
     acc = _promote(acc, part, rows, columns, 0, SPREAD, 1)
     part = _start(x, w, part, never, 2)
@@ -140,7 +122,7 @@ def small_groups_tile(
     part = warpgroup_mma_wait(1, [part])
     acc = _promote(acc, part, rows, columns, 2, SPREAD, 1)
     last = warpgroup_mma_wait(0, [last])
-    mbarrier.arrive(empty.index(slot), count=1)
+    give_back(bars, slot)
     acc = _promote(acc, last, rows, columns, 3, SPREAD, 0)
     slot, phase = advance(slot, phase, DEPTH)
     return gl.convert_layout(acc.reshape([64, COLUMNS]), acc_layout), slot, phase
