@@ -21,11 +21,9 @@ __all__ = ["folded_ragged_kernel"]
 @gluon.jit
 def _products(given, DEPTH: gl.constexpr, PART: gl.constexpr):
     """Multiplies, scales and writes 64 rows of weights of every tile."""
-    out, factors, layout, tiles, rings, bars, sizes, strides = given
+    _out, factors, layout, tiles, _rings, _bars, sizes, strides = given
     _M, N, _steps = sizes
-    stride_om, stride_fg = strides
-    to = (out, stride_om)
-    never = N < 0
+    _stride_om, stride_fg = strides
     tiles_n = gl.cdiv(N, 128)
     count = gl.load(tiles) * tiles_n
     slot = 0
@@ -39,49 +37,26 @@ def _products(given, DEPTH: gl.constexpr, PART: gl.constexpr):
         rows = found % 256
         n = (tile % tiles_n) * 128 + 64 * PART
         of = factors + gl.load(layout + m).to(gl.int64) * stride_fg
+        place = (m, n, rows, of)
         if rows <= 64:
-            slot, phase = ragged_tile(
-                rings, bars, to, of, m, n, rows, sizes, slot, phase, never, 64, 0, PART, DEPTH
-            )
+            slot, phase = ragged_tile(given, place, slot, phase, 64, 0, PART, DEPTH)
         elif rows <= 80:
-            slot, phase = ragged_tile(
-                rings, bars, to, of, m, n, rows, sizes, slot, phase, never, 64, 16, PART, DEPTH
-            )
+            slot, phase = ragged_tile(given, place, slot, phase, 64, 16, PART, DEPTH)
         elif rows <= 96:
-            slot, phase = ragged_tile(
-                rings, bars, to, of, m, n, rows, sizes, slot, phase, never, 64, 32, PART, DEPTH
-            )
+            slot, phase = ragged_tile(given, place, slot, phase, 64, 32, PART, DEPTH)
         elif rows <= 128:
-            slot, phase = ragged_tile(
-                rings, bars, to, of, m, n, rows, sizes, slot, phase, never, 128, 0, PART, DEPTH
-            )
+            slot, phase = ragged_tile(given, place, slot, phase, 128, 0, PART, DEPTH)
         elif rows <= 144:
-            slot, phase = ragged_tile(
-                rings, bars, to, of, m, n, rows, sizes, slot, phase, never, 128, 16, PART, DEPTH
-            )
+            slot, phase = ragged_tile(given, place, slot, phase, 128, 16, PART, DEPTH)
         else:
-            slot, phase = ragged_tile(
-                rings, bars, to, of, m, n, rows, sizes, slot, phase, never, 128, 32, PART, DEPTH
-            )
+            slot, phase = ragged_tile(given, place, slot, phase, 128, 32, PART, DEPTH)
 
 
 @gluon.jit
 def _copies(given, DEPTH: gl.constexpr):
     """Fills the ring, tile after tile."""
-    (
-        w_desc,
-        x_desc,
-        half_desc,
-        more_desc,
-        t_desc,
-        x_scale,
-        layout,
-        tiles,
-        rings,
-        bars,
-        sizes,
-        strides,
-    ) = given
+    descriptors, x_scale, layout, tiles, rings, bars, sizes, strides = given
+    w_desc, x_desc, half_desc, more_desc, t_desc = descriptors
     w_ring, x_ring, more_ring, t_ring, s_ring, after_ring = rings
     full, empty = bars
     M, N, steps = sizes
@@ -172,20 +147,8 @@ def folded_ragged_kernel(
     sizes = (M, N, steps)
     multiply = (out, factors, layout, tiles, rings, bars, sizes, (stride_om, stride_fg))
     of = (stride_tg, stride_tk, stride_xm, stride_xk)
-    copy = (
-        w_desc,
-        x_desc,
-        half_desc,
-        more_desc,
-        t_desc,
-        x_scale,
-        layout,
-        tiles,
-        rings,
-        bars,
-        sizes,
-        of,
-    )
+    descriptors = (w_desc, x_desc, half_desc, more_desc, t_desc)
+    copy = (descriptors, x_scale, layout, tiles, rings, bars, sizes, of)
     gl.warp_specialize(
         [
             (_products, (multiply, DEPTH, 0)),
