@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from deepinfer.kernels.codegen import CompileCase
+from deepinfer.kernels.codegen import CHIPS, CompileCase
 from deepinfer.kernels.configs import attention as configs
 
 __all__ = ["cases"]
@@ -28,12 +28,13 @@ def cases() -> list[CompileCase]:
     found = [_wide(fp4, partial) for fp4, partial in ((False, False), (True, False), (True, True))]
     found += [_few(heads, fp4) for heads, fp4 in ((8, False), (16, True), (32, False))]
     found += [
-        _portable(64, "V41_MXFP8", "V41_NVFP4", "*bf16", (80, 89, 90, 100, 120)),
-        _portable(16, "V41_MXFP8", "V41_NVFP4", "*bf16", (80, 89, 90, 100, 120)),
+        # Both sizes, the chip with the least shared memory, and each kind of tensor cores.
+        _portable(64, "V41_MXFP8", "V41_NVFP4", "*bf16", CHIPS, (89, 90)),
+        _portable(16, "V41_MXFP8", "V41_NVFP4", "*bf16", CHIPS, (80, 100, 120)),
         _portable(16, "V4_FP8", "V41_MXFP8", "*bf16", (90,)),
-        _portable(16, "V41_MXFP8", "V41_NVFP4", "*fp32", (89, 90)),
+        _portable(16, "V41_MXFP8", "V41_NVFP4", "*fp32", (89, 90), (89,)),
     ]
-    return [*found, _merge(16), _merge(17, (90,))]
+    return [*found, _merge(16, CHIPS, (80, 90)), _merge(17, (90,))]
 
 
 def _types(kernel: Any, special: Mapping[str, str]) -> dict[str, str]:
@@ -103,7 +104,14 @@ def _few(heads: int, fp4: bool) -> CompileCase:
     return _hopper(mla_decode_few_kernel, heads, fp4, False, sizes, entry, _HOPPER_STACK)
 
 
-def _portable(heads: int, form: str, more: str, kind: str, chips: tuple[int, ...]) -> CompileCase:
+def _portable(
+    heads: int,
+    form: str,
+    more: str,
+    kind: str,
+    chips: tuple[int, ...],
+    tested: tuple[int, ...] = (),
+) -> CompileCase:
     from deepinfer.kernels.triton.mla_decode_portable import mla_decode_portable_kernel
 
     block, keys, warps = configs.portable(kind == "*fp32", heads)
@@ -117,11 +125,11 @@ def _portable(heads: int, form: str, more: str, kind: str, chips: tuple[int, ...
     return CompileCase(
         "flash_mla_with_kvcache", f"portable {heads} heads {form} {more} {kind[1:]}", mla_decode_portable_kernel, types,
         constants, aligned=_aligned(types), options={"num_warps": warps, "num_stages": 1}, chips=chips,
-        tensor_core={} if kind == "*fp32" else _MMA, stack_bytes=_PORTABLE_STACK[kind],
+        tensor_core={} if kind == "*fp32" else _MMA, stack_bytes=_PORTABLE_STACK[kind], tested=tested,
     )  # fmt: skip
 
 
-def _merge(parts: int, chips: tuple[int, ...] = (80, 89, 90, 100, 120)) -> CompileCase:
+def _merge(parts: int, chips: tuple[int, ...], tested: tuple[int, ...] = ()) -> CompileCase:
     from deepinfer.kernels.triton.mla_merge import merge_states_kernel
 
     types = _types(merge_states_kernel, {"v": "*fp32", "s": "*fp32"})
@@ -130,5 +138,5 @@ def _merge(parts: int, chips: tuple[int, ...] = (80, 89, 90, 100, 120)) -> Compi
     }  # fmt: skip
     return CompileCase(
         "merge_attn_states", f"{parts} parts", merge_states_kernel, types, constants, aligned=_aligned(types),
-        options={"num_warps": 4}, chips=chips,
+        options={"num_warps": 4}, chips=chips, tested=tested,
     )  # fmt: skip

@@ -62,6 +62,7 @@ def _portable(
     heads: int,
     tail: int = 0,
     chips: tuple[int, ...] = CHIPS,
+    tested: tuple[int, ...] = (),
 ) -> CompileCase:
     shared = min(SHARED_BYTES[chip] for chip in chips)
     block, tile, warps, stages = configs.portable(heads, bytes_each, tail > 0, shared)
@@ -87,6 +88,7 @@ def _portable(
         mma if bytes_each == 2 else {},
         # With everything on, at the end of a row; newer assemblers take more.
         160 if block == 64 else 0,
+        tested=tested,
     )
 
 
@@ -115,8 +117,14 @@ def cases() -> list[CompileCase]:
         operation, scopes = (window, _ALL) if heads == 16 else (sparse, _PLAIN)
         found.append(_hopper(operation, f"few {heads}", few, scopes, 4, **form))
     large = (80, 90, 100)
-    found.append(_portable(sparse, "portable bf16, 576", portable, _PLAIN, 2, 64, 64))
-    found.append(_portable(window, "portable bf16, 16 heads", portable, _ALL, 2, 16))
-    found.append(_portable(window, "portable bf16, 64 heads", portable, _ALL, 2, 64, 0, large))
-    found.append(_portable(sparse, "portable fp32", portable, _PLAIN, 4, 16, 0, (80, 120)))
+    found.append(
+        _portable(sparse, "portable bf16, 576", portable, _PLAIN, 2, 64, 64, CHIPS, (89, 120))
+    )
+    found.append(
+        _portable(window, "portable bf16, 16 heads", portable, _ALL, 2, 16, 0, CHIPS, (80, 100))
+    )
+    found.append(
+        _portable(window, "portable bf16, 64 heads", portable, _ALL, 2, 64, 0, large, (90,))
+    )
+    found.append(_portable(sparse, "portable fp32", portable, _PLAIN, 4, 16, 0, (80, 120), (120,)))
     return found
