@@ -11,12 +11,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import kernel_choices
 
 ROOT = Path(__file__).resolve().parent.parent
 SUPPORT = ROOT / "docs" / "assets" / "kernel_support.json"
@@ -68,29 +72,57 @@ def support_page() -> str:
     """Markdown of the matrix: operations by chips."""
     data = json.loads(SUPPORT.read_text(encoding="utf-8"))
     rows = [row for row in data["cases"] if not row["faults"]]
-    # The products of one layout are one operation, whatever their operands.
-    ran = {re.sub(r"bf16_|fp8_(fp4_)?(?=gemm)", "", line["op"]) for line in measured()}
+    chosen, public, plain = kernel_choices.choices()
+    ran = {part for line in measured() for part in public.get(line["op"], [line["op"]])}
     lines = [
         "# Which kernel runs where",
         "",
-        "Every kernel with every entry of its tables is compiled for every chip that it is for, with no GPU at hand: it",
-        "assembles, fits the chip's shared memory, spills nothing beyond what is stated, and has the tensor core",
-        "instruction that it is meant to have. Only the H200 was there to *run* them: **ran** means checked against a",
-        "reference and timed on one; *compiled* means just that, never run. Where a cell says torch, the call goes to the",
-        'reference in torch, and asking for `backend="triton"` raises `UnsupportedHardware`, which names the fallback.',
-        "FP8 values on sm_80 are widened by hand.",
+        "A cell says what serves a usual call on that chip, found by asking each implementation with a device of that compute",
+        "capability in mind, as `explain` does. Kernels with the entries of their tables are compiled for every chip with no",
+        "GPU at hand: they assemble, fit the chip's shared memory, spill nothing beyond what is stated, and have the tensor core",
+        "instruction that they are meant to have. Only the H200 was there to *run* them: **ran** means checked against a",
+        "reference and timed on one; *compiled* means just that, never run; *Triton, not compiled* that Triton takes the call",
+        "and nobody has compiled it for that chip. Where a cell says torch, the call goes to the reference in torch, and asking",
+        'for `backend="triton"` raises `UnsupportedHardware`, which names the fallback. Shapes or strides that a kernel does not',
+        "take go to another one, or to torch: `explain` says so of one call. FP8 values on sm_80 are widened by hand.",
         "",
         "| operation | " + " | ".join(CHIPS.values()) + " |",
         "| --- |" + " --- |" * len(CHIPS),
     ]
-    for operation in sorted({row["operation"] for row in data["cases"]}):
+    for operation in sorted(chosen):
         cells = []
         for chip in CHIPS:
             mine = [r for r in rows if r["operation"] == operation and str(r["chip"]) == chip]
             word = "**ran**" if chip == "90" and operation in ran else "compiled"
-            cells.append(f"{word}, {_cores(mine)}" if mine else "torch")
+            if chosen[operation][chip] == "torch":
+                cells.append("torch")
+            else:
+                cells.append(f"{word}, {_cores(mine)}" if mine else "Triton, not compiled")
         lines.append(f"| `{operation}` | " + " | ".join(cells) + " |")
     lines += [
+        "",
+        "## Which operations a function calls",
+        "",
+        "What an operation is, is written by its name where a function of another name calls it.",
+        "",
+        "| function | operations |",
+        "| --- | --- |",
+    ]
+    lines += [
+        f"| `{name}` | {', '.join(f'`{part}`' for part in parts)} |"
+        for name, parts in sorted(public.items())
+        if parts != [name]
+    ]
+    inner = sorted({row["operation"] for row in rows} - set(chosen))
+    lines += [
+        "",
+        "Plain torch on every device, made of no operation: "
+        + ", ".join(f"`{n}`" for n in plain)
+        + ".",
+        "",
+        "Of the model's own steps, behind no public function: "
+        + ", ".join(f"`{n}`" for n in inner)
+        + ".",
         "",
         f"## Machine code, by the assembler of Triton {data['triton']}",
         "",

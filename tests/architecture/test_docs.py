@@ -109,6 +109,23 @@ def test_pictures_are_up_to_date(repo_root: Path) -> None:
     assert stale == [], "run python docs/picture.py, and docs/kernel_pages.py --picture"
 
 
+def test_what_runs_where_is_what_would_be_called(repo_root: Path) -> None:
+    """Index scores have a kernel for Hopper alone; every operation has its row."""
+    spec = importlib.util.spec_from_file_location(
+        "kernel_pages", repo_root / "docs/kernel_pages.py"
+    )
+    pages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pages)
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", pages.support_page().split("\n## ")[0], re.M)
+    cells = {name: row.split(" | ") for name, row in rows}
+    registry = importlib.import_module("deepinfer.kernels.registry")
+    assert set(cells) == {operation.name for operation in registry.operations()}
+    for name in ("fp8_mqa_logits", "fp8_fp4_mqa_logits"):
+        assert [cell == "torch" for cell in cells[name]] == [True, True, False, True, True]
+    assert cells["gemm_nt"][2].startswith("**ran**")
+    assert not any(cell == "torch" for cell in cells["cast_back"])
+
+
 def test_links_between_files_of_the_repository_lead_somewhere(repo_root: Path) -> None:
     broken = []
     for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):

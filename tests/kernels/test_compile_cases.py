@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import runpy
+from pathlib import Path
 
 import pytest
 
@@ -29,3 +31,13 @@ CASES = [
 @pytest.mark.parametrize(("case", "chip"), CASES)
 def test_machine_code(case: CompileCase, chip: int) -> None:
     assert case.faults(case.compile(chip)) == []
+
+
+def test_what_triton_would_serve_is_compiled(repo_root: Path) -> None:
+    """No cell of the page of what runs where says "not compiled"."""
+    chosen, _, _ = runpy.run_path(str(repo_root / "docs" / "kernel_choices.py"))["choices"]()
+    compiled = {(case.operation, str(chip)) for case in all_cases() for chip in case.chips}
+    served = {
+        (o, chip) for o, by in chosen.items() for chip, name in by.items() if name == "triton"
+    }
+    assert served - compiled == set()

@@ -34,6 +34,7 @@ def cases() -> list[CompileCase]:
     found += [_gather(_F.V41_MXFP8, (80,)), _gather(_F.V41_MXFP8, (89, *newer), (90,))]
     found += [_gather(f, (90,)) for f in (_F.V41_NVFP4, _F.V4_FP8)]
     found += [_gather_pairs(_F.V41_NVFP4, newer, (90, 120)), _gather_pairs(_F.INDEXER_MXFP4, (90,))]
+    found += [_values(_F.V41_MXFP8, (80,)), _values(_F.V41_MXFP8, (89, *newer), (90,))]
     return [*found, _state()]
 
 
@@ -50,6 +51,16 @@ def _insert(
         "PAIR": False, "HAS_LAST": False, "HAS_NORM": True, "HAS_FLOOR": True, "HAS_LATENTS": False,
         "HAS_PHASE_INDEX": False, "ROPE": 64, "KIND": "bf16",
     }, f"{form.name} {rows} rows", tested)  # fmt: skip
+
+
+def _values(
+    form: KVCacheFormat, chips: tuple[int, ...], tested: tuple[int, ...] = ()
+) -> CompileCase:
+    sizes = configs.lookup_insert(8192, form.channels, False)
+    return _rows("quantize_and_insert_k_cache", form, sizes, chips, "*bf16", {
+        "PAIR": False, "HAS_LAST": False, "HAS_NORM": False, "HAS_FLOOR": False, "HAS_LATENTS": False,
+        "HAS_PHASE_INDEX": False, "ROPE": 0, "KIND": "bf16",
+    }, f"{form.name} 8192 rows", tested)  # fmt: skip
 
 
 def _compress(

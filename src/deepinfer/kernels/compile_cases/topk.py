@@ -50,7 +50,29 @@ def cases() -> list[CompileCase]:
     ):
         entry = f"{'bf16' if bits == 16 else 'fp32'} {rows} x {n} k {k}, wide"
         found.append(_wide(bits, rows, n, k, chips, entry))
-    return found
+    return [*found, _slots(), _block_maxima()]
+
+
+def _slots() -> CompileCase:
+    from deepinfer.kernels.triton.topk_slots import physical_slots_kernel
+
+    sizes = ("total", "columns", "num_requests", "num_pages", "stride_i", "stride_t", "stride_o")
+    return CompileCase(
+        "topk_to_physical_indices", "pages of 64", physical_slots_kernel,
+        {"index": "*i32", "table": "*i32", "requests": "*i64", "out": "*i32", **dict.fromkeys(sizes, "i32")},
+        {"HAS_REQUESTS": True, "PAGE": 64, "BLOCK": 1024}, ("index", "table", "requests", "out"), {}, tested=(90,),
+    )  # fmt: skip
+
+
+def _block_maxima() -> CompileCase:
+    from deepinfer.kernels.triton.topk_slots import block_max_kernel
+
+    sizes = ("columns", "blocks", "chunks", "stride_s", "stride_o")
+    return CompileCase(
+        "candidate_block_max", "blocks of 128", block_max_kernel,
+        {"scores": "*fp32", "lengths": "*i32", "out": "*fp32", **dict.fromkeys(sizes, "i32")},
+        {"SIZE": 128, "BLOCK": 32}, ("scores", "lengths", "out", "stride_s"), {}, tested=(90,),
+    )  # fmt: skip
 
 
 def _signature(bits: int, *integers: str) -> dict[str, str]:
