@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +243,72 @@ def test_the_model_drafter_follows_a_text_that_changes_behind_it() -> None:
         drafter.propose(DraftView(rids=("r",), slots=(0,), anchor_ids=(1,), positions=(0,)), 2)
     with pytest.raises(ConfigError, match="draft_length"):
         ModelDrafter(small, 0)
+
+
+class Mute:
+    """A target without features."""
+
+    def __init__(self, target: TinyTarget) -> None:
+        self._target = target
+        self.crop = target.crop
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        return replace(self._target.forward(*args, **options), features=None)
+
+
+class Nameless:
+    def __init__(self, found: Any) -> None:
+        self.propose = lambda view, max_drafts: found
+
+
+TARGET = TinyTarget(7)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"drafter": "ngram"}, "drafter"),
+        ({"drafter": torch.nn.Linear(1, 1)}, "drafter"),
+        ({"drafter": Nameless(None)}, "draft_length"),
+        ({"drafter": Nameless(None), "max_drafts": 2}, "drafts"),
+        ({"drafter": Nameless([[1]]), "max_drafts": 2}, "Nameless"),
+        ({"drafter": block_drafter(TARGET), "target": Mute(TARGET)}, "taps"),
+        ({"target": torch.nn.Linear(1, 1)}, "TransformersTarget"),
+        ({"stop_token_ids": "ab"}, "stop_token_ids"),
+        ({"stop_token_ids": [1.5]}, "stop_token_ids"),
+        ({"input_ids": "hello"}, "input_ids"),
+        ({"input_ids": [1.5]}, "input_ids"),
+        ({"input_ids": [-1]}, "input_ids"),
+        ({"input_ids": [[1, 2]]}, r"input_ids\[0\]"),
+    ],
+)
+def test_what_cannot_work_is_refused(arguments: dict[str, Any], match: str) -> None:
+    """Not run without drafts, or to its end, in silence."""
+    given = {"target": TARGET, "drafter": None, "input_ids": PROMPT, **arguments}
+    with pytest.raises((ConfigError, ShapeError), match=match):
+        speculative_generate(max_new_tokens=4, **given)
+
+
+def test_stops_of_any_kind() -> None:
+    own = TARGET.alone(PROMPT, 6)
+    stop = own[3]
+    for stops in (stop, [stop], torch.tensor([stop]), torch.tensor(stop), np.array([stop]), {stop}):
+        found = speculative_generate(TARGET, None, PROMPT, 6, stop_token_ids=stops)
+        assert list(found.token_ids) == own[: own.index(stop) + 1]
+        assert found.finish_reason is FinishReason.STOP
+    plain = speculative_generate(TARGET, None, PROMPT, 6, stop_token_ids=None)
+    assert list(plain.token_ids) == own
+
+
+def test_the_smallest_temperature_takes_the_likeliest_token() -> None:
+    own = TARGET.alone(PROMPT, 6)
+    found = speculative_generate(TARGET, NgramDrafter(2), PROMPT, 6, temperature=5e-324)
+    assert list(found.token_ids) == own
+
+
+def test_drafters_forget_what_is_over() -> None:
+    drafter, model = block_drafter(TARGET), ModelDrafter(TARGET, 2)
+    for found in (drafter, model):
+        speculative_generate(TARGET, found, PROMPT, 6)
+    assert not drafter._contexts
+    assert not model._known

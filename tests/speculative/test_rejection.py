@@ -364,7 +364,7 @@ def test_arrays_lists_and_other_integers(rule: str) -> None:
         ({"lengths": [1.9]}, ShapeError, "lengths holds fractions"),
         ({"lengths": [-1]}, ShapeError, "lengths holds -1"),
         ({"draft_tokens": [[8, 0]]}, ShapeError, "draft_tokens holds 8"),
-        ({"draft_tokens": "ab"}, ShapeError, "draft_tokens is no tensor"),
+        ({"draft_tokens": "ab"}, ShapeError, "draft_tokens is 'ab'"),
         ({"positions": [-1]}, ShapeError, "positions"),
         ({"noise": 3}, ConfigError, "noise"),
         ({"noise": CounterNoise([])}, ConfigError, "seeds"),

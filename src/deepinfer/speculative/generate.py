@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from deepinfer.core.protocols import Drafter
 from deepinfer.core.types import FinishReason
 from deepinfer.core.views import DraftView
 from deepinfer.speculative._arrays import shape_error
+from deepinfer.speculative._tensors import as_integers, check_within
 from deepinfer.speculative.noise import CounterNoise
 from deepinfer.speculative.rejection import RejectionSampler
 
@@ -117,7 +118,7 @@ def speculative_generate(
     input_ids: Sequence[int] | Tensor,
     max_new_tokens: int,
     *,
-    stop_token_ids: Collection[int] = (),
+    stop_token_ids: Collection[int] | Tensor | int | None = (),
     max_drafts: int | None = None,
     temperature: float = 0.0,
     seed: int = 0,
@@ -131,12 +132,12 @@ def speculative_generate(
 
     Args:
         target: The model.
-        drafter: Proposes tokens; None decodes one token a run. A drafter with `observe(features, positions, slots)` is
-            given the features of settled tokens, in order. Negative ids and those outside of the vocabulary end a
-            draft.
+        drafter: Proposes tokens, as slot 0; None decodes one token a run. A drafter with `observe(features, positions,
+            slots)` is given the features of settled tokens, in order; one with `release(slot)` is told to forget the slot
+            before and after. Negative ids and those outside of the vocabulary end a draft.
         input_ids: The prompt, shape [tokens], one token or more.
         max_new_tokens: Most tokens to generate.
-        stop_token_ids: Tokens that end the output.
+        stop_token_ids: Tokens that end the output; a tensor, a number alone or None will do.
         max_drafts: Most drafts a step; None for the drafter's `draft_length`.
         temperature: 0, or what logits are divided by.
         seed: Of the noise, from 0 to 2**64 - 1.
@@ -145,31 +146,81 @@ def speculative_generate(
         Tokens, why they ended, and counts.
 
     Raises:
-        ConfigError: A number is out of range.
+        ConfigError: A number is out of range, `target` or `drafter` is none, or the drafter reads features and the target
+            gives none.
         InvalidLogits: The target gave a row without any finite logit.
-        ShapeError: The prompt is empty or not one sequence.
+        ShapeError: The prompt is empty or not one sequence of token ids.
     """
     checks.check_int("max_new_tokens", max_new_tokens, 1, 2**31, ConfigError)
     checks.check_float("temperature", temperature, 0.0, 1e6, ConfigError)
     checks.check_int("seed", seed, 0, 2**64 - 1, ConfigError)
-    if max_drafts is None:
-        max_drafts = int(getattr(drafter, "draft_length", 0))
-    checks.check_int("max_drafts", max_drafts, 0, 2**16, ConfigError)
-    prompt = torch.as_tensor(input_ids, dtype=torch.int64)
+    if not (hasattr(target, "forward") and hasattr(target, "crop")):
+        hint = "TransformersTarget(model) makes one of a model of transformers."
+        checks.fail("target", target, "a CausalTarget, with forward and crop", ConfigError, hint)
+    max_drafts = _most_drafts(drafter, max_drafts)
+    prompt = as_integers("input_ids", input_ids)
     if prompt.ndim != 1 or not len(prompt):
-        raise shape_error("input_ids", tuple(prompt.shape), "[tokens], with one token or more")
-    run = _Run(target, drafter, prompt, temperature, seed)
-    stops = frozenset(stop_token_ids)
+        wanted = "[tokens], with one token or more"
+        if prompt.ndim == 2 and len(prompt) == 1:
+            wanted += ": give input_ids[0]"
+        raise shape_error("input_ids", tuple(prompt.shape), wanted)
+    check_within("input_ids", prompt, 0, 2**31 - 1, "any id")
+    stops = _stops(stop_token_ids)
+    release = getattr(drafter, "release", lambda slot: None)
+    release(0)
+    try:
+        return _generated(
+            _Run(target, drafter, prompt, temperature, seed), max_new_tokens, max_drafts, stops
+        )
+    finally:
+        release(0)
+
+
+def _generated(
+    run: _Run, max_new_tokens: int, max_drafts: int, stops: frozenset[int]
+) -> SpeculativeGeneration:
+    first = len(run.tokens) - 1
     reason = FinishReason.STOP if run.tokens[-1] in stops else FinishReason.LENGTH
-    end = len(prompt) + max_new_tokens
+    end = first + max_new_tokens
     while reason is not FinishReason.STOP and len(run.tokens) < end:
         emitted = run.step(min(max_drafts, end - len(run.tokens) - 1), stops)
         if emitted[-1] in stops:
             reason = FinishReason.STOP
     return SpeculativeGeneration(
-        token_ids=tuple(run.tokens[len(prompt) :]),
+        token_ids=tuple(run.tokens[first:]),
         finish_reason=reason,
         stats=run.stats(),
+    )
+
+
+def _most_drafts(drafter: Drafter | None, max_drafts: int | None) -> int:
+    """Most drafts a step of a drafter."""
+    if max_drafts is not None:
+        checks.check_int("max_drafts", max_drafts, 0, 2**16, ConfigError)
+    if drafter is None:
+        return 0
+    hint = (
+        "Give an object such as NgramDrafter() or BlockDrafter(...); ModelDrafter(TransformersTarget(model)) makes one "
+        "of a smaller model."
+    )
+    if not callable(getattr(drafter, "propose", None)):
+        checks.fail("drafter", drafter, "None or an object with propose", ConfigError, hint)
+    if max_drafts is not None:
+        return max_drafts
+    most = getattr(drafter, "draft_length", None)
+    hint = "Give max_drafts, or let the drafter say how many it proposes."
+    return checks.check_int("the drafter's draft_length", most, 1, 2**16, ConfigError, hint)
+
+
+def _stops(stop_token_ids: Any) -> frozenset[int]:
+    found = stop_token_ids.tolist() if hasattr(stop_token_ids, "tolist") else stop_token_ids
+    if found is None or isinstance(found, int):
+        found = () if found is None else (found,)
+    if isinstance(found, str) or not isinstance(found, Iterable):
+        checks.fail("stop_token_ids", stop_token_ids, "a collection of token ids", ConfigError)
+    ids = [token.item() if hasattr(token, "item") else token for token in found]
+    return frozenset(
+        checks.check_int("stop_token_ids", token, -(2**63), 2**63, ConfigError) for token in ids
     )
 
 
@@ -249,7 +300,11 @@ class _Run:
             temperatures=(self._temperature,) if self._temperature else (),
             seeds=(self._seed,) if self._temperature else (),
         )
-        found = self._drafter.propose(view, max_drafts).token_ids
+        batch = self._drafter.propose(view, max_drafts)
+        if not hasattr(batch, "token_ids"):
+            hint = f"{type(self._drafter).__name__}.propose gave something else."
+            checks.fail("drafts", batch, "a DraftBatch", ConfigError, hint)
+        found = batch.token_ids
         drafts: list[int] = []
         for token in found[0][:max_drafts] if found else ():
             if not 0 <= token < self._vocab_size:
@@ -261,7 +316,10 @@ class _Run:
         """The target's own tokens: those drafts that agree with it, and the one behind them."""
         self._vocab_size = logits.shape[-1]
         if self._temperature:
-            logits = logits.double() / self._temperature
+            # Below the highest first, so that the smallest temperature leaves that one.
+            highest = torch.finfo(torch.float64).max
+            logits = logits.double().nan_to_num(nan=-torch.inf, posinf=highest, neginf=-torch.inf)
+            logits = (logits - logits.amax(-1, keepdim=True)) / self._temperature
         result = self._sampler(
             logits,
             torch.tensor([drafts], dtype=torch.int64, device=logits.device).view(1, -1),
@@ -279,8 +337,15 @@ class _Run:
 
     def _settle(self, features: Tensor | None, first: int, count: int) -> None:
         """Gives the drafter the features of tokens that stay."""
-        if self._observe is not None and features is not None:
-            self._observe(features[:count], range(first, first + count), [0] * count)
+        if self._observe is None:
+            return
+        if features is None:
+            raise ConfigError(
+                f"{type(self._drafter).__name__} reads features and the target gives none; a target of transformers gives "
+                "those of its taps: TransformersTarget(model, taps=...).",
+                field="target",
+            )
+        self._observe(features[:count], range(first, first + count), [0] * count)
 
     def _count(self, drafted: int, accepted: int, emitted: int) -> None:
         self._steps += 1

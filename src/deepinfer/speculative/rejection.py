@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError, ShapeError
 from deepinfer.speculative._arrays import shape_error
+from deepinfer.speculative._tensors import as_integers, as_tensor, check_within
 from deepinfer.speculative.laws import (
     block_acceptance,
     first_argmax,
@@ -119,12 +119,12 @@ class RejectionSampler:
         """
         if not (self.rule == "greedy" or (hasattr(noise, "gumbel") and hasattr(noise, "uniform"))):
             checks.fail("noise", noise, f"a NoiseSource for the rule {self.rule!r}", ConfigError)
-        target_logits = _tensor("target_logits", target_logits)
-        draft_tokens = _whole("draft_tokens", draft_tokens)
+        target_logits = as_tensor("target_logits", target_logits)
+        draft_tokens = as_integers("draft_tokens", draft_tokens)
         if draft_logits is not None:
-            draft_logits = _tensor("draft_logits", draft_logits)
+            draft_logits = as_tensor("draft_logits", draft_logits)
         positions = [int(at) for at in positions]
-        lengths = _whole("lengths", lengths)
+        lengths = as_integers("lengths", lengths)
         lengths = self._checked(target_logits, draft_tokens, lengths, positions, draft_logits)
         requests, drafts = draft_tokens.shape
         ends = (draft_tokens < 0).cumsum(1) == 0
@@ -263,7 +263,7 @@ class RejectionSampler:
             raise shape_error("lengths and positions", found, f"[requests={requests}]")
         lengths = lengths.to(draft_tokens.device, torch.int64)
         if requests:
-            _within("lengths", lengths, 0, drafts, "the drafts of a row")
+            check_within("lengths", lengths, 0, drafts, "the drafts of a row")
             if min(positions) < 0:
                 raise ShapeError(
                     f"positions holds {min(positions)}; they count from 0.", argument="positions"
@@ -279,35 +279,6 @@ class RejectionSampler:
             expected = f"[requests={requests}, drafts={drafts}, vocab={vocab}]"
             raise shape_error("draft_logits", tuple(draft_logits.shape), expected)
         if draft_tokens.numel():
-            _within("draft_tokens", draft_tokens, -(2**63), vocab - 1, "the last of the vocabulary")
+            most = draft_tokens.clamp_min(-1)
+            check_within("draft_tokens", most, -1, vocab - 1, "the last of the vocabulary")
         return lengths
-
-
-def _tensor(argument: str, values: Any) -> Tensor:
-    try:
-        return torch.as_tensor(values)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise ShapeError(
-            f"{argument} is no tensor and cannot be made one ({error}); give a tensor or an array.",
-            argument=argument,
-        ) from error
-
-
-def _whole(argument: str, values: Any) -> Tensor:
-    """Integers, int64."""
-    found = _tensor(argument, values)
-    whole = found.to(torch.int64)
-    if found.is_floating_point() and not torch.equal(whole.to(found.dtype), found):
-        raise ShapeError(f"{argument} holds fractions; give integers.", argument=argument)
-    return whole
-
-
-def _within(argument: str, values: Tensor, low: int, high: int, what: str) -> None:
-    least, most = int(values.min()), int(values.max())
-    if least < low or most > high:
-        found = least if least < low else most
-        raise ShapeError(
-            f"{argument} holds {found}; all must be from {max(low, -1)} to {high}, {what}.",
-            argument=argument,
-            found=found,
-        )
