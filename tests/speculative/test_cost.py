@@ -78,3 +78,30 @@ def test_bad_samples(tokens: list[int], seconds: list[float]) -> None:
 def test_flat_tables_say_so() -> None:
     assert StepCostModel([1, 8], [1.0, 1.0]).is_flat
     assert not StepCostModel([1, 8], [1.0, 1.1]).is_flat
+
+
+def test_one_noisy_sample_makes_no_rows_free() -> None:
+    cost = StepCostModel.from_samples([64, 128, 256], [2.0e-3, 2.4e-3, 2.39e-3])
+    assert cost.seconds(1, 448) == pytest.approx(2.8e-3)
+    draft = StepCostModel([1], [1.0], draft={2: 0.1, 4: 0.3, 6: 0.29})
+    assert draft.draft_seconds(10) == pytest.approx(0.48)
+    steep = StepCostModel([8, 16, 24], [1.0, 1.0, 1.8])
+    assert steep.seconds(1, 32) == pytest.approx(2.6)
+
+
+@pytest.mark.parametrize("rows", [[-1], [1.7], "3", [None]])
+def test_rows_that_are_none(rows: object) -> None:
+    with pytest.raises(ConfigError, match="num_tokens"):
+        StepCostModel.additive(1.0, 1.0).seconds(1, rows)
+    assert StepCostModel.additive(1.0, 1.0).seconds(1, [3.0, 0]).tolist() == [4.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"draft": {1.5: 0.1}}, {"draft": [(1, 0.1)]}, {"draft": {"a": 0.1}}, {"graph_sizes": 3}],
+)
+def test_bad_options(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        StepCostModel([1, 8], [1.0, 2.0], **options)
+    with pytest.raises(ConfigError, match="tokens"):
+        StepCostModel.from_samples([1.7, 2.2], [1.0, 2.0])

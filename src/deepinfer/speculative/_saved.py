@@ -34,11 +34,11 @@ def read_json(path: str | Path, what: str) -> Any:
         The values, not checked.
 
     Raises:
-        ConfigError: The file holds no JSON, or bytes that are no UTF-8.
+        ConfigError: The file holds no JSON, brackets in brackets without end, or bytes that are no UTF-8.
     """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise ConfigError(
             f"{path} holds no {what}: it is no JSON ({error}); give a file that `save` wrote.",
             field="path",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ class StepCostModel:
     """Seconds of one round: drafting for some requests, then scoring some rows.
 
     Rows are rounded up to the next size that was captured as a graph, as the runner pads them; beyond the largest the
-    seconds go on along the line through the last two samples. They never fall when rows are added: a dip is noise, and
-    a planner that believed in it would chase it.
+    seconds rise as between the last two samples, or as between the first and the last where that is steeper: one noisy
+    sample must not make rows free. They never fall when rows are added: a dip is noise, and a planner that believed in it
+    would chase it.
 
     Args:
         tokens: Sampled numbers of rows, rising, at least one.
@@ -57,7 +58,8 @@ class StepCostModel:
     ) -> None:
         self.tokens = _rising("tokens", tokens)
         self._seconds = np.maximum.accumulate(_positive("seconds", seconds, len(self.tokens)))
-        self.graph_sizes = _rising("graph_sizes", graph_sizes) if len(graph_sizes) else ()
+        has_sizes = not hasattr(graph_sizes, "__len__") or len(graph_sizes) > 0
+        self.graph_sizes = _rising("graph_sizes", graph_sizes) if has_sizes else ()
         self.draft = _by_requests("draft", draft)
         self.plain = _by_requests("plain", plain)
         self.fingerprint = (
@@ -99,7 +101,8 @@ class StepCostModel:
             )
         groups: dict[int, list[float]] = {}
         for count, value in zip(tokens, seconds, strict=True):
-            groups.setdefault(int(count), []).append(float(value))
+            size = checks.check_int("tokens", count, 1, 2**31, ConfigError)
+            groups.setdefault(size, []).append(float(value))
         sizes = sorted(groups)
         medians = [float(np.median(groups[size])) for size in sizes]
         return cls(
@@ -153,14 +156,22 @@ class StepCostModel:
 
         Args:
             num_requests: Requests that are drafted for.
-            num_tokens: Rows to score, anchors included, any shape.
+            num_tokens: Rows to score, anchors included, any shape, integers from 0.
 
         Returns:
             Seconds, shaped like `num_tokens`, float64.
+
+        Raises:
+            ConfigError: A number of rows is negative or no integer.
         """
-        counts = np.asarray(num_tokens, np.int64)
+        given: npt.NDArray[Any] = np.asarray(num_tokens)
+        counts: npt.NDArray[np.int64]
+        counts = given.astype(np.int64) if given.dtype.kind in "iuf" else np.full(1, -1)
+        if counts.size and (counts.min() < 0 or (counts != given).any()):
+            checks.fail("num_tokens", num_tokens, "integers from 0", ConfigError)
         table = self.table(int(counts.max(initial=0)) + 1)
-        return table[counts] + self.draft_seconds(num_requests)
+        found: _Floats = table[counts] + self.draft_seconds(num_requests)
+        return found
 
     def table(self, size: int) -> _Floats:
         """Seconds of scoring 0, 1, 2, ... rows, drafting left out.
@@ -183,7 +194,7 @@ class StepCostModel:
             num_requests: Requests that are drafted for.
 
         Returns:
-            Seconds; beyond the last sample along the line through the last two.
+            Seconds; beyond the last sample they rise as rows' do.
         """
         if not self.draft or num_requests <= 0:
             return 0.0
@@ -240,14 +251,22 @@ class StepCostModel:
         if fingerprint is not None and found != fingerprint:
             hint = "Time the steps here again."
             checks.fail("fingerprint", found, repr(fingerprint), ConfigError, hint)
-        return cls(
-            values.get("tokens", ()),
-            values.get("seconds", ()),
-            graph_sizes=values.get("graph_sizes", ()),
-            draft=dict(values.get("draft", ())),
-            plain=dict(values.get("plain", ())),
-            fingerprint=found,
-        )
+        try:
+            return cls(
+                values.get("tokens", ()),
+                values.get("seconds", ()),
+                graph_sizes=values.get("graph_sizes", ()),
+                draft=dict(values.get("draft", ())),
+                plain=dict(values.get("plain", ())),
+                fingerprint=found,
+            )
+        except ConfigError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the values of the step cost model are not whole ({error}); give what `to_dict` gave.",
+                field="values",
+            ) from error
 
     def save(self, path: str | Path) -> None:
         """Writes the model to a JSON file.
@@ -281,7 +300,7 @@ class StepCostModel:
         known = np.asarray(self.tokens, float)
         seconds = np.interp(counts, known, self._seconds)
         if known.size > 1:
-            slope = (self._seconds[-1] - self._seconds[-2]) / (known[-1] - known[-2])
+            slope = _slope(known, self._seconds)
             seconds = seconds + slope * np.maximum(counts - known[-1], 0.0)
         return np.asarray(seconds, float)
 
@@ -291,6 +310,8 @@ class StepCostModel:
 
 
 def _rising(name: str, values: Sequence[int]) -> tuple[int, ...]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        checks.fail(name, values, "rising numbers from 1, at least one", ConfigError)
     found = tuple(values)
     for value in found:
         checks.check_int(name, value, 1, 2**31, ConfigError)
@@ -301,22 +322,32 @@ def _rising(name: str, values: Sequence[int]) -> tuple[int, ...]:
 
 def _by_requests(name: str, values: Mapping[int, float] | None) -> dict[int, float]:
     found = {}
+    if not isinstance(values, Mapping | None):
+        limit = "seconds by number of requests, a mapping"
+        checks.fail(name, values, limit, ConfigError)
     for count, value in (values or {}).items():
-        checks.check_int(name, int(count), 0, 2**31, ConfigError)
-        found[int(count)] = checks.check_float(name, value, 0.0, 1e9, ConfigError)
+        number = checks.check_int(name, count, 0, 2**31, ConfigError)
+        found[number] = checks.check_float(name, value, 0.0, 1e9, ConfigError)
     return dict(sorted(found.items()))
 
 
 def _at(samples: Mapping[int, float], count: int) -> float:
-    """Between samples along the line, beyond the last along the line through the last two, if it rises."""
+    """Between samples along the line, beyond the last with the slope there."""
     counts, values = list(samples), list(samples.values())
     if count > counts[-1] and len(counts) > 1:
-        slope = (values[-1] - values[-2]) / (counts[-1] - counts[-2])
-        return values[-1] + max(0.0, slope) * (count - counts[-1])
+        return values[-1] + _slope(counts, values) * (count - counts[-1])
     return float(np.interp(count, counts, values))
 
 
+def _slope(counts: Any, values: Any) -> float:
+    """Slope behind the last sample, of two or more."""
+    pairs = [(values[-1] - values[at]) / (counts[-1] - counts[at]) for at in (-2, 0)]
+    return max(0.0, *map(float, pairs))
+
+
 def _positive(name: str, values: Sequence[float], count: int) -> _Floats:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        checks.fail(name, values, "numbers above 0", ConfigError)
     found = [
         checks.check_float(name, value, 0.0, 1e9, ConfigError, open_low=True) for value in values
     ]

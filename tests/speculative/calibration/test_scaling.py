@@ -13,6 +13,7 @@ from deepinfer.core.errors import ConfigError, ShapeError
 from deepinfer.speculative.calibration import (
     MarginEstimator,
     OnlineTemperatureScaling,
+    SequentialIsotonicScaling,
     SequentialTemperatureScaling,
     auroc,
     calibration_report,
@@ -153,3 +154,28 @@ def test_margins_that_know_nothing_fall_back_to_the_mean() -> None:
     )  # the wrong way round
     assert estimator.predict([[0.0], [9.0]])[:, 0] == pytest.approx([0.5, 0.5], abs=0.01)
     assert estimator.predict([[np.nan]]).tolist() == [[0.0]]
+
+
+@pytest.mark.parametrize("kind", [SequentialTemperatureScaling, SequentialIsotonicScaling])
+def test_what_was_not_verified_may_be_missing(kind) -> None:
+    """As recorders leave it: NaN behind the end of a shorter block."""
+    generator = np.random.default_rng(1)
+    logits = generator.normal(1.0, 1.0, (200, 3))
+    verified = generator.integers(0, 4, 200)
+    accepted = np.minimum(generator.integers(0, 4, 200), verified)
+    holes = np.where(np.arange(3) < verified[:, None], logits, np.nan)
+    found, wanted = kind().fit(holes, accepted, verified), kind().fit(logits, accepted, verified)
+    assert found.to_dict() == wanted.to_dict()
+    with pytest.raises(ConfigError, match=r"block .*draft"):
+        kind().fit(holes, accepted)
+
+
+def test_other_widths_and_what_is_no_prediction() -> None:
+    with pytest.raises(ShapeError, match="drafts=2"):
+        OnlineTemperatureScaling(2).transform([[1.0, 2.0, 3.0]])
+    with pytest.raises(ShapeError, match=r"survival\[0\]"):
+        calibration_report([0.3, 0.4], [1, 0])
+    with pytest.raises(ConfigError, match=r"survival\[1\]"):
+        calibration_report([[0.3], [np.nan]], [1, 0])
+    with pytest.raises(ShapeError, match="accepted"):
+        calibration_report([[0.3]], ["x"])

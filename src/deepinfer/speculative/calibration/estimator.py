@@ -101,7 +101,7 @@ class AcceptanceEstimator:
         return self._fit([self._trials[k, :count].T for k, count in enumerate(counts)])
 
     def fit(self, logits: Any, margins: Any, accepted: Any, verified: Any = None) -> AcceptanceEstimator:  # fmt: skip
-        """Fits recorded blocks, all of them at once.
+        """Fits recorded blocks, all of them at once, if they hold `min_trials` trials; else nothing changes (`is_fitted`).
 
         Args:
             logits: Confidence logits, shape [blocks, drafts].

@@ -13,8 +13,12 @@ from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
 from deepinfer.speculative._arrays import matrix, shape_error
 from deepinfer.speculative._saved import read_json, write_json
-from deepinfer.speculative.calibration.sequential import SequentialTemperatureScaling, sigmoid
-from deepinfer.speculative.calibration.trials import block_counts
+from deepinfer.speculative.calibration.sequential import (
+    SequentialTemperatureScaling,
+    positive_numbers,
+    sigmoid,
+)
+from deepinfer.speculative.calibration.trials import recorded_blocks
 
 __all__ = ["SequentialIsotonicScaling"]
 
@@ -69,17 +73,11 @@ class SequentialIsotonicScaling:
             Itself.
 
         Raises:
-            ConfigError: There is no block, or a logit is NaN.
+            ConfigError: There is no block, or the logit of a verified draft is NaN.
             ShapeError: Shapes do not fit.
         """
-        values = matrix("logits", logits, "[blocks, drafts]")
+        values, counts, seen = recorded_blocks(logits, accepted, verified)
         blocks, drafts = values.shape
-        if not blocks or np.isnan(values).any():
-            checks.fail("logits", values.shape, "finite, and of at least one block", ConfigError)
-        counts = block_counts("accepted", accepted, blocks)
-        seen = np.full(blocks, drafts)
-        if verified is not None:
-            seen = block_counts("verified", verified, blocks)
         temperatures, curves = np.ones(drafts), []
         before = np.ones(blocks)
         steps = SequentialTemperatureScaling(bins=self.bins)
@@ -110,8 +108,7 @@ class SequentialIsotonicScaling:
             ShapeError: Blocks are not as long as those of the fit.
         """
         values = matrix("logits", logits, "[blocks, drafts]")
-        if not self.curves:
-            checks.fail("curves", "none", "fitted; call fit first", ConfigError)
+        self._check_fitted()
         if values.shape[1] != len(self.curves):
             raise shape_error("logits", values.shape, f"[blocks, drafts={len(self.curves)}]")
         out = np.empty(values.shape)
@@ -125,7 +122,12 @@ class SequentialIsotonicScaling:
         return out
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that `from_dict` takes."""
+        """Plain values that `from_dict` takes.
+
+        Raises:
+            ConfigError: It was not fitted.
+        """
+        self._check_fitted()
         return {
             "format": _FORMAT,
             "temperatures": self.temperatures.tolist(),
@@ -148,9 +150,8 @@ class SequentialIsotonicScaling:
         checks.check_mapping("an isotonic scaling", values, ConfigError)
         if values.get("format") != _FORMAT:
             checks.fail("format", values.get("format"), repr(_FORMAT), ConfigError)
-        SequentialTemperatureScaling(values.get("temperatures", ()))  # held to the same rules
         made = cls()
-        made.temperatures = np.asarray(values["temperatures"], float)
+        made.temperatures = positive_numbers("temperatures", values.get("temperatures"))
         curves: Any = values.get("curves")
         if not isinstance(curves, list | tuple) or len(curves) != made.temperatures.size:
             checks.fail("curves", curves, "one a temperature", ConfigError)
@@ -162,6 +163,9 @@ class SequentialIsotonicScaling:
 
         Args:
             path: The file; it is replaced.
+
+        Raises:
+            ConfigError: It was not fitted.
         """
         write_json(path, self.to_dict())
 
@@ -179,6 +183,14 @@ class SequentialIsotonicScaling:
             ConfigError: The file holds no such fit.
         """
         return cls.from_dict(read_json(path, "isotonic scaling"))
+
+    def __repr__(self) -> str:
+        knots = [curve.shape[1] for curve in self.curves]
+        return f"SequentialIsotonicScaling(knots by position {knots})"
+
+    def _check_fitted(self) -> None:
+        if not self.curves:
+            checks.fail("curves", "none", "fitted; call fit first", ConfigError)
 
     def _curve(self, x: _Floats, outcome: _Floats) -> _Floats:
         """Knots of the monotone curve, shape [2, knots]."""

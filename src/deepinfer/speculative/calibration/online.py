@@ -58,9 +58,7 @@ class OnlineTemperatureScaling:
         Raises:
             ShapeError: Shapes do not fit.
         """
-        values = matrix("logits", logits, f"[blocks, drafts={self.num_drafts}]")
-        if values.shape[1] != self.num_drafts:
-            raise shape_error("logits", values.shape, f"[blocks, drafts={self.num_drafts}]")
+        values = self._blocks(logits)
         rows, columns, hits = verified_trials(values, accepted, verified)
         clipped = np.clip(values[rows, columns], _LOW, _HIGH)
         bins = np.minimum(((clipped - _LOW) / (_HIGH - _LOW) * _BINS).astype(np.int64), _BINS - 1)
@@ -90,8 +88,11 @@ class OnlineTemperatureScaling:
 
         Returns:
             Probability that each draft is accepted if all before it are, shape [blocks, drafts].
+
+        Raises:
+            ShapeError: Blocks do not have `num_drafts` drafts.
         """
-        return sigmoid(matrix("logits", logits, "[blocks, drafts]") / self.temperatures)
+        return sigmoid(self._blocks(logits) / self.temperatures)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` takes: what was learnt, not only the temperatures."""
@@ -132,6 +133,9 @@ class OnlineTemperatureScaling:
         shape = (made.num_drafts, _BINS)
         if any(array.shape != shape or not np.isfinite(array).all() for array in sums):
             checks.fail("trials", [array.shape for array in sums], f"finite, {shape}", ConfigError)
+        trials, hits = sums[:2]
+        if not ((hits >= 0) & (hits <= trials * (1.0 + 1e-9))).all():
+            checks.fail("hits", "some", "from 0 to the trials of their bin", ConfigError)
         made._trials, made._hits, made._logits = sums
         return made
 
@@ -157,6 +161,17 @@ class OnlineTemperatureScaling:
             ConfigError: The file holds no such scaling.
         """
         return cls.from_dict(read_json(path, "online scaling"))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{value:.2f}" for value in self.temperatures)
+        return f"OnlineTemperatureScaling([{shown}])"
+
+    def _blocks(self, logits: Any) -> _Floats:
+        shape = f"[blocks, drafts={self.num_drafts}]"
+        values: _Floats = matrix("logits", logits, shape)
+        if values.shape[1] != self.num_drafts:
+            raise shape_error("logits", values.shape, shape)
+        return values
 
     def _fit(self, trials: _Floats, hits: _Floats, logits: _Floats) -> float:
         """The temperature with the highest likelihood."""

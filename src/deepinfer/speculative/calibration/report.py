@@ -12,6 +12,7 @@ import numpy.typing as npt
 from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
 from deepinfer.speculative._arrays import shape_error
+from deepinfer.speculative.calibration.trials import block_counts
 
 __all__ = ["PositionReport", "ReliabilityBin", "auroc", "calibration_report", "expected_error"]
 
@@ -78,14 +79,18 @@ def calibration_report(
         One report for each position that any block reaches.
 
     Raises:
-        ConfigError: `bins` is out of range.
-        ShapeError: There is not one number of accepted drafts a block.
+        ConfigError: `bins` is out of range, or a prediction is NaN.
+        ShapeError: There is not one row and one number of accepted drafts a block.
     """
     checks.check_int("bins", bins, 1, 100_000, ConfigError)
     rows = [np.asarray(row, float) for row in survival]
-    counts = np.asarray(accepted, np.int64)
-    if counts.shape != (len(rows),):
-        raise shape_error("accepted", counts.shape, f"[blocks={len(rows)}]")
+    counts = block_counts("accepted", accepted, len(rows))
+    for at, row in enumerate(rows):
+        if row.ndim != 1:
+            raise shape_error(f"survival[{at}]", row.shape, "[drafts]: one row a block")
+        if np.isnan(row).any():
+            limit = "numbers; leave out drafts that were not verified"
+            checks.fail(f"survival[{at}]", row.tolist(), limit, ConfigError)
     reports = []
     for position in range(max((row.size for row in rows), default=0)):
         reached = [at for at, row in enumerate(rows) if row.size > position]

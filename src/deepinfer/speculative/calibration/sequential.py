@@ -14,7 +14,7 @@ from deepinfer.core.errors import ConfigError
 from deepinfer.speculative._arrays import matrix, shape_error
 from deepinfer.speculative._saved import read_json, write_json
 from deepinfer.speculative.calibration.report import expected_error
-from deepinfer.speculative.calibration.trials import block_counts
+from deepinfer.speculative.calibration.trials import recorded_blocks
 
 __all__ = ["SequentialTemperatureScaling", "sigmoid"]
 
@@ -50,9 +50,7 @@ class SequentialTemperatureScaling:
     """
 
     def __init__(self, grid: Sequence[float] | None = None, *, bins: int = 20) -> None:
-        values = np.geomspace(0.25, 4.0, 97) if grid is None else np.asarray(grid, float)
-        if values.ndim != 1 or not values.size or not (np.isfinite(values) & (values > 0)).all():
-            checks.fail("grid", grid, "temperatures above 0, at least one", ConfigError)
+        values = np.geomspace(0.25, 4.0, 97) if grid is None else positive_numbers("grid", grid)
         # The nearest to 1 first: of equally good temperatures the one that changes least is taken.
         self.grid: _Floats = values[np.argsort(np.abs(np.log(values)), kind="stable")]
         self.bins = checks.check_int("bins", bins, 1, 100_000, ConfigError)
@@ -70,19 +68,11 @@ class SequentialTemperatureScaling:
             Itself.
 
         Raises:
-            ConfigError: There is no block, or a logit is NaN.
+            ConfigError: There is no block, or the logit of a verified draft is NaN.
             ShapeError: Shapes do not fit.
         """
-        values = matrix("logits", logits, "[blocks, drafts]")
+        values, counts, seen = recorded_blocks(logits, accepted, verified)
         blocks, drafts = values.shape
-        if not blocks or np.isnan(values).any():
-            checks.fail("logits", values.shape, "finite, and of at least one block", ConfigError)
-        counts = block_counts("accepted", accepted, blocks)
-        seen = (
-            np.full(blocks, drafts)
-            if verified is None
-            else block_counts("verified", verified, blocks)
-        )
         temperatures = np.ones(drafts)
         before = np.ones(blocks)
         for position in range(drafts):
@@ -125,14 +115,18 @@ class SequentialTemperatureScaling:
             ShapeError: Blocks are not as long as those of the fit: other temperatures would be needed.
         """
         values = matrix("logits", logits, "[blocks, drafts]")
-        if not self.temperatures.size:
-            checks.fail("temperatures", "none", "fitted; call fit first", ConfigError)
+        self._check_fitted()
         if values.shape[1] != self.temperatures.size:
             raise shape_error("logits", values.shape, f"[blocks, drafts={self.temperatures.size}]")
         return sigmoid(values / self.temperatures)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that `from_dict` takes."""
+        """Plain values that `from_dict` takes.
+
+        Raises:
+            ConfigError: It was not fitted.
+        """
+        self._check_fitted()
         return {"format": _FORMAT, "temperatures": self.temperatures.tolist()}
 
     @classmethod
@@ -151,9 +145,8 @@ class SequentialTemperatureScaling:
         checks.check_mapping("temperatures", values, ConfigError)
         if values.get("format") != _FORMAT:
             checks.fail("format", values.get("format"), repr(_FORMAT), ConfigError)
-        cls(values.get("temperatures", ()))  # as a grid they are held to the same rules
         made = cls()
-        made.temperatures = np.asarray(values["temperatures"], float)
+        made.temperatures = positive_numbers("temperatures", values.get("temperatures"))
         return made
 
     def save(self, path: str | Path) -> None:
@@ -161,6 +154,9 @@ class SequentialTemperatureScaling:
 
         Args:
             path: The file; it is replaced.
+
+        Raises:
+            ConfigError: It was not fitted.
         """
         write_json(path, self.to_dict())
 
@@ -179,9 +175,35 @@ class SequentialTemperatureScaling:
         """
         return cls.from_dict(read_json(path, "temperatures"))
 
+    def _check_fitted(self) -> None:
+        if not self.temperatures.size:
+            checks.fail("temperatures", "none", "fitted; call fit first", ConfigError)
+
     def __repr__(self) -> str:
         shown = ", ".join(f"{value:.2f}" for value in self.temperatures)
         return f"SequentialTemperatureScaling([{shown}])"
+
+
+def positive_numbers(name: str, values: Any) -> _Floats:
+    """Numbers above 0, or an error.
+
+    Args:
+        name: Their name.
+        values: The numbers.
+
+    Returns:
+        The numbers, shape [n], float64.
+
+    Raises:
+        ConfigError: There is none, or one is not finite and above 0.
+    """
+    try:
+        found = np.asarray(() if values is None else values, float)
+    except (TypeError, ValueError):
+        found = np.zeros(0)
+    if found.ndim != 1 or not found.size or not (np.isfinite(found) & (found > 0)).all():
+        checks.fail(name, values, "a list of numbers above 0, at least one", ConfigError)
+    return found
 
 
 def sigmoid(values: _Floats) -> _Floats:

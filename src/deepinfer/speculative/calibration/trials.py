@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer.speculative._arrays import shape_error
+from deepinfer.core import _checks as checks
+from deepinfer.core.errors import ConfigError
+from deepinfer.speculative._arrays import matrix, shape_error
 
-__all__ = ["block_counts", "verified_trials"]
+__all__ = ["block_counts", "recorded_blocks", "verified_trials"]
 
 _Ints = npt.NDArray[np.int64]
 
@@ -28,10 +30,49 @@ def block_counts(name: str, values: Any, blocks: int) -> _Ints:
     Raises:
         ShapeError: There is not one number a block.
     """
-    counts = np.asarray(values, np.int64)
+    try:
+        counts = np.asarray(values, np.int64)
+    except (TypeError, ValueError):
+        raise shape_error(name, "that of no integers", f"[blocks={blocks}]") from None
     if counts.shape != (blocks,):
         raise shape_error(name, counts.shape, f"[blocks={blocks}]")
     return counts
+
+
+def recorded_blocks(
+    logits: Any, accepted: Any, verified: Any
+) -> tuple[npt.NDArray[np.float64], _Ints, _Ints]:
+    """Blocks to fit to.
+
+    Args:
+        logits: Confidence logits, shape [blocks, drafts].
+        accepted: Drafts of each block that were accepted, from its begin, shape [blocks].
+        verified: Drafts of each block that were verified, shape [blocks]; None says all.
+
+    Returns:
+        Logits, NaN where a draft was not verified if at all; accepted and verified drafts, shape [blocks], int64.
+
+    Raises:
+        ConfigError: There is no block, or the logit of a verified draft is NaN.
+        ShapeError: Shapes do not fit.
+    """
+    values: npt.NDArray[np.float64] = matrix("logits", logits, "[blocks, drafts]")
+    blocks, drafts = values.shape
+    if not blocks:
+        checks.fail("logits", values.shape, "of at least one block", ConfigError)
+    hits = block_counts("accepted", accepted, blocks)
+    seen = np.full(blocks, drafts)
+    if verified is not None:
+        seen = block_counts("verified", verified, blocks)
+    missing = np.argwhere(np.isnan(values) & (np.arange(drafts) < seen[:, None]))
+    if len(missing):
+        block, draft = missing[0].tolist()
+        raise ConfigError(
+            f"logits holds NaN at block {block}, draft {draft}, which counts as verified; say in verified how many drafts "
+            "of each block were, or leave the block out.",
+            field="logits",
+        )
+    return values, hits, seen
 
 
 def verified_trials(
