@@ -10,7 +10,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from deepinfer.adapters import TransformersTarget  # noqa: E402
-from deepinfer.core.errors import ConfigError  # noqa: E402
+from deepinfer.core.errors import ConfigError, ShapeError  # noqa: E402
 from deepinfer.core.views import DraftBatch, DraftView  # noqa: E402
 from deepinfer.speculative import (  # noqa: E402
     BlockDrafter,
@@ -125,8 +125,8 @@ def test_a_draft_learns_from_recorded_rows() -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
-@pytest.mark.parametrize("taps", [(3,), (-2,), (1, 1), (2, 0)])
-def test_layers_that_cannot_be_tapped_are_refused(taps: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("taps", [(3,), (-2,), (1, 1), (2, 0), 2, ("a",)])
+def test_layers_that_cannot_be_tapped_are_refused(taps: Any) -> None:
     with pytest.raises(ConfigError, match="taps"):
         TransformersTarget(model_of("llama"), taps)
 
@@ -135,3 +135,31 @@ def test_models_with_a_recurrent_state_are_refused() -> None:
     sizes = {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
     with pytest.raises(ConfigError, match="recurrent"):
         TransformersTarget(transformers.MambaForCausalLM(transformers.MambaConfig(**sizes)))
+
+
+@pytest.mark.parametrize("kind", ["Lfm2", "MiniMax"])
+def test_models_of_which_some_layers_are_recurrent_are_refused(kind: str) -> None:
+    if not hasattr(transformers, f"{kind}Config"):
+        pytest.skip(f"this version of transformers has no {kind}")
+    sizes = {
+        "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1,
+    }  # fmt: skip
+    kinds = {"Lfm2": ["conv", "full_attention"], "MiniMax": ["linear_attention", "full_attention"]}
+    config = getattr(transformers, f"{kind}Config")(**sizes, layer_types=kinds[kind])
+    with pytest.raises(ConfigError, match="recurrent state in layers of the kind"):
+        TransformersTarget(getattr(transformers, f"{kind}ForCausalLM")(config))
+
+
+def test_what_is_no_causal_language_model_is_refused() -> None:
+    for wrong in (model_of("llama").model, torch.nn.Linear(1, 1), "llama"):
+        with pytest.raises(ConfigError, match="model"):
+            TransformersTarget(wrong)
+
+
+def test_nothing_is_recorded_without_taps_or_rows() -> None:
+    model, ids = model_of("llama"), torch.tensor([PROMPT])
+    with pytest.raises(ConfigError, match="taps"):
+        TransformersTarget(model).record(ids)
+    with pytest.raises(ShapeError, match="rows, tokens"):
+        TransformersTarget(model, (0,)).record(ids[0])

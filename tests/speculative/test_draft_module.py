@@ -27,6 +27,7 @@ from deepinfer.speculative import (
     BlockDrafter,
     DraftConfig,
     DraftModule,
+    TargetEnds,
     draft_training_loss,
     draw_blocks,
 )
@@ -177,6 +178,34 @@ def test_rows_without_anchors_count_nothing_and_short_texts_are_refused() -> Non
         draw_blocks(ids[:, :2], 4, 3)
     with pytest.raises(ShapeError, match="supervised"):
         draw_blocks(ids, 4, 3, supervised=supervised[:1])
+    with pytest.raises(ShapeError, match="input_ids"):
+        draw_blocks(ids[0], 4, 3)
+
+
+def test_a_row_without_anchors_costs_the_others_nothing() -> None:
+    ids = torch.randint(0, VOCAB, (3, 20))
+    supervised = torch.ones(3, 20, dtype=torch.bool)
+    supervised[1] = False
+    drawn = draw_blocks(ids, 8, 3, supervised=supervised)
+    assert drawn.anchors.shape == (3, 8)
+    assert drawn.mask.any(-1).any(-1).tolist() == [True, False, True]
+    assert draw_blocks(ids, 8, 3, supervised=supervised & False).anchors.shape == (3, 8)
+
+
+def test_training_rows_that_do_not_fit(target: TinyTarget) -> None:
+    ids = torch.randint(0, VOCAB, (2, 12))
+    features, final = torch.randn(2, 12, WIDTH), torch.randn(2, 12, HIDDEN)
+    drawn = draw_blocks(ids, 2, CONFIG.block_size)
+    draft = DraftModule(CONFIG)
+    for arguments, match in (
+        ((features[0], final, drawn), "features"),
+        (("rows", final, drawn), "features"),
+        ((features, final[:, :5], drawn), "final_hidden"),
+        ((features, final, draw_blocks(ids, 2, CONFIG.block_size - 1)), "drafts"),
+        ((features, final, draw_blocks(ids[:1], 2, CONFIG.block_size)), "rows=2"),
+    ):
+        with pytest.raises(ShapeError, match=match):
+            draft_training_loss(draft, *arguments, target.ends)
 
 
 @pytest.mark.parametrize("head", ["markov", "gated", "rnn"])
@@ -275,6 +304,8 @@ def test_broken_and_missing_files_are_refused(tmp_path: Path) -> None:
         {"taps": ()},
         {"taps": (1, 1)},
         {"taps": (-2,)},
+        {"taps": 3},
+        {"taps": "12"},
         {"num_kv_heads": 3},
         {"head_dim": 7},
         {"mask_token_id": VOCAB},
@@ -358,6 +389,10 @@ def test_the_drafter_refuses_gaps_and_odd_shapes(target: TinyTarget) -> None:
         drafter.observe(torch.randn(3, WIDTH), range(2), [0] * 3)
     with pytest.raises(ShapeError, match="features"):
         drafter.observe(torch.randn(3, WIDTH + 1), range(3), [0] * 3)
+    whole = TargetEnds(target.embed, target.lm_head)
+    for change in ({"vocab_size": VOCAB + 1}, {"vocab_size": VOCAB - 1}, {"hidden_size": 2}):
+        with pytest.raises(ConfigError, match="vocab_size and hidden_size"):
+            BlockDrafter(DraftModule(replace(CONFIG, mask_token_id=None, **change)), whole)
     without = BlockDrafter(DraftModule(replace(CONFIG, confidence=False)), target.ends)
     without.observe(torch.randn(3, WIDTH), range(3), [0] * 3)
     assert without.propose(view(1, 3), 4).confidences == ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,6 +61,8 @@ def test_rows_by_themselves() -> None:
         token_ids=((1, 2, 3, 1, 2), (8, 9)),
     )
     assert NgramDrafter(5).propose(view, 2).token_ids == ((3, 1), ())
+    with pytest.raises(ConfigError, match="token_ids"):
+        NgramDrafter(5).propose(replace(view, token_ids=()), 2)
     with pytest.raises(ConfigError, match="max_n"):
         NgramDrafter(min_n=3, max_n=2)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from deepinfer.core.errors import ConfigError, ShapeError
 from deepinfer.core.protocols import VerifyLengthPolicy
 from deepinfer.speculative import AcceptanceEstimator, BlockRecorder, SequentialTemperatureScaling
 
@@ -25,8 +27,6 @@ def test_blocks_of_several_lengths() -> None:
 
 
 def test_an_engine_fills_it(monkeypatch) -> None:
-    import pytest
-
     deepinfer = pytest.importorskip("deepinfer")
     pytest.importorskip("torch")
     recorder = BlockRecorder(5)
@@ -45,3 +45,16 @@ def test_an_engine_fills_it(monkeypatch) -> None:
         recorder.logits, recorder.margins, recorder.accepted, recorder.verified
     )
     SequentialTemperatureScaling().fit(recorder.logits[whole], recorder.accepted[whole])
+
+
+def test_what_does_not_fit() -> None:
+    for wrong in (0, -1, "a", 1.5):
+        with pytest.raises(ConfigError, match="num_drafts"):
+            BlockRecorder(wrong)
+    recorder = BlockRecorder(1)
+    for arguments in (([[0.5]], [1], []), ([[0.5]], [1, 1], [1, 1]), ([], [1], [1])):
+        with pytest.raises(ShapeError, match="blocks"):
+            recorder.learn(*arguments)
+    with pytest.raises(ShapeError, match="margins"):
+        recorder.learn([[0.5]], [1], [1], margins=[[1.0], [2.0]])
+    assert len(recorder) == 0

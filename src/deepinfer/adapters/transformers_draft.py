@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepinfer.core.errors import ConfigError, MissingDependency
+from deepinfer.core.errors import ConfigError, MissingDependency, ShapeError
 from deepinfer.speculative.draft_module import TargetEnds
 from deepinfer.speculative.generate import TargetOutput
 
@@ -43,7 +43,8 @@ class TransformersTarget:
             gives its output only after the final norm.
 
     Raises:
-        ConfigError: The model keeps a recurrent state, or there is no such layer.
+        ConfigError: The model has no output head, is no decoder alone or keeps a recurrent state, or there is no such
+            layer.
         MissingDependency: `transformers` is not installed.
     """
 
@@ -56,13 +57,12 @@ class TransformersTarget:
                 package="transformers",
                 command="pip install transformers",
             ) from error
-        if getattr(model, "_is_stateful", False):
-            raise ConfigError(
-                f"{type(model).__name__} keeps a recurrent state, which cannot be cropped when a draft is rejected; "
-                "use a model whose layers all attend.",
-                field="model",
-            )
+        _check_model(model)
         layers = int(model.config.get_text_config().num_hidden_layers)
+        if not isinstance(taps, Sequence) or not all(isinstance(tap, int) for tap in taps):
+            raise ConfigError(
+                f"taps is {taps!r}; it must be a list of layers.", field="taps", value=taps
+            )
         taps = tuple(taps)
         wrong = [tap for tap in taps if not -1 <= tap < layers - 1]
         if wrong or list(taps) != sorted(set(taps)):
@@ -131,7 +131,22 @@ class TransformersTarget:
 
         Returns:
             The rows.
+
+        Raises:
+            ConfigError: There are no taps.
+            ShapeError: There are not two axes.
         """
+        if not self.taps:
+            raise ConfigError(
+                "this target has no taps, so there are no features to record; give taps=draft.config.taps.",
+                field="taps",
+            )
+        if input_ids.ndim != 2:
+            raise ShapeError(
+                f"input_ids has shape {tuple(input_ids.shape)}; it must be [rows, tokens].",
+                argument="input_ids",
+                found=tuple(input_ids.shape),
+            )
         out = self.model(
             input_ids=input_ids, use_cache=False, output_hidden_states=True, logits_to_keep=1
         )
@@ -139,3 +154,26 @@ class TransformersTarget:
 
     def _tapped(self, states: Sequence[Tensor]) -> Tensor:
         return torch.cat([states[tap + 1] for tap in self.taps], -1)
+
+
+def _check_model(model: Any) -> None:
+    """Refuses what cannot verify drafts, before anything runs."""
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "get_text_config"):
+        found = type(model).__name__
+        raise ConfigError(f"model is a {found}; it must be a model of transformers.", field="model")
+    name = type(model).__name__
+    if getattr(config, "is_encoder_decoder", False) or model.get_output_embeddings() is None:
+        raise ConfigError(
+            f"{name} is no causal language model with an output head; use one of the ...ForCausalLM classes.",
+            field="model",
+        )
+    kinds = getattr(config.get_text_config(), "layer_types", None) or ()
+    others = {kind for kind in kinds if not kind.endswith("attention") or kind.startswith("linear")}
+    if getattr(model, "_is_stateful", False) or others:
+        layers = f" in layers of the kind {', '.join(sorted(others))}" if others else ""
+        raise ConfigError(
+            f"{name} keeps a recurrent state{layers}, which cannot be cropped when a draft is rejected; use a model whose "
+            "layers all attend.",
+            field="model",
+        )

@@ -65,6 +65,9 @@ class BlockDrafter:
         module: The draft, on the target's device.
         ends: Embedding and head of the target.
         noise: Makes the source of noise from the seeds of the rows.
+
+    Raises:
+        ConfigError: The target's embedding or head is of another size than the draft.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class BlockDrafter:
         *,
         noise: Callable[[Sequence[int]], NoiseSource] = CounterNoise,
     ) -> None:
+        _check_ends(module, ends)
         self.module = module
         self._ends = ends
         self._noise = noise
@@ -178,3 +182,16 @@ class BlockDrafter:
         logits = module.confidence_logits(hidden, previous)
         survival = [] if logits is None else torch.sigmoid(logits[0]).tolist()
         return tokens[0].tolist(), survival
+
+
+def _check_ends(module: DraftModule, ends: TargetEnds) -> None:
+    """Refuses ends of another size, as far as they tell theirs."""
+    vocab, hidden = module.config.vocab_size, module.config.hidden_size
+    for name in ("embed", "lm_head"):
+        weight = getattr(getattr(ends, name), "weight", None)
+        if not isinstance(weight, Tensor) or weight.ndim != 2:
+            continue
+        rows, width = weight.shape
+        if width != hidden or rows < vocab or (name == "lm_head" and rows > vocab):
+            limit = f"({vocab}, {hidden}), the draft's vocab_size and hidden_size"
+            checks.fail(f"the shape of ends.{name}.weight", (rows, width), limit, ConfigError)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any
@@ -76,6 +76,8 @@ class DraftConfig:
         """Checks every field."""
         for name, most in _SIZES.items():
             checks.check_int(name, getattr(self, name), 1, most, ConfigError)
+        if isinstance(self.taps, str) or not isinstance(self.taps, Iterable):
+            checks.fail("taps", self.taps, "a list of layers", ConfigError)
         taps = tuple(checks.check_int("taps", tap, -1, 2**20, ConfigError) for tap in self.taps)
         if not taps or any(low >= high for low, high in pairwise(taps)):
             checks.fail(
@@ -118,9 +120,7 @@ class DraftConfig:
                 field=missing[0],
             )
         taken = dict(options)
-        if not isinstance(taken["taps"], (list, tuple)):
-            checks.fail("taps", taken["taps"], "a list of layers", ConfigError)
-        return cls(**{**taken, "taps": tuple(taken["taps"])})
+        return cls(**taken)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values, ready for JSON.

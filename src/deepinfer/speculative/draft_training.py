@@ -45,7 +45,7 @@ def draw_blocks(
 
     Args:
         input_ids: Texts, shape [rows, tokens], int64.
-        num_blocks: Blocks a text; fewer distinct ones where a text is short.
+        num_blocks: Blocks a text; fewer, of each, where one of the texts has fewer possible anchors, but some.
         block_size: Drafts of a block.
         supervised: Tokens that the target would generate, shape [rows, tokens], bool; an anchor and the token behind
             it must be. None says all.
@@ -55,13 +55,14 @@ def draw_blocks(
         The blocks. A row without any possible anchor has blocks that count nothing.
 
     Raises:
-        ShapeError: `supervised` has another shape, or texts have fewer than 3 tokens.
+        ShapeError: `supervised` has another shape, or texts have fewer than 3 tokens or not two axes.
     """
     checks.check_int("num_blocks", num_blocks, 1, 2**20, ConfigError)
     checks.check_int("block_size", block_size, 1, 256, ConfigError)
+    if input_ids.ndim != 2 or input_ids.shape[1] < 3:
+        wanted = "[rows, tokens], with 3 tokens or more"
+        raise shape_error("input_ids", tuple(input_ids.shape), wanted)
     rows, tokens = input_ids.shape
-    if tokens < 3:
-        raise shape_error("input_ids", (rows, tokens), "[rows, tokens], with 3 tokens or more")
     if supervised is None:
         supervised = torch.ones_like(input_ids, dtype=torch.bool)
     elif supervised.shape != input_ids.shape:
@@ -70,7 +71,7 @@ def draw_blocks(
     possible = (supervised[:, :-1] & supervised[:, 1:]).float().cpu()
     possible[:, 0] = 0.0
     usable = possible.sum(1) > 0
-    possible[~usable, 1] = 1.0
+    possible[~usable, 1:] = 1.0  # they count nothing, so they need not hold the others back
     count = min(num_blocks, int((possible > 0).sum(1).min()))
     anchors = torch.multinomial(possible, count, generator=generator).to(input_ids.device)
     at = anchors[..., None] + torch.arange(block_size, device=input_ids.device)
@@ -114,9 +115,21 @@ def draft_training_loss(
 
     Returns:
         The terms.
+
+    Raises:
+        ShapeError: Shapes do not fit each other or the draft.
     """
-    rows, tokens = features.shape[:2]
     size = module.config.block_size
+    if not isinstance(features, Tensor) or features.ndim != 3:
+        found = tuple(getattr(features, "shape", ())) or type(features).__name__
+        raise shape_error("features", found, "[rows, tokens, taps * hidden]")
+    rows, tokens = features.shape[:2]
+    if final_hidden.shape[:2] != (rows, tokens):
+        wanted = f"[rows={rows}, tokens={tokens}, hidden]"
+        raise shape_error("final_hidden", tuple(final_hidden.shape), wanted)
+    if blocks.inputs.shape[0] != rows or blocks.inputs.shape[-1] != size:
+        wanted = f"[rows={rows}, blocks, drafts={size}]"
+        raise shape_error("blocks.inputs", tuple(blocks.inputs.shape), wanted)
     positions = torch.arange(tokens, device=features.device).expand(rows, -1)
     context = module.context_rows(features, positions)
     first = torch.zeros(rows, dtype=torch.int64, device=features.device)

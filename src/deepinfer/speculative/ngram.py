@@ -101,7 +101,12 @@ class NgramDrafter:
 
         Returns:
             Drafts, empty for rows without a match.
+
+        Raises:
+            ConfigError: The view holds no tokens.
         """
+        if len(view.token_ids) != len(view.slots):
+            checks.fail("view.token_ids", len(view.token_ids), "one text a row", ConfigError)
         count = min(max_drafts, self._draft_length)
         rows = [
             lookup(tokens, count, min_n=self.min_n, max_n=self.max_n, window=self.window)[0]

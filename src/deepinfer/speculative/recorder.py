@@ -7,6 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from deepinfer.core import _checks as checks
+from deepinfer.core.errors import ConfigError
+from deepinfer.speculative._arrays import shape_error
+
 __all__ = ["BlockRecorder"]
 
 _EDGE = 1e-7
@@ -20,6 +24,9 @@ class BlockRecorder:
     Args:
         num_drafts: Drafts of a block.
 
+    Raises:
+        ConfigError: `num_drafts` is out of range.
+
     Examples:
         >>> recorder = BlockRecorder(2)
         >>> recorder.trim([[0.9, 0.5]], [2])
@@ -30,7 +37,7 @@ class BlockRecorder:
     """
 
     def __init__(self, num_drafts: int) -> None:
-        self.num_drafts = num_drafts
+        self.num_drafts = checks.check_int("num_drafts", num_drafts, 1, 256, ConfigError)
         self._blocks: list[tuple[list[float], list[float], int, int]] = []
 
     def __len__(self) -> int:
@@ -108,7 +115,18 @@ class BlockRecorder:
             verified: Drafts of each block that were verified.
             accepted: Those of them that were accepted.
             margins: Margins of each block; or empty.
+
+        Raises:
+            ShapeError: There is not one row and one number a block.
         """
+        counts = {len(confidences), len(verified), len(accepted), len(margins) or len(verified)}
+        if len(counts) > 1:
+            found = (len(confidences), len(verified), len(accepted), len(margins))
+            raise shape_error(
+                "confidences, verified, accepted and margins",
+                found,
+                "[blocks] each, margins or none",
+            )
         told = margins if len(margins) else [()] * len(confidences)
         for row, gaps, seen, kept in zip(confidences, told, verified, accepted, strict=True):
             self._blocks.append((self._whole(row), self._whole(gaps), int(seen), int(kept)))

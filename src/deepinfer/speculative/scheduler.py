@@ -150,7 +150,8 @@ class VerificationScheduler:
         """Chooses K, by the early stop if that is the search, else the best of all: "uniform", "static" and "all" have none.
 
         Args:
-            survival: Survival of each slot, shape [requests, drafts].
+            survival: Survival of each slot, shape [requests, drafts]. Lagged ones, but for an early stop and requests that
+                are invariant: see `plan`, which refuses what this cannot see.
             capacity: Most rows of the step, anchors included; None has no limit.
             sampling_requests: Requests that make a token in this step; None counts all. Others' rows cost time and
                 give nothing.
