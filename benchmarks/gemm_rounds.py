@@ -1,4 +1,4 @@
-"""FP8 products of many tokens in turns: `python benchmarks/gemm_rounds.py --out FILE` on a CUDA GPU.
+"""Products of many FP8 tokens in turns: `python benchmarks/gemm_rounds.py --out FILE` on a CUDA GPU.
 
 A card at its power limit gives each kernel the clock that its energy leaves, and grows warmer meanwhile. So kernels of one
 shape run in turns, each without a pause for some milliseconds, and the clock and the power are read beside the time.
@@ -22,8 +22,16 @@ import gemm
 import torch
 
 Run = Callable[[], object]
-DENSE = [(2, 256, 4, 16, 1, 1), (2, 256, 4, 16, 1, 1, 0, 2)]
-GROUPS = [(2, 256, 4, 2, 1, 1), (2, 256, 4, 2, 1, 1, 0, 2), (2, 192, 5, 2, 1, 1), (2, 192, 4, 2, 1, 1, 0, 2)]  # fmt: skip
+# The kind of the product, its shape, whose first number is that of groups if there are four, and what is compared
+SHAPES: list[tuple[str, tuple[int, ...], list[tuple[int, ...]]]] = [
+    ("fp8", (4096, 4096, 7168), [(2, 256, 4, 16, 1, 1), (2, 256, 4, 16, 1, 1, 0, 2)]),
+    ("fp8", (4096, 5120, 8192), [(2, 256, 4, 16, 1, 1), (2, 256, 4, 16, 1, 1, 0, 2)]),
+    ("fp8", (8192, 8192, 8192), [(2, 256, 4, 16, 1, 1), (2, 256, 4, 16, 1, 1, 0, 2)]),
+    ("fp8", (48, 256, 4608, 5120), [(2, 256, 4, 2, 1, 1, 0, 2), (2, 192, 5, 2, 1, 1)]),
+    ("fp8", (8, 2048, 4096, 7168), [(2, 256, 4, 2, 1, 1), (2, 256, 4, 2, 1, 1, 0, 2)]),
+    ("fp4", (48, 256, 4608, 5120), [(2, 1, 6), (2, 1, 6, 1), (0, 7)]),
+    ("fp4", (4096, 4096, 7168), [(2, 1, 6), (2, 1, 6, 1)]),
+]
 
 
 class Meter:
@@ -67,17 +75,15 @@ class Meter:
         return sum(s[1] for s in found) / len(found), sum(s[2] for s in found) / len(found)
 
 
-def contenders(shape: tuple[int, ...]) -> tuple[dict[str, Run], float]:
+def contenders(
+    kind: str, shape: tuple[int, ...], variants: list[tuple[int, ...]]
+) -> tuple[dict[str, Run], float]:
     """Calls by name, and the operations of one; a shape of four begins with the groups."""
     found: dict[str, Run] = {}
-    if len(shape) == 3:
-        for sizes in DENSE:
-            built = gemm.dense("fp8", *shape, sizes, False)
-            found["x".join(map(str, sizes))] = built.run
-    else:
-        for sizes in GROUPS:
-            built = gemm.contiguous("fp8", *shape, sizes, False)
-            found["x".join(map(str, sizes))] = built.run
+    build = gemm.dense if len(shape) == 3 else gemm.contiguous
+    for sizes in variants:
+        built = build(kind, *shape, sizes, False)
+        found["x".join(map(str, sizes))] = built.run
     try:
         peer = built.peers["deepgemm"]()
         peer()
@@ -125,8 +131,8 @@ def main() -> int:
     arguments = parser.parse_args()
     meter = Meter()
     with Path(arguments.out).open("w") as file, meter.running():
-        for shape in ((4096, 4096, 7168), (4096, 5120, 8192), (8192, 8192, 8192), (48, 256, 4608, 5120), (8, 2048, 4096, 7168)):  # fmt: skip
-            runs, flops = contenders(shape)
+        for kind, shape, variants in SHAPES:
+            runs, flops = contenders(kind, shape, variants)
             replays = {name: recorded(run, 4) for name, run in runs.items()}
             seen: dict[str, list[tuple[float, float, float]]] = {name: [] for name in replays}
             for _ in range(arguments.rounds):
@@ -137,7 +143,7 @@ def main() -> int:
                 later = sorted(row[0] for row in rows[1:])  # the card is cool in the first round
                 best = later[len(later) // 2]
                 clock, power = (sum(r[i] for r in rows) / len(rows) for i in (1, 2))
-                line = {"shape": shape, "kernel": name, "ms": round(best, 5), "TFLOP/s": round(flops / best / 1e9, 1),
+                line = {"kind": kind, "shape": shape, "kernel": name, "ms": round(best, 5), "TFLOP/s": round(flops / best / 1e9, 1),
                         "all_ms": [round(row[0], 4) for row in rows], "MHz": round(clock, 0), "W": round(power, 0)}  # fmt: skip
                 print(json.dumps(line), flush=True)
                 file.write(json.dumps(line) + "\n")
