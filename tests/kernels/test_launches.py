@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -159,3 +161,30 @@ def test_a_descriptor_is_the_one_that_triton_makes(dtype: torch.dtype) -> None:
             assert getattr(found, part) == getattr(wanted, part)
         assert found.base.data_ptr() == x.data_ptr()
         assert repr(found.layout) == repr(wanted.layout)
+
+
+def test_the_gpu_of_the_first_tensor_is_the_current_one(monkeypatch: Any) -> None:
+    current = [0]
+
+    @contextlib.contextmanager
+    def device(index: int) -> Iterator[None]:
+        before, current[0] = current[0], index
+        yield
+        current[0] = before
+
+    class There(Jitted):
+        def __getitem__(self, grid: Any) -> Any:
+            places.append(current[0])
+            return super().__getitem__(grid)
+
+    places: list[int] = []
+    kernel, x = There(), torch.zeros(64)
+    monkeypatch.setattr(launches, "has_one_device", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "device", device)
+    for index in (1, 0, 1, -1):
+        monkeypatch.setattr(launches, "_device_of", lambda args, index=index: index)
+        launches.launch(kernel, 3, x, x, 5, BLOCK=8)
+    assert places == [1, 0]  # each GPU has a kernel of its own, and no GPU is the current one
+    assert len(kernel.known) == 2
+    assert current == [0]

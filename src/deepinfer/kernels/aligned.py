@@ -58,8 +58,10 @@ def per_token_cast_to_fp8_aligned(
     q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
     scale = torch.empty((*x.shape[:-1], channels // _WIDE), dtype=torch.float32, device=x.device)
     if q.numel():
-        rows = x if x.dim() == 2 else x.reshape(-1, channels)
-        flat, scales = q.view(-1, channels), scale.view(-1, channels // _WIDE)
+        rows, flat, scales = x, q, scale
+        if x.dim() != 2:
+            rows, flat = x.reshape(-1, channels), q.view(-1, channels)
+            scales = scale.view(-1, channels // _WIDE)
         if is_plain(x, backend):
             align_groups(rows, flat, scales)
         else:
@@ -82,5 +84,4 @@ ALIGNED.register("torch", supports=_always)(align_groups)
 def _triton(x: Tensor, q: Tensor, scale: Tensor) -> None:
     import deepinfer.kernels.triton.moe_launch as launch
 
-    with launch.on_device(x):
-        launch.cast_aligned(x, q, scale)
+    launch.cast_aligned(x, q, scale)

@@ -83,11 +83,10 @@ def _hopper(  # type: ignore[no-untyped-def]
         _plain(phases), scale, window, to, max_logits, lse,
     )  # fmt: skip
     heads = q.shape[1]
-    with on_device(q):
-        if heads <= 32:
-            launch.attend_few(*arguments, launch.FewTuning(*configs.few(heads)))
-        else:
-            launch.attend_paired(*arguments, launch.PairedTuning(*configs.paired()))
+    if heads <= 32:
+        launch.attend_few(*arguments, launch.FewTuning(*configs.few(heads)))
+    else:
+        launch.attend_paired(*arguments, launch.PairedTuning(*configs.paired()))
     if to is not out:
         out.copy_(to)
 

@@ -4,11 +4,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from deepinfer.kernels import contract
-from deepinfer.kernels.devices import on_device
 from deepinfer.kernels.formats import KVCacheFormat
 from deepinfer.kernels.reference import cache as reference
 from deepinfer.kernels.registry import Operation
@@ -130,8 +128,7 @@ def _insert_triton(k, cache, slots, format, page_size):
     import deepinfer.kernels.triton.cache_launch as launch
 
     form = KVCacheFormat[format]
-    with _device(k):
-        launch.insert_rows(k, cache, slots.contiguous(), form, page_size, None, kind=k.dtype)
+    launch.insert_rows(k, cache, slots.contiguous(), form, page_size, None, kind=k.dtype)
 
 
 @GATHER.register("triton", supports=_gather_refusal, priority=10)
@@ -139,8 +136,7 @@ def _gather_triton(cache, slots, out, format, page_size):
     import deepinfer.kernels.triton.cache_launch as launch
 
     form = KVCacheFormat[format]
-    with _device(out):
-        launch.gather_rows(cache, slots.contiguous(), out, form, page_size, None)
+    launch.gather_rows(cache, slots.contiguous(), out, form, page_size, None)
 
 
 @ROPE.register("triton", supports=_rope_refusal, priority=10)
@@ -150,11 +146,10 @@ def _rope_triton(
     import deepinfer.kernels.triton.cache_launch as launch
 
     form = KVCacheFormat[format]
-    with _device(k):
-        launch.insert_rows(
-            k, cache, slots.contiguous(), form, page_size, None, kind=k.dtype, weight=_flat(weight), eps=eps,
-            phases=phases, phase_index=_flat(phase_index), positions=_flat(positions), floors=_flat(floors),
-        )  # fmt: skip
+    launch.insert_rows(
+        k, cache, slots.contiguous(), form, page_size, None, kind=k.dtype, weight=_flat(weight), eps=eps,
+        phases=phases, phase_index=_flat(phase_index), positions=_flat(positions), floors=_flat(floors),
+    )  # fmt: skip
 
 
 @COMPRESS.register("triton", supports=_compress_refusal, priority=10)
@@ -166,21 +161,15 @@ def _compress_triton(
 
     form = KVCacheFormat[format]
     requests, positions = _flat(requests), _flat(positions)
-    with _device(values):
-        if len(slots):
-            launch.insert_rows(
-                values, cache, slots.contiguous(), form, page_size, None, kind=latents.dtype, gates=gates,
-                state=state, requests=requests, last=_flat(last), weight=_flat(weight), eps=eps, phases=phases,
-                phase_index=_flat(phase_index), positions=positions, floors=_flat(floors), latents=latents, early=True,
-            )  # fmt: skip
-        if gates is not None:
-            launch.keep_state(values, gates, requests, positions, state, early=len(slots) > 0)
+    if len(slots):
+        launch.insert_rows(
+            values, cache, slots.contiguous(), form, page_size, None, kind=latents.dtype, gates=gates,
+            state=state, requests=requests, last=_flat(last), weight=_flat(weight), eps=eps, phases=phases,
+            phase_index=_flat(phase_index), positions=positions, floors=_flat(floors), latents=latents, early=True,
+        )  # fmt: skip
+    if gates is not None:
+        launch.keep_state(values, gates, requests, positions, state, early=len(slots) > 0)
 
 
 def _flat(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
-
-
-def _device(x: Tensor) -> torch.cuda.device:
-    """The device of a tensor as the current one; nothing under the interpreter."""
-    return on_device(x)

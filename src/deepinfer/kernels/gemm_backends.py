@@ -10,7 +10,6 @@ from torch import Tensor
 
 from deepinfer.kernels import contract
 from deepinfer.kernels.configs import gemm as configs
-from deepinfer.kernels.devices import on_device
 from deepinfer.kernels.registry import Operation
 
 __all__ = ["CONTIGUOUS_ALIGNMENT", "channels", "register"]
@@ -119,37 +118,36 @@ def _dense_hopper(x: Tensor, xs: Tensor | None, w: Tensor, ws: Tensor | None, d:
     (m, k), n = (x.shape[0], channels(w)), w.shape[0]
     if x.stride(0) * x.itemsize % 16:
         x = x.contiguous()
-    with on_device(x):
-        if xs is not None and ws is not None and w.dtype == torch.int32:
-            _folded(x, xs, w[None], ws[None], None, d, m)
-        elif xs is not None and ws is not None and m <= 64:
-            if xs.itemsize == 1:
-                sizes = _tuning(configs.DENSE_FP8_32, x, n, k, m)
-                sizes = configs.FEW_FP8_32 if n <= configs.FEW_WEIGHTS else sizes
-            else:
-                sizes = _tuning(configs.DENSE_FP8, x, n, k, m)
-                sizes = configs.SPLIT_FP8 if configs.dense_split(n, k) == 2 else sizes
-            if sizes[0] < 8:
-                _tall(x, xs, w[None], ws[None], None, d, sizes)
-                return
-            grouped_swapped(
-                x.contiguous()[None],
-                _bytes(xs)[None],
-                w[None],
-                _bytes(ws)[None],
-                None,
-                d[None],
-                SwappedTuning(*sizes),
-            )
+    if xs is not None and ws is not None and w.dtype == torch.int32:
+        _folded(x, xs, w[None], ws[None], None, d, m)
+    elif xs is not None and ws is not None and m <= 64:
+        if xs.itemsize == 1:
+            sizes = _tuning(configs.DENSE_FP8_32, x, n, k, m)
+            sizes = configs.FEW_FP8_32 if n <= configs.FEW_WEIGHTS else sizes
         else:
-            sizes = _tuning(configs.TALL_BF16 if xs is None else configs.TALL_FP8, x, n, k, m)
-            if xs is not None and xs.itemsize == 1:
-                sizes = _tuning(configs.TALL_FP8_32, x, n, k, m)
-            elif xs is not None and configs.dense_split(n, k) == 2:
-                sizes = configs.TALL_SPLIT
-            elif configs.takes_narrow_tiles(m, n, num_sms(x.device.index)):
-                sizes = configs.TALL_NARROW
-            _tall(x, xs, w[None], None if ws is None else ws[None], None, d, sizes)
+            sizes = _tuning(configs.DENSE_FP8, x, n, k, m)
+            sizes = configs.SPLIT_FP8 if configs.dense_split(n, k) == 2 else sizes
+        if sizes[0] < 8:
+            _tall(x, xs, w[None], ws[None], None, d, sizes)
+            return
+        grouped_swapped(
+            x.contiguous()[None],
+            _bytes(xs)[None],
+            w[None],
+            _bytes(ws)[None],
+            None,
+            d[None],
+            SwappedTuning(*sizes),
+        )
+    else:
+        sizes = _tuning(configs.TALL_BF16 if xs is None else configs.TALL_FP8, x, n, k, m)
+        if xs is not None and xs.itemsize == 1:
+            sizes = _tuning(configs.TALL_FP8_32, x, n, k, m)
+        elif xs is not None and configs.dense_split(n, k) == 2:
+            sizes = configs.TALL_SPLIT
+        elif configs.takes_narrow_tiles(m, n, num_sms(x.device.index)):
+            sizes = configs.TALL_NARROW
+        _tall(x, xs, w[None], None if ws is None else ws[None], None, d, sizes)
 
 
 def _folded(
@@ -224,26 +222,24 @@ def _contiguous_hopper(
     import deepinfer.kernels.triton.gemm_launch as launch
 
     if xs is not None and ws is not None and w.dtype == torch.int32:
-        with on_device(x):
-            _folded(x, xs, w, ws, layout.contiguous(), d, expected or CONTIGUOUS_ALIGNMENT)
+        _folded(x, xs, w, ws, layout.contiguous(), d, expected or CONTIGUOUS_ALIGNMENT)
         return
     if x.stride(0) * x.itemsize % 16:
         x = x.contiguous()
     n, k = w.shape[1:]
     rows = _most_rows(expected or CONTIGUOUS_ALIGNMENT)
-    with on_device(x):
-        if xs is not None and ws is not None and rows <= 64:
-            few = configs.MASKED_FP8 if xs.itemsize == 4 else configs.MASKED_FP8_32
-            swapped = launch.SwappedTuning(*_tuning(few, x, n, k, rows))
-            launch.grouped_swapped(
-                x.contiguous()[None], _bytes(xs)[None], w, _bytes(ws), layout.contiguous(), d[None], swapped, each=True
-            )  # fmt: skip
-            return
-        table = configs.TALL_BF16 if xs is None else configs.CONTIGUOUS_FP8
-        sizes = _tuning(table, x, n, k, x.shape[0] // w.shape[0])
-        if xs is not None and xs.itemsize == 1:
-            sizes = _tuning(configs.TALL_FP8_32, x, n, k, x.shape[0])
-        _tall(x, xs, w, ws, layout.contiguous(), d, sizes)
+    if xs is not None and ws is not None and rows <= 64:
+        few = configs.MASKED_FP8 if xs.itemsize == 4 else configs.MASKED_FP8_32
+        swapped = launch.SwappedTuning(*_tuning(few, x, n, k, rows))
+        launch.grouped_swapped(
+            x.contiguous()[None], _bytes(xs)[None], w, _bytes(ws), layout.contiguous(), d[None], swapped, each=True
+        )  # fmt: skip
+        return
+    table = configs.TALL_BF16 if xs is None else configs.CONTIGUOUS_FP8
+    sizes = _tuning(table, x, n, k, x.shape[0] // w.shape[0])
+    if xs is not None and xs.itemsize == 1:
+        sizes = _tuning(configs.TALL_FP8_32, x, n, k, x.shape[0])
+    _tall(x, xs, w, ws, layout.contiguous(), d, sizes)
 
 
 def _most_rows(expected: int) -> int:
@@ -279,21 +275,19 @@ def _masked_hopper(
     n, k = w.shape[1], channels(w)
     rows = expected or x.shape[1]
     if w.dtype == torch.int32:
-        with on_device(x):
-            _folded(x, xs, w, ws, counts.contiguous(), d, rows)
+        _folded(x, xs, w, ws, counts.contiguous(), d, rows)
         return
     table = configs.MASKED_FP8 if xs.itemsize == 4 else configs.MASKED_FP8_32
     sizes = _tuning(table, x, n, k, rows)
-    with on_device(x):
-        launch.grouped_swapped(
-            x.contiguous(),
-            _bytes(xs),
-            w,
-            _bytes(ws),
-            counts.contiguous(),
-            d,
-            launch.SwappedTuning(*sizes),
-        )
+    launch.grouped_swapped(
+        x.contiguous(),
+        _bytes(xs),
+        w,
+        _bytes(ws),
+        counts.contiguous(),
+        d,
+        launch.SwappedTuning(*sizes),
+    )
 
 
 def _portable_refusal(

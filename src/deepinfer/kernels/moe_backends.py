@@ -55,37 +55,32 @@ def _refusal(*args: object) -> str | None:
 def _gate(logits: Tensor, *rest: object) -> None:
     import deepinfer.kernels.triton.moe_launch as launch
 
-    with launch.on_device(logits):
-        launch.gate(logits, *rest)  # type: ignore[arg-type]
+    launch.gate(logits, *rest)  # type: ignore[arg-type]
 
 
 @MAPPING.register("triton", supports=_refusal, priority=10)
 def _mapping(topk_ids: Tensor, *rest: object) -> None:
     import deepinfer.kernels.triton.moe_launch as launch
 
-    with launch.on_device(topk_ids):
-        launch.mapping(topk_ids, *rest)  # type: ignore[arg-type]
+    launch.mapping(topk_ids, *rest)  # type: ignore[arg-type]
 
 
 @EXPAND.register("triton", supports=_refusal, priority=10)
 def _expand_triton(x: Tensor, *rest: object) -> None:
     import deepinfer.kernels.triton.moe_launch as launch
 
-    with launch.on_device(x):
-        launch.expand(x, *rest)  # type: ignore[arg-type]
+    launch.expand(x, *rest)  # type: ignore[arg-type]
 
 
 @REDUCE.register("triton", supports=_refusal, priority=10)
 def _reduce(y: Tensor, *rest: object) -> None:
     import deepinfer.kernels.triton.moe_launch as launch
 
-    with launch.on_device(y):
-        launch.reduce(y, *rest)  # type: ignore[arg-type]
+    launch.reduce(y, *rest)  # type: ignore[arg-type]
 
 
 @SWIGLU.register("triton", supports=_refusal, priority=10)
 def _swiglu(x: Tensor, *rest: object) -> None:
     import deepinfer.kernels.triton.moe_launch as launch
 
-    with launch.on_device(x):
-        launch.swiglu(x, *rest)  # type: ignore[arg-type]
+    launch.swiglu(x, *rest)  # type: ignore[arg-type]

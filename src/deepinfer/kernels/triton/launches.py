@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from deepinfer.kernels.contract import interpreted
-from deepinfer.kernels.devices import current_device, on_device
+from deepinfer.kernels.devices import has_one_device, on_device
 
 __all__ = ["cdiv", "interpreted", "launch", "next_power_of_2", "on_device", "warps"]
 
@@ -31,7 +32,7 @@ def next_power_of_2(n: int) -> int:
 
 
 def launch(kernel: Any, grid: int | tuple[int, int, int], /, *args: Any, **constants: Any) -> None:
-    """Launches a kernel on the current device and stream, as `kernel[grid](*args, **constants)`.
+    """Launches a kernel on the device of its first tensor and its stream, as `kernel[grid](*args, **constants)`.
 
     Triton finds the compiled kernel anew at each launch, which takes the host longer than the launch. What it looks at is
     remembered here beside what it found: dtypes of tensors and what their addresses leave of 16 bytes, boxes and layouts of
@@ -43,7 +44,14 @@ def launch(kernel: Any, grid: int | tuple[int, int, int], /, *args: Any, **const
         args: The first parameters: tensors, descriptors, numbers.
         constants: The other ones, and options of the launch.
     """
-    facts: list[Any] = [current_device()]
+    facts: list[Any] = []
+    if not has_one_device():
+        device, here = _device_of(args), torch.cuda.current_device()
+        if device not in (-1, here):
+            with torch.cuda.device(device):
+                launch(kernel, grid, *args, **constants)
+            return
+        facts.append(here)
     for x in args:
         kind = type(x)
         if kind is int or kind is float:
@@ -67,6 +75,12 @@ def launch(kernel: Any, grid: int | tuple[int, int, int], /, *args: Any, **const
         if len(known) >= _MOST:
             known.clear()
         known[key] = compiled, _rest(kernel, len(args), constants)
+
+
+def _device_of(args: tuple[Any, ...]) -> int:
+    """Number of the GPU of the first tensor, -1 for none."""
+    first = next(x for x in args if isinstance(x, Tensor) or hasattr(x, "base"))
+    return (first if isinstance(first, Tensor) else first.base).get_device()
 
 
 def _fact(x: Any) -> Any:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from deepinfer.kernels import contract
 from deepinfer.kernels.configs import rows as configs
-from deepinfer.kernels.triton.launches import cdiv, launch, on_device
+from deepinfer.kernels.triton.launches import cdiv, launch
 from deepinfer.kernels.triton.mhc_mixes import (
     mhc_coefficients_kernel,
     mhc_project_kernel,
@@ -29,19 +29,18 @@ def sinkhorn(
 ) -> None:
     """Doubly stochastic matrices of scores, both of shape [tokens, 4, 4], fp32, contiguous."""
     tokens, warps = tuning
-    with on_device(scores):
-        launch(
-            sinkhorn_kernel,
-            cdiv(len(scores), tokens),
-            scores,
-            out,
-            len(scores),
-            iterations,
-            eps,
-            TOKENS=tokens,
-            FAST=hardware_level(scores) > 0,
-            num_warps=warps,
-        )
+    launch(
+        sinkhorn_kernel,
+        cdiv(len(scores), tokens),
+        scores,
+        out,
+        len(scores),
+        iterations,
+        eps,
+        TOKENS=tokens,
+        FAST=hardware_level(scores) > 0,
+        num_warps=warps,
+    )
 
 
 def mhc_pre(
@@ -77,43 +76,43 @@ def mhc_pre(
     bulk = split == 2 and len(tuning or (0, 0)) == 2 and _bulk_serves(streams)
     at_once, warps = finish or configs.coefficients(count)
     pieces = 1
-    with on_device(streams):
-        if split and fn.dtype != torch.bfloat16:
-            whole = torch.empty((split, *fn.shape), dtype=torch.bfloat16, device=device)
-            launch(
-                mhc_split_kernel,
-                cdiv(fn.numel(), _SPLIT_BLOCK),
-                fn,
-                whole,
-                fn.numel(),
-                SPLIT=split,
-                BLOCK=_SPLIT_BLOCK,
-                num_warps=4,
-            )
-            fn = whole
-        if bulk:
-            blocks, depth = tuning or configs.project_bulk(channels)
-            if configs.project_bulk_apart(count):
-                pieces, blocks = blocks, 1
-            parts = channels // (64 * blocks)
-            sums = torch.empty((count, parts, 32), dtype=torch.float32, device=device)
-            spread = configs.project_bulk_spread() if spread is None else spread
-            _project_bulk(streams, pre, fn, sums, out, blocks, pieces, spread, depth)
-        else:
-            tokens, block, times, wide, stages = tuning or configs.project(channels, bool(split))
-            parts = cdiv(channels, block * times)
-            sums = torch.empty((count, parts, 32), dtype=torch.float32, device=device)
-            mhc_project_kernel[(parts, cdiv(count, tokens))](
-                streams, pre, fn, sums, out, count, parts, streams.stride(0), streams.stride(1),
-                CHANNELS=channels, TOKENS=tokens, BLOCK=block, BLOCKS=times, SPLIT=split,
-                num_warps=wide, num_stages=stages,
-            )  # fmt: skip
+    if split and fn.dtype != torch.bfloat16:
+        whole = torch.empty((split, *fn.shape), dtype=torch.bfloat16, device=device)
         launch(
-            mhc_coefficients_kernel, cdiv(count, at_once),
-            sums, base, scale, following, post, mix, count, iterations, norm_eps, eps,
-            CHANNELS=channels, TOKENS=at_once, PARTS=parts // pieces, PIECES=pieces,
-            FAST=hardware_level(streams) > 0, num_warps=warps,
+            mhc_split_kernel,
+            cdiv(fn.numel(), _SPLIT_BLOCK),
+            fn,
+            whole,
+            fn.numel(),
+            SPLIT=split,
+            BLOCK=_SPLIT_BLOCK,
+            num_warps=4,
+        )
+        fn = whole
+    if bulk:
+        blocks, depth = tuning or configs.project_bulk(channels)
+        if configs.project_bulk_apart(count):
+            pieces, blocks = blocks, 1
+        parts = channels // (64 * blocks)
+        sums = torch.empty((count, parts, 32), dtype=torch.float32, device=device)
+        spread = configs.project_bulk_spread() if spread is None else spread
+        _project_bulk(streams, pre, fn, sums, out, blocks, pieces, spread, depth)
+    else:
+        tokens, block, times, wide, stages = tuning or configs.project(channels, bool(split))
+        parts = cdiv(channels, block * times)
+        sums = torch.empty((count, parts, 32), dtype=torch.float32, device=device)
+        launch(
+            mhc_project_kernel, (parts, cdiv(count, tokens), 1),
+            streams, pre, fn, sums, out, count, parts, streams.stride(0), streams.stride(1),
+            CHANNELS=channels, TOKENS=tokens, BLOCK=block, BLOCKS=times, SPLIT=split,
+            num_warps=wide, num_stages=stages,
         )  # fmt: skip
+    launch(
+        mhc_coefficients_kernel, cdiv(count, at_once),
+        sums, base, scale, following, post, mix, count, iterations, norm_eps, eps,
+        CHANNELS=channels, TOKENS=at_once, PARTS=parts // pieces, PIECES=pieces,
+        FAST=hardware_level(streams) > 0, num_warps=warps,
+    )  # fmt: skip
 
 
 def _bulk_serves(streams: Tensor) -> bool:
@@ -164,12 +163,11 @@ def mhc_post(
     """
     channels = streams.shape[2]
     block, warps = tuning or configs.stream_block(channels)
-    with on_device(streams):
-        launch(
-            mhc_post_kernel, len(streams) * cdiv(channels, block),
-            streams, output, post, mix, out, streams.stride(0), streams.stride(1),
-            output.stride(0), CHANNELS=channels, BLOCK=block, EVICT=evict, num_warps=warps,
-        )  # fmt: skip
+    launch(
+        mhc_post_kernel, len(streams) * cdiv(channels, block),
+        streams, output, post, mix, out, streams.stride(0), streams.stride(1),
+        output.stride(0), CHANNELS=channels, BLOCK=block, EVICT=evict, num_warps=warps,
+    )  # fmt: skip
 
 
 def mhc_head(
@@ -179,9 +177,8 @@ def mhc_head(
     """The weighted sum of streams, shape [tokens, 4, channels], last stride 1, to [tokens, channels], contiguous."""
     channels = streams.shape[2]
     block, warps = tuning or configs.stream_block(channels)
-    with on_device(streams):
-        launch(
-            mhc_head_kernel, len(streams) * cdiv(channels, block),
-            streams, pre, out, streams.stride(0), streams.stride(1), CHANNELS=channels, BLOCK=block,
-            EVICT=evict, num_warps=warps,
-        )  # fmt: skip
+    launch(
+        mhc_head_kernel, len(streams) * cdiv(channels, block),
+        streams, pre, out, streams.stride(0), streams.stride(1), CHANNELS=channels, BLOCK=block,
+        EVICT=evict, num_warps=warps,
+    )  # fmt: skip

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deepinfer.kernels.configs import moe as configs
 from deepinfer.kernels.triton.aligned_groups import cast_aligned_kernel
-from deepinfer.kernels.triton.launches import cdiv, launch, next_power_of_2, on_device, warps
+from deepinfer.kernels.triton.launches import cdiv, launch, next_power_of_2, warps
 from deepinfer.kernels.triton.moe_gate import topk_gate_kernel
 from deepinfer.kernels.triton.moe_map import (
     block_sums_kernel,
@@ -20,7 +20,7 @@ from deepinfer.kernels.triton.moe_rows import expand_kernel, reduce_kernel
 from deepinfer.kernels.triton.moe_swiglu import swiglu_pairs_kernel
 from deepinfer.kernels.triton.quant_launch import has_hardware_fp8
 
-__all__ = ["cast_aligned", "expand", "gate", "mapping", "on_device", "reduce", "swiglu"]
+__all__ = ["cast_aligned", "expand", "gate", "mapping", "reduce", "swiglu"]
 
 _SCORES = {"sqrtsoftplus": 0, "sigmoid": 1, "softmax": 2}
 

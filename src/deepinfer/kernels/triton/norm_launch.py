@@ -7,7 +7,7 @@ from torch import Tensor
 
 from deepinfer.kernels import contract
 from deepinfer.kernels.configs import rows as configs
-from deepinfer.kernels.triton.launches import cdiv, launch, next_power_of_2, on_device
+from deepinfer.kernels.triton.launches import cdiv, launch, next_power_of_2
 from deepinfer.kernels.triton.norms import norm_rope_cast_kernel, rms_norm_kernel
 from deepinfer.kernels.triton.quant_launch import hardware_level
 from deepinfer.kernels.triton.ropes import rope_kernel
@@ -37,13 +37,12 @@ def rms_norm(
     at_once, warps = tuning or configs.norm(channels, residual is not None)
     main, rest = configs.pieces(channels)
     other = x if residual is None else residual
-    with on_device(x):
-        launch(
-            rms_norm_kernel, cdiv(rows, at_once),
-            x, other, weight, out, rows, x.stride(0), other.stride(0), out.stride(0), eps,
-            CHANNELS=channels, MAIN=main, REST=rest, ADD=residual is not None, ROWS=at_once,
-            EVICT=evict, HARDWARE=hardware_level(x), num_warps=warps,
-        )  # fmt: skip
+    launch(
+        rms_norm_kernel, cdiv(rows, at_once),
+        x, other, weight, out, rows, x.stride(0), other.stride(0), out.stride(0), eps,
+        CHANNELS=channels, MAIN=main, REST=rest, ADD=residual is not None, ROWS=at_once,
+        EVICT=evict, HARDWARE=hardware_level(x), num_warps=warps,
+    )  # fmt: skip
 
 
 def norm_rope_cast(
@@ -72,17 +71,16 @@ def norm_rope_cast(
         _norm_rope_pairs(x, weight, eps, phases, positions, q, scale, format, group, turned, tuning)
         return
     rows, warps = tuning[:2] if tuning else configs.norm_rope_cast(channels)
-    with on_device(x):
-        launch(
-            norm_rope_cast_kernel, cdiv(tokens * heads, rows),
-            x, x if weight is None else weight, x if phases is None else phases,
-            x if positions is None else positions, q, scale, tokens * heads,
-            0 if phases is None else len(phases), heads, x.stride(0),
-            x.stride(1), eps, CHANNELS=channels, ROPE=0 if phases is None else 2 * phases.shape[1],
-            HAS_NORM=weight is not None, HAS_POSITIONS=positions is not None, FORMAT=format,
-            HARDWARE=hardware_level(x), ROWS=rows, SPAN=next_power_of_2(channels // group),
-            TURNED=next_power_of_2(turned) if turned else 0, GROUP=group, num_warps=warps, enable_fp_fusion=False,
-        )  # fmt: skip
+    launch(
+        norm_rope_cast_kernel, cdiv(tokens * heads, rows),
+        x, x if weight is None else weight, x if phases is None else phases,
+        x if positions is None else positions, q, scale, tokens * heads,
+        0 if phases is None else len(phases), heads, x.stride(0),
+        x.stride(1), eps, CHANNELS=channels, ROPE=0 if phases is None else 2 * phases.shape[1],
+        HAS_NORM=weight is not None, HAS_POSITIONS=positions is not None, FORMAT=format,
+        HARDWARE=hardware_level(x), ROWS=rows, SPAN=next_power_of_2(channels // group),
+        TURNED=next_power_of_2(turned) if turned else 0, GROUP=group, num_warps=warps, enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 def _in_pairs(x: Tensor, weight: Tensor | None, phases: Tensor | None, q: Tensor) -> bool:
@@ -109,21 +107,20 @@ def _norm_rope_pairs(
     whole = width > 0 and (channels & (channels - 1) | width & (width - 1)) == 0
     words = x.view(torch.int32)
     flat = heads == 1 or x.stride(0) == heads * x.stride(1)
-    with on_device(x):
-        launch(
-            norm_rope_pairs_kernel, cdiv(tokens * heads, rows),
-            words, words if weight is None else weight.view(torch.int32),
-            words if phases is None else phases.view(torch.int64),
-            words if positions is None else positions,
-            q.view(torch.int16) if format == E4M3_E8M0 else q, scale, tokens * heads,
-            0 if phases is None else len(phases), heads,
-            words.stride(0), words.stride(0 if heads == 1 else 1), eps, CHANNELS=channels,
-            ROPE=0 if phases is None else 2 * phases.shape[1], HAS_NORM=weight is not None,
-            HAS_POSITIONS=positions is not None, FLAT=flat, FORMAT=format, ROWS=rows,
-            SPAN=next_power_of_2(channels // group),
-            TURNED=next_power_of_2(turned) if turned else 0, GROUP=group, EACH=each, SHARED=bool(shared) and whole, num_warps=warps,
-            enable_fp_fusion=False,
-        )  # fmt: skip
+    launch(
+        norm_rope_pairs_kernel, cdiv(tokens * heads, rows),
+        words, words if weight is None else weight.view(torch.int32),
+        words if phases is None else phases.view(torch.int64),
+        words if positions is None else positions,
+        q.view(torch.int16) if format == E4M3_E8M0 else q, scale, tokens * heads,
+        0 if phases is None else len(phases), heads,
+        words.stride(0), words.stride(0 if heads == 1 else 1), eps, CHANNELS=channels,
+        ROPE=0 if phases is None else 2 * phases.shape[1], HAS_NORM=weight is not None,
+        HAS_POSITIONS=positions is not None, FLAT=flat, FORMAT=format, ROWS=rows,
+        SPAN=next_power_of_2(channels // group),
+        TURNED=next_power_of_2(turned) if turned else 0, GROUP=group, EACH=each, SHARED=bool(shared) and whole, num_warps=warps,
+        enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 def rope(
@@ -144,12 +141,11 @@ def rope(
     width = 2 * phases.shape[1]
     in_place = out.data_ptr() == x.data_ptr()
     rows, warps = tuning or configs.rope(channels, in_place)
-    with on_device(x):
-        launch(
-            rope_kernel, cdiv(tokens * heads, rows),
-            x, phases, x if positions is None else positions, out, tokens * heads, len(phases), heads,
-            x.stride(0), x.stride(1), out.stride(0), out.stride(1), CHANNELS=channels, ROPE=width,
-            BLOCK=next_power_of_2(width), REST=next_power_of_2(max(2, channels - width)),
-            INVERSE=inverse, HAS_POSITIONS=positions is not None, COPY=not in_place, ROWS=rows,
-            ALIKE=heads % rows == 0, num_warps=warps, enable_fp_fusion=False,
-        )  # fmt: skip
+    launch(
+        rope_kernel, cdiv(tokens * heads, rows),
+        x, phases, x if positions is None else positions, out, tokens * heads, len(phases), heads,
+        x.stride(0), x.stride(1), out.stride(0), out.stride(1), CHANNELS=channels, ROPE=width,
+        BLOCK=next_power_of_2(width), REST=next_power_of_2(max(2, channels - width)),
+        INVERSE=inverse, HAS_POSITIONS=positions is not None, COPY=not in_place, ROWS=rows,
+        ALIKE=heads % rows == 0, num_warps=warps, enable_fp_fusion=False,
+    )  # fmt: skip

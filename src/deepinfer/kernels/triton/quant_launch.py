@@ -10,7 +10,7 @@ from torch import Tensor
 
 from deepinfer.kernels import contract
 from deepinfer.kernels.configs import rows as configs
-from deepinfer.kernels.triton.launches import cdiv, launch, on_device
+from deepinfer.kernels.triton.launches import cdiv, launch
 from deepinfer.kernels.triton.quant_casts import (
     cast_back_kernel,
     cast_blocks_kernel,
@@ -84,22 +84,20 @@ def cast_groups(
         from deepinfer.kernels.triton.fp4_pairs import cast_pairs_kernel
 
         groups, warps, each = (*tuning, 4)[:3] if tuning else configs.pairs(group)
-        with on_device(x):
-            launch(
-                cast_pairs_kernel, cdiv(scale.numel(), groups),
-                x.view(torch.int32), q, scale, scale.numel(), x.stride(0) // 2, CHANNELS=x.shape[1],
-                POWER=format == E2M1_E8M0, GROUPS=groups, GROUP=group, EACH=each, num_warps=warps,
-                enable_fp_fusion=False,
-            )  # fmt: skip
+        launch(
+            cast_pairs_kernel, cdiv(scale.numel(), groups),
+            x.view(torch.int32), q, scale, scale.numel(), x.stride(0) // 2, CHANNELS=x.shape[1],
+            POWER=format == E2M1_E8M0, GROUPS=groups, GROUP=group, EACH=each, num_warps=warps,
+            enable_fp_fusion=False,
+        )  # fmt: skip
         return
     groups, warps = tuning[:2] if tuning else configs.groups(group)
-    with on_device(x):
-        launch(
-            cast_groups_kernel, cdiv(scale.numel(), groups),
-            x, q, scale, scale.numel(), x.stride(0), CHANNELS=x.shape[1], FORMAT=format,
-            SCALE_FP32=scale.dtype == torch.float32, HARDWARE=hardware_level(x), GROUPS=groups,
-            GROUP=group, num_warps=warps, enable_fp_fusion=False,
-        )  # fmt: skip
+    launch(
+        cast_groups_kernel, cdiv(scale.numel(), groups),
+        x, q, scale, scale.numel(), x.stride(0), CHANNELS=x.shape[1], FORMAT=format,
+        SCALE_FP32=scale.dtype == torch.float32, HARDWARE=hardware_level(x), GROUPS=groups,
+        GROUP=group, num_warps=warps, enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 def cast_blocks(
@@ -123,13 +121,12 @@ def cast_blocks(
     side, warps = tuning or configs.blocks(rows, columns)
     batch, n, k = w.shape
     programs = batch * cdiv(n, rows) * cdiv(cdiv(k, columns), side)
-    with on_device(w):
-        launch(
-            cast_blocks_kernel, programs,
-            w, q, scale, w.stride(0), w.stride(1), N=n, K=k, SCALE_FP32=scale.dtype == torch.float32,
-            HARDWARE=hardware_level(w), ROWS=rows, COLUMNS=columns, SIDE=side, num_warps=warps,
-            enable_fp_fusion=False,
-        )  # fmt: skip
+    launch(
+        cast_blocks_kernel, programs,
+        w, q, scale, w.stride(0), w.stride(1), N=n, K=k, SCALE_FP32=scale.dtype == torch.float32,
+        HARDWARE=hardware_level(w), ROWS=rows, COLUMNS=columns, SIDE=side, num_warps=warps,
+        enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 def cast_back(
@@ -152,13 +149,12 @@ def cast_back(
     groups, warps = tuning or configs.cast_back(columns)
     count, k = out.shape
     total = count * cdiv(k, columns)
-    with on_device(q):
-        launch(
-            cast_back_kernel, cdiv(total, groups),
-            q, scale, out, total, q.stride(0), N=n, K=k, PACKED=packed, SCALE=kind,
-            HARDWARE=hardware_level(q), ROWS=rows, GROUPS=groups, GROUP=columns, num_warps=warps,
-            enable_fp_fusion=False,
-        )  # fmt: skip
+    launch(
+        cast_back_kernel, cdiv(total, groups),
+        q, scale, out, total, q.stride(0), N=n, K=k, PACKED=packed, SCALE=kind,
+        HARDWARE=hardware_level(q), ROWS=rows, GROUPS=groups, GROUP=columns, num_warps=warps,
+        enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 def swiglu_cast(
@@ -189,22 +185,20 @@ def swiglu_cast(
     if pairs and each and even and _in_pairs(x):
         from deepinfer.kernels.triton.swiglu_pairs import swiglu_pairs_kernel
 
-        with on_device(x):
-            launch(
-                swiglu_pairs_kernel, cdiv(total, groups),
-                x.view(torch.int32), x if weights is None else weights,
-                q.view(torch.int16) if format == E4M3_E8M0 else q, scale, total, x.stride(0) // 2, limit,
-                _pair_of(limit), CHANNELS=channels, HAS_LIMIT=_kind_of(limit), HAS_WEIGHTS=weights is not None,
-                MODE=mode, FORMAT=format, GROUPS=groups, GROUP=group, EACH=each, num_warps=warps,
-                enable_fp_fusion=False,
-            )  # fmt: skip
-        return
-    with on_device(x):
         launch(
-            swiglu_cast_kernel, cdiv(total, groups),
-            x, x if weights is None else weights, q, scale, total, x.stride(0), limit,
-            CHANNELS=channels, HAS_LIMIT=math.isfinite(limit), HAS_WEIGHTS=weights is not None,
-            MODE=mode, FORMAT=format, SCALE_FP32=scale.dtype == torch.float32,
-            HARDWARE=hardware_level(x), GROUPS=groups, GROUP=group, num_warps=warps,
+            swiglu_pairs_kernel, cdiv(total, groups),
+            x.view(torch.int32), x if weights is None else weights,
+            q.view(torch.int16) if format == E4M3_E8M0 else q, scale, total, x.stride(0) // 2, limit,
+            _pair_of(limit), CHANNELS=channels, HAS_LIMIT=_kind_of(limit), HAS_WEIGHTS=weights is not None,
+            MODE=mode, FORMAT=format, GROUPS=groups, GROUP=group, EACH=each, num_warps=warps,
             enable_fp_fusion=False,
         )  # fmt: skip
+        return
+    launch(
+        swiglu_cast_kernel, cdiv(total, groups),
+        x, x if weights is None else weights, q, scale, total, x.stride(0), limit,
+        CHANNELS=channels, HAS_LIMIT=math.isfinite(limit), HAS_WEIGHTS=weights is not None,
+        MODE=mode, FORMAT=format, SCALE_FP32=scale.dtype == torch.float32,
+        HARDWARE=hardware_level(x), GROUPS=groups, GROUP=group, num_warps=warps,
+        enable_fp_fusion=False,
+    )  # fmt: skip

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.kernels.reference.rows import RoundingFormat
-from deepinfer.kernels.triton.launches import cdiv, launch
+from deepinfer.kernels.triton.launches import cdiv, launch, next_power_of_2
 from deepinfer.kernels.triton.rounding import FORMATS, round_groups
 
 __all__ = ["norm_rope_round", "scatter_rows", "swiglu_round"]
@@ -140,7 +140,7 @@ def swiglu_round(
     out = torch.empty(rows, channels, dtype=gate.dtype, device=gate.device)
     if not rows:
         return out
-    groups = min(16, triton.next_power_of_2(triton.cdiv(channels, 32)))
+    groups = min(16, next_power_of_2(cdiv(channels, 32)))
     launch(
         _swiglu_round, (rows, cdiv(channels, groups * 32), 1),
         gate, up, gate if weights is None else weights, out, gate.stride(0), up.stride(0), limit,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from deepinfer.core.errors import ShapeError
 from deepinfer.kernels import contract
-from deepinfer.kernels.triton.launches import cdiv, launch
+from deepinfer.kernels.triton.launches import cdiv, launch, next_power_of_2
 
 __all__ = ["WideTuning", "wide_linear", "wide_sums"]
 
@@ -85,9 +85,9 @@ def wide_sums_kernel(sums, out, size, PIECES: tl.constexpr, BLOCK: tl.constexpr)
 
 def tuning_for(count: int, out_channels: int, channels: int, most_tokens: int = 64) -> WideTuning:
     """Sizes for a product; `pieces` follow from the weight alone."""
-    tiles, steps = triton.cdiv(out_channels, 64), triton.cdiv(channels, 64)
-    pieces = max(1, min(triton.cdiv(128, tiles), steps))
-    tokens = min(most_tokens, max(16, triton.next_power_of_2(count)))
+    tiles, steps = cdiv(out_channels, 64), cdiv(channels, 64)
+    pieces = max(1, min(cdiv(128, tiles), steps))
+    tokens = min(most_tokens, max(16, next_power_of_2(count)))
     return WideTuning(64, pieces, tokens)
 
 
@@ -116,9 +116,9 @@ def wide_linear(x: Tensor, weight: Tensor, tuning: WideTuning | None = None) -> 
     if not out.numel():
         return out
     tuning = tuning or tuning_for(count, outputs, channels, _most_tokens(x))
-    steps = triton.cdiv(triton.cdiv(channels, tuning.channels), tuning.pieces)
+    steps = cdiv(cdiv(channels, tuning.channels), tuning.pieces)
     span = steps * tuning.channels
-    pieces = triton.cdiv(channels, span)
+    pieces = cdiv(channels, span)
     sums = (
         out
         if pieces == 1
@@ -139,7 +139,7 @@ def wide_sums(sums: Tensor, out: Tensor) -> None:
     size = out.numel()
     launch(
         wide_sums_kernel,
-        triton.cdiv(size, _SUMMED),
+        cdiv(size, _SUMMED),
         sums,
         out,
         size,
