@@ -102,7 +102,6 @@ def pre(
     products: int,
     finish: tuple[int, int] | None = None,
     prepared: bool = False,
-    spread: bool | None = None,
 ):
     """Builds coefficients and the sum of streams."""
 
@@ -133,7 +132,6 @@ def pre(
             tuning,
             products,
             finish,
-            spread,
         )
 
         def check():
@@ -310,16 +308,6 @@ def cases() -> list[Case]:
         if tokens != 256:
             found.append(Case("mhc_pre", shape, "table", pre(tokens, None, 2)))
     shape = f"{MANY} x 4 x {HIDDEN}"
-    for tuning, finish in ((None, None), ((5, 3), None), (None, (32, 1)), (None, (64, 2))):
-        name = f"{before}, blocks side by side"
-        name += f", {tuning[1]} slots" if tuning else ""
-        name += f", coefficients of {finish[0]} tokens, {finish[1]} warps" if finish else ""
-        build = pre(MANY, tuning, 2, finish, True, True)
-        found.append(Case("mhc_pre", shape, name, build))
-    for tokens in (256, 64):
-        build = pre(tokens, None, 2, None, True, True)
-        name = f"{before}, blocks side by side"
-        found.append(Case("mhc_pre", f"{tokens} x 4 x {HIDDEN}", name, build))
     entry = (64, 64, 10, 4, 2)
     name = "64 tokens, 64 x 10 channels, 4 warps, 2 stages, 2 products"
     found.append(Case("mhc_pre", f"257 x 4 x {HIDDEN}", name, pre(257, entry, 2), check_only=True))

@@ -29,6 +29,7 @@ def prepare(kernel: Any) -> None:
     """More of the language, and products of fp16, which stands for bf16."""
     more = {
         "reshape": lambda x, shape: x.reshape(shape), "bfloat16": np.float32,
+        "split": lambda x: (Tensor(x.data[..., 0]), Tensor(x.data[..., 1])),
         "zeros_like": lambda x: Tensor(np.zeros_like(x.data)), "inline_asm_elementwise": lambda *a, **k: None,
     }  # fmt: skip
     for name, value in more.items():
@@ -42,8 +43,6 @@ def project(
     blocks: int,
     depth: int,
     programs: int,
-    pieces: int = 1,
-    spread: bool = False,
     **waits: float,
 ):
     """Sums of the parts, shape [tokens, parts, 32], and the weighted sums of the streams."""
@@ -62,7 +61,7 @@ def project(
             PROGRAM["id"], PROGRAM["count"] = i, programs * parts
             kernel.mhc_project_bulk_kernel(
                 x, *w, Rows(pre.flatten().numpy(), np.int64(0)), Rows(sums, np.int64(0)), Rows(out, np.int64(0)), tokens,
-                parts, channels, CHANNELS=channels, BLOCKS=blocks, PIECES=pieces, SPREAD=spread, DEPTH=depth,
+                parts, channels, CHANNELS=channels, BLOCKS=blocks, DEPTH=depth,
             )  # fmt: skip
     return torch.from_numpy(sums).view(tokens, parts, 32), torch.from_numpy(out).view(tokens, -1)
 
@@ -76,13 +75,13 @@ def streams_of(tokens: int, channels: int) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "depth", "programs", "spread", "waits"),
-    [(2, 3, 2, True, {}), (4, 6, 1, False, {}), (2, 2, 1, False, {"late_s": 0.002}), (4, 4, 2, True, {"rest_s": 0.002})],
+    ("blocks", "depth", "programs", "waits"),
+    [(2, 3, 2, {}), (4, 6, 1, {}), (2, 2, 1, {"late_s": 0.002}), (4, 4, 2, {"rest_s": 0.002})],
 )  # fmt: skip
-def test_sums(blocks, depth, programs, spread, waits) -> None:
+def test_sums(blocks, depth, programs, waits) -> None:
     given = streams_of(300, 256)
     streams, pre, high, low = given
-    sums, out = project(given, blocks, depth, programs, spread=spread, **waits)
+    sums, out = project(given, blocks, depth, programs, **waits)
     wide = streams.double().flatten(1)
     wanted = wide @ (high.double() + low.double()).T
     assert torch.allclose(sums[..., :24].sum(1).double(), wanted, atol=2e-5)
@@ -92,12 +91,11 @@ def test_sums(blocks, depth, programs, spread, waits) -> None:
     assert torch.allclose(out.double(), summed, atol=1e-5)
 
 
-@pytest.mark.parametrize("spread", [False, True])
-def test_pieces_that_are_programs_of_their_own(spread) -> None:
+def test_pieces_that_are_programs_of_their_own() -> None:
     """Few tokens: pieces added by the next kernel, one after the other, are the parts of many tokens."""
     given = streams_of(130, 256)
-    whole, out = project(given, 2, 4, 1, spread=spread)
-    apart, same = project(given, 1, 4, 1, 2, spread)
+    whole, out = project(given, 2, 4, 1)
+    apart, same = project(given, 1, 4, 1)
     added = torch.zeros(130, 2, 32)
     for piece in range(2):
         added += apart[:, piece::2]

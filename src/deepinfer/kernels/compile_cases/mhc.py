@@ -97,8 +97,7 @@ def _bulk(apart: bool) -> CompileCase:
     }  # fmt: skip
     return CompileCase(
         "mhc_pre", f"bf16 streams, bulk copies, {'few' if apart else 'many'} tokens", mhc_project_bulk_kernel, signature,
-        {"CHANNELS": 5120, "BLOCKS": 1 if apart else blocks, "PIECES": blocks if apart else 1,
-         "SPREAD": configs.project_bulk_spread(), "DEPTH": depth},
+        {"CHANNELS": 5120, "BLOCKS": 1 if apart else blocks, "DEPTH": depth},
         ("pre", "sums", "collapsed", "x_stream"),
         {"num_warps": 4}, (90,), tensor_core={90: ("HGMMA",)},
     )  # fmt: skip

@@ -21,7 +21,6 @@ __all__ = [
     "project",
     "project_bulk",
     "project_bulk_apart",
-    "project_bulk_spread",
     "rope",
     "stream_block",
     "swiglu",
@@ -129,11 +128,6 @@ def project_bulk(channels: int) -> tuple[int, int]:
 def project_bulk_apart(tokens: int) -> bool:
     """Whether every piece of the channels is a program of its own, because there are few tokens."""
     return tokens <= 512
-
-
-def project_bulk_spread() -> bool:
-    """Whether programs that run together have blocks of 64 channels side by side."""
-    return False
 
 
 def coefficients(tokens: int) -> tuple[int, int]:

@@ -20,27 +20,16 @@ __all__ = ["mhc_project_bulk_kernel"]
 
 
 @gluon.jit
-def _first_channel(
-    part, parts, block, BLOCKS: gl.constexpr, PIECES: gl.constexpr, SPREAD: gl.constexpr
-):
-    """Where a block of 64 channels of a part begins; a part may be a piece of what has PIECES times as many blocks."""
-    if SPREAD:
-        # Programs that run together have blocks side by side.
-        return ((part % PIECES + block) * (parts // PIECES) + part // PIECES) * 64
-    return (part * BLOCKS + block) * 64
-
-
-@gluon.jit
 def _copies_of_tile(
-    descs, rings, bars, token, part, parts, x_stream, slot, phase, CHANNELS: gl.constexpr,
-    BLOCKS: gl.constexpr, PIECES: gl.constexpr, SPREAD: gl.constexpr, DEPTH: gl.constexpr, FIRST: gl.constexpr,
+    descs, rings, bars, token, start, x_stream, slot, phase, CHANNELS: gl.constexpr,
+    BLOCKS: gl.constexpr, DEPTH: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
     """Fills the ring with the streams of 128 tokens, 64 channels of each; the FIRST time with coefficients too."""
     x_desc, high_desc, low_desc = descs
     x_ring, w_tiles = rings
     full, empty = bars
     for step in range(4 * BLOCKS):
-        c = _first_channel(part, parts, step // 4, BLOCKS, PIECES, SPREAD)
+        c = start + step // 4 * 64
         stream = step % 4
         mbarrier.wait(empty.index(slot), phase)
         bar = full.index(slot)
@@ -62,35 +51,43 @@ def _copies_of_tile(
 @gluon.jit
 def _copies(
     descs, rings, bars, tokens, parts, x_stream, CHANNELS: gl.constexpr, BLOCKS: gl.constexpr,
-    PIECES: gl.constexpr, SPREAD: gl.constexpr, DEPTH: gl.constexpr,
+    DEPTH: gl.constexpr,
 ):  # fmt: skip
     """Copies for all tiles of a program."""
-    part = gl.program_id(0) % parts
+    start = gl.program_id(0) % parts * (64 * BLOCKS)
     tile = gl.program_id(0) // parts
     step = gl.num_programs(0) // parts
     slot, phase = _copies_of_tile(
-        descs, rings, bars, tile * 128, part, parts, x_stream, gl.to_tensor(0), gl.to_tensor(1), CHANNELS, BLOCKS, PIECES,
-        SPREAD, DEPTH, True,
+        descs, rings, bars, tile * 128, start, x_stream, gl.to_tensor(0), gl.to_tensor(1), CHANNELS, BLOCKS, DEPTH, True
     )  # fmt: skip
     for more in range(tile + step, gl.cdiv(tokens, 128), step):
         slot, phase = _copies_of_tile(
-            descs, rings, bars, more * 128, part, parts, x_stream, slot, phase, CHANNELS, BLOCKS, PIECES, SPREAD, DEPTH, False
+            descs, rings, bars, more * 128, start, x_stream, slot, phase, CHANNELS, BLOCKS, DEPTH, False
         )  # fmt: skip
 
 
 @gluon.jit
-def _step(m, squares, entering, weight, never_at, x, w, layout: gl.constexpr):
+def _wait_for(v):
+    """Waits until registers are filled, of which eight in a row come with one load: a comparison asks for the first of them.
+
+    No number of bf16 has these digits in fp32, but neither compiler knows that of an instruction of its own.
+    """
+    first, _ = gl.split(gl.reshape(v, [64, 32, 2]))
+    first, _ = gl.split(gl.reshape(first, [64, 16, 2]))
+    first, _ = gl.split(gl.reshape(first, [64, 8, 2]))
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b64 z; mov.b64 z, 0; setp.eq.b32 p, $1, 0x7F812345; @p st.global.b32 [z], $1; mov.b32 $0, 0; }",
+        "=r,r", [first], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _step(m, x, w, layout: gl.constexpr):
     """A tile of 64 tokens and 64 channels of a stream; when it returns, nothing reads the tile any more."""
     m = warpgroup_mma(x, w.permute((1, 0)), m, is_async=True)
     v = x.load(layout).to(gl.float32)
-    squares += gl.sum(gl.reshape(v * v, [64, 8, 8]), axis=2)
-    # The registers must have been filled before the slot is given back. A store that waits for them says so: it is never
-    # made, as arithmetic gives no NaN with these digits.
-    faulty = squares.to(gl.int32, bitcast=True) == 0x7F812345
-    at = gl.convert_layout(never_at, gl.SliceLayout(1, squares.type.layout))[:, None]
-    gl.store(at + gl.zeros_like(squares).to(gl.int32), squares, mask=faulty)
-    entering += weight[:, None] * v
-    return warpgroup_mma_wait(0, [m]), squares, entering
+    _wait_for(v)
+    return warpgroup_mma_wait(0, [m]), v
 
 
 @gluon.jit
@@ -108,7 +105,7 @@ def _weights(pre, tile, tokens, PART: gl.constexpr, layout: gl.constexpr):
 @gluon.jit
 def _products(
     given, rings, bars, tokens, parts, CHANNELS: gl.constexpr, BLOCKS: gl.constexpr,
-    PIECES: gl.constexpr, SPREAD: gl.constexpr, DEPTH: gl.constexpr, PART: gl.constexpr,
+    DEPTH: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
     """Projections, squares and entering sums of 64 tokens of each tile."""
     pre, sums, collapsed = given
@@ -129,8 +126,7 @@ def _products(
         row = first + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
         there = (row < tokens)[:, None]
         row = row.to(gl.int64)
-        to = collapsed + row[:, None] * CHANNELS + c[None, :]
-        never_at = sums + (row * parts + part) * 32
+        to = collapsed + row[:, None] * CHANNELS + (part * (64 * BLOCKS) + c)[None, :]
         none = gl.zeros([64, 64], gl.float32, layout)
         total = gl.sum(gl.reshape(gl.zeros([64, 64], gl.float32, sums_layout), [64, 2, 32]), axis=1)
         square = gl.sum(none, axis=1)
@@ -140,17 +136,17 @@ def _products(
             entering = none
             for i in gl.static_range(4):
                 mbarrier.wait(full.index(slot), phase)
-                m, squares, entering = _step(
-                    m, squares, entering, weights[i], never_at, x_ring.index(2 * slot + PART),
-                    w_tiles.index(4 * block + i), layout,
-                )  # fmt: skip
+                w = w_tiles.index(4 * block + i)
+                m, v = _step(m, x_ring.index(2 * slot + PART), w, layout)
+                # The slot is given back first, so that as much as can be is on its way.
                 mbarrier.arrive(empty.index(slot), count=1)
+                squares += gl.sum(gl.reshape(v * v, [64, 8, 8]), axis=2)
+                entering += weights[i][:, None] * v
                 slot += 1
                 if slot == DEPTH:
                     slot = 0
                     phase ^= 1
-            at = _first_channel(part, parts, block, BLOCKS, PIECES, SPREAD)
-            gl.store(to + at, entering.to(gl.bfloat16), mask=there)
+            gl.store(to + block * 64, entering.to(gl.bfloat16), mask=there)
             # The blocks of a part are added as `mhc_coefficients_kernel` adds those of programs.
             square += gl.convert_layout(gl.sum(squares, axis=1), gl.SliceLayout(1, layout))
             total += gl.sum(gl.reshape(m, [64, 2, 32]), axis=1)
@@ -165,7 +161,7 @@ def _products(
 @gluon.jit(do_not_specialize=["tokens", "parts"])
 def mhc_project_bulk_kernel(
     x_desc, high_desc, low_desc, pre, sums, collapsed, tokens, parts, x_stream,
-    CHANNELS: gl.constexpr, BLOCKS: gl.constexpr, PIECES: gl.constexpr, SPREAD: gl.constexpr, DEPTH: gl.constexpr,
+    CHANNELS: gl.constexpr, BLOCKS: gl.constexpr, DEPTH: gl.constexpr,
 ):  # fmt: skip
     """As `mhc_project_kernel`, for parts of 64 * BLOCKS channels, with coefficients as two bf16 numbers.
 
@@ -183,8 +179,6 @@ def mhc_project_bulk_kernel(
         x_stream: Distance of streams.
         CHANNELS: Channels of a stream.
         BLOCKS: How often 64 channels are a part.
-        PIECES: Parts whose sums the next launch adds as those of one.
-        SPREAD: Whether the blocks of a part lie apart and those of all parts side by side.
         DEPTH: Slots of the ring.
     """
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [2 * DEPTH, 64, 64], x_desc.layout)
@@ -200,30 +194,9 @@ def mhc_project_bulk_kernel(
     given = (pre, sums, collapsed)
     gl.warp_specialize(
         [
-            (
-                _products,
-                (given, rings, bars, tokens, parts, CHANNELS, BLOCKS, PIECES, SPREAD, DEPTH, 0),
-            ),
-            (
-                _products,
-                (given, rings, bars, tokens, parts, CHANNELS, BLOCKS, PIECES, SPREAD, DEPTH, 1),
-            ),
-            (
-                _copies,
-                (
-                    descs,
-                    rings,
-                    bars,
-                    tokens,
-                    parts,
-                    x_stream,
-                    CHANNELS,
-                    BLOCKS,
-                    PIECES,
-                    SPREAD,
-                    DEPTH,
-                ),
-            ),
+            (_products, (given, rings, bars, tokens, parts, CHANNELS, BLOCKS, DEPTH, 0)),
+            (_products, (given, rings, bars, tokens, parts, CHANNELS, BLOCKS, DEPTH, 1)),
+            (_copies, (descs, rings, bars, tokens, parts, x_stream, CHANNELS, BLOCKS, DEPTH)),
         ],
         [4, 1],
         [240, 24],
