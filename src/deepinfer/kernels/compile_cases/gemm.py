@@ -22,7 +22,8 @@ def cases() -> list[CompileCase]:
     for table, group in ((configs.FOLDED_MXFP4, 128), (configs.FOLDED_MXFP4_32, 32)):
         found += [(_folded if s[0] >= 8 else _decoded)(s, group) for s in _sizes(table)]
     found += [_many(s, True, True) for s in _sizes(configs.CONTIGUOUS_FP8)]
-    found += [_many(s, True, False) for s in [*_sizes(configs.TALL_FP8), configs.TALL_SPLIT]]
+    wide = _sizes(configs.TALL_FP8)
+    found += [_many(s, True, False) for s in [*wide, (*wide[0][:6], 0), configs.TALL_SPLIT]]
     found += [_many(s, True, s[0] > 1, 32) for s in [*_sizes(configs.TALL_FP8_32), few[-1]]]
     for table, group in ((configs.CONTIGUOUS_MXFP4, 128), (configs.CONTIGUOUS_MXFP4_32, 32)):
         few = [s for s in _sizes(table) if s[0] >= 8]
@@ -199,18 +200,18 @@ def _many(sizes: tuple[int, ...], scaled: bool, grouped: bool, group: int = 128,
     if t.spread:
         scales = [_list("fp32", 256), _list("fp32", 32)]
     signature = {
-        "x_desc": _tile(dtype, 64, columns, 128, bits), "w_desc": _tile(dtype, 64 if t.block_n == 192 else t.block_n, columns, 128, bits),
+        "x_desc": _tile(dtype, 64, columns, 128, bits), "w_desc": _tile(dtype, t.block_n, columns, 128, bits),
         "out": "*bf16", "x_scale": scales[0], "w_scale": scales[1], "layout": "*i32", "sums": "*fp32",
         **_integers("M", "N", "steps", "num_groups", "part_steps", "stride_om", "stride_xm", "stride_xk", "stride_wg", "stride_wn"),
         "out_desc": _tile("bf16", 64, 64, 128, 16) if t.rooms else "*bf16",
     }  # fmt: skip
     constants = {"SCALED": scaled, "GROUPED": grouped, "PARTS": t.parts, "BLOCK_N": t.block_n, "BAND": t.band,
-                 "SPLIT": t.split, "GROUP": group, "CUT": cut, "DEPTH": t.depth, "FINE": t.fine, "SPREAD": t.spread == 1,
+                 "SPLIT": t.split, "GROUP": group, "CUT": cut, "DEPTH": t.depth, "SPREAD": t.spread == 1,
                  "ROOMS": t.rooms}  # fmt: skip
     name = "m_grouped_gemm_nt_contiguous" if grouped else "gemm_nt"
     entry = f"many tokens {f'FP8 1x{group}' if scaled else 'bf16 in parts' if cut else 'bf16'} {'x'.join(map(str, sizes))}"
     # Some compilers keep a constant of the loop on the stack.
-    stack = _TILE_STACK if t.fine or t.parts == 1 else 0
+    stack = _TILE_STACK if t.parts == 1 or (scaled and t.block_n == 256) else 0
     return _hopper(name, entry, gemm_tall_kernel, signature, constants, {}, stack, scaled)
 
 

@@ -62,16 +62,15 @@ class TallTuning:
     """How many tokens are multiplied: tokens are the tall operand.
 
     Attributes:
-        parts: Warpgroups, each with 64 rows of tokens: 1 to 3.
-        block_n: Columns a tile: 128, 256, 192 with `fine` 1, or 64 for FP8 with scales for 32 channels.
+        parts: Warpgroups, each with 64 rows of tokens: 1 or 2.
+        block_n: Columns a tile: 128, 256 for bf16 and for FP8 with scales for 128 channels, which is then multiplied 64
+            columns at a time, tokens out of registers; 64 for FP8 with scales for 32 channels.
         depth: Steps in the ring of shared memory.
         band: Row tiles that are passed by all columns together.
         split: 2 to add up the even and the odd steps apart, as `SwappedTuning.split` does; for 128 columns of FP8.
-        fine: For 192 or 256 columns of FP8 with scales for 128 channels: 1 to multiply 64 columns at a time, tokens out of
-            registers; 2 for 128 columns at a time, tokens out of registers; the bits are the same.
         spread: 1 to write the powers before as fp32, as they are read, for FP8 with groups of 32; the bits are the same.
-        rooms: With `fine` 1: rooms of 64 x 64 results of a warpgroup, through which bulk copies write bf16; 0 to let the
-            threads write. What bulk copies cannot reach, the threads write.
+        rooms: For FP8 and 256 columns: rooms of 64 x 64 results of a warpgroup, through which bulk copies write bf16; 0 to
+            let the threads write. What bulk copies cannot reach, the threads write.
     """
 
     parts: int
@@ -79,7 +78,6 @@ class TallTuning:
     depth: int
     band: int = 8
     split: int = 1
-    fine: int = 0
     spread: int = 0
     rooms: int = 0
 
@@ -271,8 +269,7 @@ def gemm_tall(
     block_m = 64 * tuning.parts
     steps = -(-k // block_k)
     x_desc = matrix(x, 64, block_k)
-    box = 64 if tuning.block_n == 192 else tuning.block_n
-    w_desc = matrix(weight.view(groups * n, k), box, block_k)
+    w_desc = matrix(weight.view(groups * n, k), tuning.block_n, block_k)
     tiles = -(-m // block_m) * -(-n // tuning.block_n)
     scale = x_scale if x_scale is not None else out
     factor = w_scale if w_scale is not None else out[None]
@@ -312,7 +309,6 @@ def gemm_tall(
         GROUP=32 if small else 128,
         CUT=cut,
         DEPTH=tuning.depth,
-        FINE=tuning.fine,
         SPREAD=spread,
         ROOMS=rooms,
         num_warps=4,

@@ -1,4 +1,4 @@
-"""Products of many tokens on Hopper: one to three warpgroups multiply 64 tokens each, one warp copies ahead."""
+"""Products of many tokens on Hopper: one or two warpgroups multiply 64 tokens each, one warp copies ahead."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["gemm_tall_kernel"]
 
 @gluon.jit
 def _copies(given, SCALED: gl.constexpr, GROUPED: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, BAND: gl.constexpr,
-            GROUP: gl.constexpr, DEPTH: gl.constexpr, FINE: gl.constexpr, SPREAD: gl.constexpr):  # fmt: skip
+            GROUP: gl.constexpr, DEPTH: gl.constexpr, SPREAD: gl.constexpr):  # fmt: skip
     """Fills the ring, tile after tile."""
     x_desc, w_desc, x_scale, w_scale, layout, rings, bars, sizes, strides = given
     x_ring, w_ring, s_ring, f_ring = rings
@@ -39,7 +39,7 @@ def _copies(given, SCALED: gl.constexpr, GROUPED: gl.constexpr, PARTS: gl.conste
     lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     row = gl.arange(0, 64, layout=lanes)
     # Columns that each of four scales of weights is for
-    EACH: gl.constexpr = 64 if FINE == 1 else GROUP
+    EACH: gl.constexpr = 64 if BLOCK_N == 256 else GROUP
     block = EACH * (gl.arange(0, 4, layout=lanes) % ((BLOCK_N + EACH - 1) // EACH))
     slot = 0
     phase = 1
@@ -66,12 +66,7 @@ def _copies(given, SCALED: gl.constexpr, GROUPED: gl.constexpr, PARTS: gl.conste
                 k = step * BLOCK_K
                 for part in gl.static_range(PARTS):
                     load_tile(x_desc, [m + 64 * part, k], bar, x_ring.index(slot * PARTS + part))
-                if BLOCK_N == 192:
-                    for part in gl.static_range(3):
-                        at = group * N + n + 64 * part
-                        load_tile(w_desc, [at, k], bar, w_ring.index(slot * 3 + part))
-                else:
-                    load_tile(w_desc, [group * N + n, k], bar, w_ring.index(slot))
+                load_tile(w_desc, [group * N + n, k], bar, w_ring.index(slot))
                 if SPREAD:
                     for part in gl.static_range(PARTS):
                         at = (step * M + m + 64 * part) * 4
@@ -90,12 +85,12 @@ def _copies(given, SCALED: gl.constexpr, GROUPED: gl.constexpr, PARTS: gl.conste
 @gluon.jit
 def _products(given, PART: gl.constexpr, SCALED: gl.constexpr, GROUPED: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr,
               BAND: gl.constexpr, SPLIT: gl.constexpr, GROUP: gl.constexpr, CUT: gl.constexpr, DEPTH: gl.constexpr,
-              FINE: gl.constexpr, SPREAD: gl.constexpr, ROOMS: gl.constexpr):  # fmt: skip
+              SPREAD: gl.constexpr, ROOMS: gl.constexpr):  # fmt: skip
     """Multiplies, scales and writes 64 rows of every tile."""
     out, out_desc, rooms, layout, sums, part_steps, rings, bars, sizes, stride_om = given
     M, N, steps, num_groups = sizes
     BLOCK_M: gl.constexpr = 64 * PARTS
-    WIDTH: gl.constexpr = (64 if FINE == 1 or BLOCK_N == 64 else 128) if SCALED else BLOCK_N
+    WIDTH: gl.constexpr = (128 if BLOCK_N == 128 else 64) if SCALED else BLOCK_N
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout(
         [3, 0], [4, 1], [16, WIDTH, 32 if SCALED else 16]
     )
@@ -133,14 +128,14 @@ def _products(given, PART: gl.constexpr, SCALED: gl.constexpr, GROUPED: gl.const
                     acc_layout,
                 )
                 store_tile(acc, out, groups, m, n, M, N, stride_om, GROUPED, WIDTH)
-            elif FINE == 1:
+            elif SCALED and BLOCK_N == 256:
                 s0, s1, s2, s3, slot, phase = register_tile(
-                    rings, bars, steps, slot, phase, N < 0, PART, PARTS, BLOCK_N, DEPTH, acc_layout
+                    rings, bars, steps, slot, phase, N < 0, PART, PARTS, DEPTH, acc_layout
                 )
                 if ROOMS > 0:
                     whole = gl.min(groups, axis=0) >= 0
                     parts = (s0, s1, s2, s3)
-                    for i in gl.static_range(BLOCK_N // 64):
+                    for i in gl.static_range(4):
                         send_tile(
                             parts[i], out, out_desc, rooms, whole, groups, m, n + 64 * i, M, N, stride_om, GROUPED,
                             PART, ROOMS, i,
@@ -149,17 +144,12 @@ def _products(given, PART: gl.constexpr, SCALED: gl.constexpr, GROUPED: gl.const
                     store_tile(s0, out, groups, m, n, M, N, stride_om, GROUPED, 64)
                     store_tile(s1, out, groups, m, n + 64, M, N, stride_om, GROUPED, 64)
                     store_tile(s2, out, groups, m, n + 128, M, N, stride_om, GROUPED, 64)
-                    if BLOCK_N == 256:
-                        store_tile(s3, out, groups, m, n + 192, M, N, stride_om, GROUPED, 64)
+                    store_tile(s3, out, groups, m, n + 192, M, N, stride_om, GROUPED, 64)
             elif SCALED:
-                acc, last, slot, phase = scaled_tile(
-                    rings, bars, steps, slot, phase, N < 0, PART, PARTS, BLOCK_N // 128, SPLIT, FINE == 2, DEPTH, acc_layout
-                )  # fmt: skip
-                if SPLIT == 2:
-                    acc += last
+                acc, slot, phase = scaled_tile(
+                    rings, bars, steps, slot, phase, N < 0, PART, PARTS, SPLIT, DEPTH, acc_layout
+                )
                 store_tile(acc, out, groups, m, n, M, N, stride_om, GROUPED, WIDTH)
-                if BLOCK_N == 256:
-                    store_tile(last, out, groups, m, n + 128, M, N, stride_om, GROUPED, WIDTH)
             elif CUT:
                 own = sums + (gl.program_id(0) * PARTS + PART) * 64 * BLOCK_N
                 acc, slot, phase = parts_tile(
@@ -204,7 +194,6 @@ def gemm_tall_kernel(
     GROUP: gl.constexpr,
     CUT: gl.constexpr,
     DEPTH: gl.constexpr,
-    FINE: gl.constexpr,
     SPREAD: gl.constexpr,
     ROOMS: gl.constexpr,
 ):
@@ -212,17 +201,12 @@ def gemm_tall_kernel(
 
     CUT, for bf16: every `part_steps` steps are added up apart, and their sums from the first to the last; those of a
     program so far lie in its own place of `sums`, fp32.
-    FINE: 64 columns at a time, as `register_tile` does. SPREAD, for groups of 32: scales are descriptors of what
-    `spread_powers` makes. ROOMS, with FINE 1: bulk copies write the results, through so many rooms of 64 x 64 a
-    warpgroup, to the descriptor `out_desc`.
+    SPREAD, for groups of 32: scales are descriptors of what `spread_powers` makes. ROOMS, for 256 columns of groups of
+    128: bulk copies write the results, through so many rooms of 64 x 64 a warpgroup, to the descriptor `out_desc`.
     """
     BLOCK_K: gl.constexpr = 128 if SCALED else 64
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [DEPTH * PARTS, 64, BLOCK_K], x_desc.layout)
-    # A tile in shared memory has a power of two of rows.
-    BOXES: gl.constexpr = 3 if BLOCK_N == 192 else 1
-    w_ring = gl.allocate_shared_memory(
-        w_desc.dtype, [DEPTH * BOXES, BLOCK_N // BOXES, BLOCK_K], w_desc.layout
-    )
+    w_ring = gl.allocate_shared_memory(w_desc.dtype, [DEPTH, BLOCK_N, BLOCK_K], w_desc.layout)
     s_ring = x_ring
     f_ring = x_ring
     if SPREAD:
@@ -252,28 +236,18 @@ def gemm_tall_kernel(
     if PARTS == 1:
         gl.warp_specialize(
             [
-                (_products, (multiply, 0, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, FINE, SPREAD, ROOMS)),
-                (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BAND, GROUP, DEPTH, FINE, SPREAD)),
+                (_products, (multiply, 0, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, SPREAD, ROOMS)),
+                (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BAND, GROUP, DEPTH, SPREAD)),
             ],
             [1], [24],
-        )
-    elif PARTS == 2:
-        gl.warp_specialize(
-            [
-                (_products, (multiply, 0, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, FINE, SPREAD, ROOMS)),
-                (_products, (multiply, 1, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, FINE, SPREAD, ROOMS)),
-                (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BAND, GROUP, DEPTH, FINE, SPREAD)),
-            ],
-            [4, 1], [240, 24],
         )
     else:
         gl.warp_specialize(
             [
-                (_products, (multiply, 0, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, FINE, SPREAD, ROOMS)),
-                (_products, (multiply, 1, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, FINE, SPREAD, ROOMS)),
-                (_products, (multiply, 2, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, FINE, SPREAD, ROOMS)),
-                (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BAND, GROUP, DEPTH, FINE, SPREAD)),
+                (_products, (multiply, 0, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, SPREAD, ROOMS)),
+                (_products, (multiply, 1, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, SPREAD, ROOMS)),
+                (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BAND, GROUP, DEPTH, SPREAD)),
             ],
-            [4, 4, 1], [160, 160, 24],
+            [4, 1], [240, 24],
         )
     # fmt: on

@@ -108,21 +108,6 @@ def send_tile(
 
 
 @gluon.jit
-def _multiply(x, w, part, rings, slot, never, PART: gl.constexpr, PARTS: gl.constexpr, HALF: gl.constexpr,
-              layout: gl.constexpr):  # fmt: skip
-    """The product of 128 channels with 128 columns, and the scale of each of its rows.
-
-    `never` is false, but the compiler does not know: so the product takes the registers of `part`, and waits for them.
-    """
-    w = w.slice(128 * HALF, 128).permute((1, 0))
-    part = warpgroup_mma(x, w, part, use_acc=never, is_async=True)
-    rows: gl.constexpr = gl.SliceLayout(1, layout)
-    scale = rings[2].index(slot * PARTS + PART).load(rows)
-    scale *= rings[3].index(slot).slice(HALF, 1).load(rows).broadcast_to([64])
-    return warpgroup_mma_wait(0, [part]), scale
-
-
-@gluon.jit
 def operands(rings, slot, PART: gl.constexpr, PARTS: gl.constexpr):
     """64 tokens and the weights of a step."""
     return rings[0].index(slot * PARTS + PART), rings[1].index(slot)
@@ -142,40 +127,36 @@ def give_back(bars, slot):
 
 
 @gluon.jit
-def scaled_tile(rings, bars, steps, slot, phase, never, PART: gl.constexpr, PARTS: gl.constexpr, HALVES: gl.constexpr,
-                SPLIT: gl.constexpr, HELD: gl.constexpr, DEPTH: gl.constexpr, acc_layout: gl.constexpr):  # fmt: skip
-    """One tile of e4m3, its blocks of 128 channels one after the other, 128 columns at a time.
+def scaled_tile(rings, bars, steps, slot, phase, never, PART: gl.constexpr, PARTS: gl.constexpr, SPLIT: gl.constexpr,
+                DEPTH: gl.constexpr, acc_layout: gl.constexpr):  # fmt: skip
+    """One tile of e4m3 and 128 columns, its blocks of 128 channels one after the other.
 
-    HELD: tokens are read into registers first, and only once.
-
-    Returns:
-        The sums of the first 128 columns; those of the last 128 columns of a tile of 256, or with SPLIT 2 those of the
-        odd steps, whose number must be that of the even ones; slot and phase.
+    With SPLIT 2 the even and the odd steps, of which there are as many, are added up apart, and their sums last. `never` is
+    false, but the compiler does not know: so a product takes the registers of the one before, and waits for them.
     """
+    rows: gl.constexpr = gl.SliceLayout(1, acc_layout)
     acc = gl.zeros((64, 128), gl.float32, acc_layout)
     last = acc
     part = acc
     for _ in range(steps // SPLIT):
         for turn in gl.static_range(SPLIT):
             x, w = next_operands(rings, bars, slot, phase, PART, PARTS)
-            if HELD:
-                x = x.load(gl.DotOperandLayout(0, acc_layout, 4))
-            part, scale = _multiply(x, w, part, rings, slot, never, PART, PARTS, 0, acc_layout)
-            if HALVES == 1:
-                give_back(bars, slot)
+            part = warpgroup_mma(x, w.permute((1, 0)), part, use_acc=never, is_async=True)
+            scale = rings[2].index(slot * PARTS + PART).load(rows)
+            scale *= rings[3].index(slot).slice(0, 1).load(rows).broadcast_to([64])
+            part = warpgroup_mma_wait(0, [part])
+            give_back(bars, slot)
             if turn == 0:
                 acc += part * scale[:, None]
             else:
                 last += part * scale[:, None]
-            if HALVES + SPLIT > 2 and turn == 0:
+            if SPLIT == 2 and turn == 0:
                 # Nothing is in flight; but no sum may be left for later, while the next product takes its registers.
                 acc = warpgroup_mma_wait(0, [acc])
-            if HALVES == 2:
-                part, scale = _multiply(x, w, part, rings, slot, never, PART, PARTS, 1, acc_layout)
-                give_back(bars, slot)
-                last += part * scale[:, None]
             slot, phase = advance(slot, phase, DEPTH)
-    return acc, last, slot, phase
+    if SPLIT == 2:
+        acc += last
+    return acc, slot, phase
 
 
 @gluon.jit

@@ -16,10 +16,10 @@ __all__ = ["register_tile"]
 
 
 @gluon.jit
-def _start(a, w_ring, slot, part, never, AT: gl.constexpr, COLUMNS: gl.constexpr):
+def _start(a, w, part, never, AT: gl.constexpr):
     """Begins the product of 128 channels with 64 columns; `never` as in `gemm_tiles`."""
-    w = w_ring.index(slot).slice(64 * AT, 64) if COLUMNS == 256 else w_ring.index(slot * 3 + AT)
-    return warpgroup_mma(a, w.permute((1, 0)), part, use_acc=never, is_async=True)
+    b = w.slice(64 * AT, 64).permute((1, 0))
+    return warpgroup_mma(a, b, part, use_acc=never, is_async=True)
 
 
 @gluon.jit
@@ -32,16 +32,16 @@ def _add(acc, part, rows, f, AT: gl.constexpr, PENDING: gl.constexpr):
 
 
 @gluon.jit
-def register_tile(rings, bars, steps, slot, phase, never, PART: gl.constexpr, PARTS: gl.constexpr, COLUMNS: gl.constexpr,
-                  DEPTH: gl.constexpr, acc_layout: gl.constexpr):  # fmt: skip
-    """One tile of 64 tokens and 192 or 256 columns; the sums are those of `scaled_tile`, bit for bit.
+def register_tile(rings, bars, steps, slot, phase, never, PART: gl.constexpr, PARTS: gl.constexpr, DEPTH: gl.constexpr,
+                  acc_layout: gl.constexpr):  # fmt: skip
+    """One tile of 64 tokens and 256 columns.
 
     Tokens are read from shared memory once for all columns, and while one product is scaled another one runs.
 
     Returns:
-        The sums of three or four times 64 columns (zeros for the fourth of three), slot and phase.
+        The sums of four times 64 columns, slot and phase.
     """
-    _x, w_ring, s_ring, f_ring = rings
+    _x, _w, s_ring, f_ring = rings
     a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 4)
     rows: gl.constexpr = gl.SliceLayout(1, acc_layout)
     even = gl.zeros((64, 64), gl.float32, acc_layout)
@@ -51,28 +51,23 @@ def register_tile(rings, bars, steps, slot, phase, never, PART: gl.constexpr, PA
     s2 = even
     s3 = even
     for _step in range(steps):
-        x, _w = next_operands(rings, bars, slot, phase, PART, PARTS)
+        x, w = next_operands(rings, bars, slot, phase, PART, PARTS)
         a = x.load(a_layout)
-        even = _start(a, w_ring, slot, even, never, 0, COLUMNS)
-        odd = _start(a, w_ring, slot, odd, never, 1, COLUMNS)
+        even = _start(a, w, even, never, 0)
+        odd = _start(a, w, odd, never, 1)
         scale = s_ring.index(slot * PARTS + PART).load(rows)
         f = f_ring.index(slot)
-        last = scale * f.slice(COLUMNS // 64 - 1, 1).load(rows).broadcast_to([64])
+        last = scale * f.slice(3, 1).load(rows).broadcast_to([64])
         even = warpgroup_mma_wait(1, [even])
         s0 = _add(s0, even, scale, f, 0, 1)
-        even = _start(a, w_ring, slot, even, never, 2, COLUMNS)
+        even = _start(a, w, even, never, 2)
         odd = warpgroup_mma_wait(1, [odd])
         s1 = _add(s1, odd, scale, f, 1, 1)
-        if COLUMNS == 256:
-            odd = _start(a, w_ring, slot, odd, never, 3, COLUMNS)
-            even = warpgroup_mma_wait(1, [even])
-            s2 = _add(s2, even, scale, f, 2, 1)
-            odd = warpgroup_mma_wait(0, [odd])
-            give_back(bars, slot)
-            s3 += odd * last[:, None]
-        else:
-            even = warpgroup_mma_wait(0, [even])
-            give_back(bars, slot)
-            s2 += even * last[:, None]
+        odd = _start(a, w, odd, never, 3)
+        even = warpgroup_mma_wait(1, [even])
+        s2 = _add(s2, even, scale, f, 2, 1)
+        odd = warpgroup_mma_wait(0, [odd])
+        give_back(bars, slot)
+        s3 += odd * last[:, None]
         slot, phase = advance(slot, phase, DEPTH)
     return s0, s1, s2, s3, slot, phase
