@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import math
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,6 +116,23 @@ def test_all_that_chooses_a_kernel_is_looked_at() -> None:
     assert len(kernel.known) == len(others)
 
 
+def test_values_that_choose_no_kernel_are_not_looked_at() -> None:
+    class Free(Jitted):
+        params = tuple(
+            SimpleNamespace(do_not_specialize=name == "rows") for name in Jitted.arg_names
+        )
+
+    kernel, x = Free(), torch.zeros(64)
+    for rows in (5, 6, 1, 2**31 - 1, 2**31, 2**40):
+        launches.launch(kernel, 3, x, x, rows, BLOCK=8)
+    assert [args[2] for args, _ in kernel.found] == [5, 2**31]  # one of 32 bits, one of 64
+    assert [args[2] for _, args in kernel.known] == [6, 1, 2**31 - 1, 2**40]
+    kernel = Free()
+    for out in (0.5, 0.25):
+        launches.launch(kernel, 3, x, out, 5, BLOCK=8)
+    assert len(kernel.found) == 1  # floats choose none
+
+
 def test_nothing_is_kept_where_nothing_is_compiled_or_too_much(monkeypatch: Any) -> None:
     kernel, x = Jitted(gives_back=False), torch.zeros(64)
     for _ in range(2):
@@ -178,6 +196,8 @@ def test_the_gpu_of_the_first_tensor_is_the_current_one(monkeypatch: Any) -> Non
             return super().__getitem__(grid)
 
     places: list[int] = []
+    described = Described(torch.zeros(64), [8], "layout")
+    assert launches._device_of((5, described, torch.zeros(1, device="meta"))) == -1
     kernel, x = There(), torch.zeros(64)
     monkeypatch.setattr(launches, "has_one_device", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])

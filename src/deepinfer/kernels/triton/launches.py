@@ -13,7 +13,8 @@ from deepinfer.kernels.devices import has_one_device, on_device
 
 __all__ = ["cdiv", "interpreted", "launch", "next_power_of_2", "on_device", "warps"]
 
-_MOST = 4096
+_MOST = 512
+_WIDE = 1 << 31
 
 
 def warps(wanted: int) -> int:
@@ -36,7 +37,7 @@ def launch(kernel: Any, grid: int | tuple[int, int, int], /, *args: Any, **const
 
     Triton finds the compiled kernel anew at each launch, which takes the host longer than the launch. What it looks at is
     remembered here beside what it found: dtypes of tensors and what their addresses leave of 16 bytes, boxes and layouts of
-    descriptors, and all other values.
+    descriptors, and all other values but floats and those that `do_not_specialize` names.
 
     Args:
         kernel: The kernel, from `triton.jit` or `gluon.jit`.
@@ -44,6 +45,9 @@ def launch(kernel: Any, grid: int | tuple[int, int, int], /, *args: Any, **const
         args: The first parameters: tensors, descriptors, numbers.
         constants: The other ones, and options of the launch.
     """
+    known = getattr(kernel, "_known", None)
+    if known is None:
+        kernel._known = known = _Known(kernel)
     facts: list[Any] = []
     if not has_one_device():
         device, here = _device_of(args), torch.cuda.current_device()
@@ -52,29 +56,43 @@ def launch(kernel: Any, grid: int | tuple[int, int, int], /, *args: Any, **const
                 launch(kernel, grid, *args, **constants)
             return
         facts.append(here)
-    for x in args:
+    for x, is_free in zip(args, known.is_free, strict=False):
         kind = type(x)
-        if kind is int or kind is float:
-            facts.append(x)
+        if kind is int:
+            facts.append(-_WIDE <= x < _WIDE if is_free else x)
         elif kind is Tensor or kind is Parameter:
             facts.append(x.dtype)
             facts.append(x.data_ptr() & 15)
         else:
             facts.append(_fact(x))
     key = (*facts, *constants.items())
-    known = getattr(kernel, "_known", None)
-    if known is None:
-        kernel._known = known = {}
-    found = known.get(key)
+    found = known.compiled.get(key)
     if found is not None:
         compiled, rest = found
         compiled[grid if type(grid) is tuple else (grid, 1, 1)](*args, *rest)
         return
     compiled = kernel[grid if type(grid) is tuple else (grid,)](*args, **constants)
     if hasattr(compiled, "function"):  # an interpreter gives nothing back
-        if len(known) >= _MOST:
-            known.clear()
-        known[key] = compiled, _rest(kernel, len(args), constants)
+        if len(known.compiled) >= _MOST:
+            known.compiled.clear()
+        known.compiled[key] = compiled, _rest(kernel, len(args), constants)
+
+
+class _Known:
+    """What was compiled of a kernel.
+
+    Attributes:
+        is_free: Whether the value of an integer chooses no kernel, unless it takes 64 bits, for each parameter.
+        compiled: Kernels and the values behind the first arguments, by what chooses them.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        given = getattr(kernel, "params", None)
+        names = getattr(kernel, "arg_names", ())
+        self.is_free = (
+            [False] * len(names) if given is None else [p.do_not_specialize for p in given]
+        )
+        self.compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
 
 def _device_of(args: tuple[Any, ...]) -> int:
@@ -87,6 +105,8 @@ def _fact(x: Any) -> Any:
     """What chooses a kernel in an argument that is neither a number nor a plain tensor."""
     if isinstance(x, Tensor):
         return x.dtype, x.data_ptr() & 15
+    if isinstance(x, float):
+        return float
     base = getattr(x, "base", None)
     return x if base is None else (base.dtype, *x.block_shape, repr(x.layout))
 
