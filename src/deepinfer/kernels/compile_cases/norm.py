@@ -18,7 +18,8 @@ def cases() -> list[CompileCase]:
     found = [_norm(5120, False), _norm(5120, True), _norm(1280, False, (90,))]
     found += [_norm(512, False, (90,)), _norm(7168, True, (90,))]
     found += [_cast(name, chip) for name in _FORMATS for chip in (80, 89)]
-    return found + [_pairs(name) for name in _FORMATS]
+    found += [_pairs(name, (90, 100, 120) if name == "mxfp4" else (90,)) for name in _FORMATS]
+    return [*found, _pairs("nvfp4", (90,), True)]
 
 
 def _norm(channels: int, add: bool, chips: tuple[int, ...] = CHIPS) -> CompileCase:
@@ -56,11 +57,12 @@ def _cast(format: str, chip: int) -> CompileCase:
     )
 
 
-def _pairs(format: str) -> CompileCase:
+def _pairs(format: str, tested: tuple[int, ...], apart: bool = False) -> CompileCase:
+    """Apart: with a tile of their own for turned channels, which are no power of two."""
     from deepinfer.kernels.triton.norm_pairs import norm_rope_pairs_kernel
 
     group = 16 if format == "nvfp4" else 32
-    rows, warps = configs.norm_rope_pairs(512)
+    rows, warps, each, shared = configs.norm_rope_pairs(512)
     types = {
         "x": "*i32", "gains": "*i32", "phases": "*i64", "positions": "*i64",
         "q": "*i16" if format == "fp8" else "*u8", "scale": "*u8", "eps": "fp32",
@@ -68,9 +70,9 @@ def _pairs(format: str) -> CompileCase:
     constants: dict[str, Any] = {
         "CHANNELS": 512, "ROPE": 64, "HAS_NORM": True, "HAS_POSITIONS": True, "FLAT": True,
         "FORMAT": _FORMATS.index(format) + 1, "ROWS": rows, "SPAN": 512 // group,
-        "TURNED": 64 // group, "GROUP": group, "EACH": 8, "SHARED": False,
+        "TURNED": 64 // group, "GROUP": group, "EACH": each, "SHARED": shared and not apart,
     }  # fmt: skip
-    entry = f"512 channels, {format}, in pairs"
+    entry = f"512 channels, {format}, in pairs{', two tiles' if apart else ''}"
     return row_case(
         "rms_norm_rope_quant",
         entry,
@@ -79,4 +81,5 @@ def _pairs(format: str) -> CompileCase:
         constants,
         warps,
         (90, 100, 120),
+        tested=tested,
     )

@@ -19,14 +19,14 @@ def cases() -> list[CompileCase]:
 
     found = [_cast(1, 32, chip) for chip in CHIPS]
     found += [_cast(1, 128, 90), _cast(2, 32, 80), _cast(2, 32, 89), _cast(3, 16, 80)]
-    found += [_cast(3, 16, 89), _pairs(True, 32), _pairs(False, 16)]
+    found += [_cast(3, 16, 89), _pairs(True, 32, (90, 120)), _pairs(False, 16, (90, 100))]
     found += [_back(False, 1, 32, chip) for chip in CHIPS]
     found += [_back(True, 2, 16, 90), _back(False, 1, 128, 90)]
     found += [_swiglu(1, 32, chip) for chip in (80, 89, 90)] + [
         _swiglu(0, 32, 90),
         _swiglu(2, 32, 80),
     ]
-    found += [_swiglu_pairs(format, 16 if format == 3 else 32) for format in (1, 2, 3)]
+    found += [_swiglu_pairs(2, 32), _swiglu_pairs(3, 16)]
     for rows, columns, chip in (
         *((32, 32, chip) for chip in CHIPS),
         (128, 128, 80),
@@ -46,7 +46,7 @@ def cases() -> list[CompileCase]:
     return found
 
 
-def _pairs(power: bool, group: int) -> CompileCase:
+def _pairs(power: bool, group: int, tested: tuple[int, ...]) -> CompileCase:
     from deepinfer.kernels.triton.fp4_pairs import cast_pairs_kernel
 
     groups, warps, each = configs.pairs(group)
@@ -56,24 +56,37 @@ def _pairs(power: bool, group: int) -> CompileCase:
     types, entry = {**_BYTES, "x": "*i32"}, f"groups of {group}, in pairs"
     chips = (90, 100, 120)
     return row_case(
-        "per_token_cast_to_fp4", entry, cast_pairs_kernel, types, constants, warps, chips
+        "per_token_cast_to_fp4",
+        entry,
+        cast_pairs_kernel,
+        types,
+        constants,
+        warps,
+        chips,
+        tested=tested,
     )
 
 
 def _swiglu_pairs(format: int, group: int) -> CompileCase:
     from deepinfer.kernels.triton.swiglu_pairs import swiglu_pairs_kernel
 
-    groups, warps, mode, each = configs.swiglu(group, 8 if format == 1 else 4)
+    groups, warps, mode, each = configs.swiglu(group, 4)
     constants: dict[str, Any] = {
         "CHANNELS": 2304, "HAS_LIMIT": 2, "HAS_WEIGHTS": True, "MODE": mode, "FORMAT": format,
-        "GROUPS": groups, "GROUP": group, "EACH": each or 8,
+        "GROUPS": groups, "GROUP": group, "EACH": each,
     }  # fmt: skip
     types = {**_BYTES, "x": "*i32", "weights": "*fp32", "limit": "fp32"}
-    types["q"] = "*i16" if format == 1 else "*u8"
-    entry = f"{('fp8', 'mxfp4', 'nvfp4')[format - 1]}, in pairs"
+    entry = f"{'mxfp4' if format == 2 else 'nvfp4'}, in pairs"
     chips = (90, 100, 120)
     return row_case(
-        "silu_and_mul_quant", entry, swiglu_pairs_kernel, types, constants, warps, chips
+        "silu_and_mul_quant",
+        entry,
+        swiglu_pairs_kernel,
+        types,
+        constants,
+        warps,
+        chips,
+        tested=(90,),
     )
 
 

@@ -61,9 +61,16 @@ def norm_rope_cast(channels: int) -> tuple[int, int]:
     return max(1, 4096 // _power_above(channels)), max(4, _power_above(channels) // 1024)
 
 
-def norm_rope_pairs(channels: int) -> tuple[int, int]:
-    """Rows and warps of the norm before rotation and cast, two values at a time."""
-    return max(1, 2048 // _power_above(channels)), 1
+def norm_rope_pairs(channels: int) -> tuple[int, int, int, bool]:
+    """Sizes of the norm before rotation and cast two values at a time.
+
+    Args:
+        channels: Channels of a row.
+
+    Returns:
+        Rows and warps, pairs of a thread side by side, and whether turned channels are spread over a warp.
+    """
+    return max(1, 2048 // _power_above(channels)), 1, 8, True
 
 
 def groups(group: int) -> tuple[int, int]:
@@ -73,7 +80,7 @@ def groups(group: int) -> tuple[int, int]:
 
 def pairs(group: int) -> tuple[int, int, int]:
     """Groups and warps of a cast to e2m1 two values at a time, and pairs of a thread side by side."""
-    return max(1, 2048 // group), 2, 16
+    return max(1, 1024 // group), 1, 16
 
 
 def swiglu(group: int, bits: int) -> tuple[int, int, int, int]:
@@ -81,7 +88,7 @@ def swiglu(group: int, bits: int) -> tuple[int, int, int, int]:
 
     With no pairs values go one at a time.
     """
-    if bits == 4 or group > 32:
+    if bits == 4:
         return max(1, 512 // group), 1, 1, 8
     return max(1, 2048 // group), 4, 1, 0
 

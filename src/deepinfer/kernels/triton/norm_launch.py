@@ -102,7 +102,7 @@ def _norm_rope_pairs(
     from deepinfer.kernels.triton.norm_pairs import norm_rope_pairs_kernel
 
     tokens, heads, channels = x.shape
-    rows, warps, each, shared = (*(tuning or configs.norm_rope_pairs(channels)), 8, 0)[:4]
+    rows, warps, each, shared = (*(tuning or configs.norm_rope_pairs(channels)), 8, True)[:4]
     width = 0 if phases is None else phases.shape[1]
     whole = width > 0 and (channels & (channels - 1) | width & (width - 1)) == 0
     words = x.view(torch.int32)
