@@ -80,19 +80,40 @@ def test_sampling_is_greedy_or_by_noise_and_its_logits_are_the_law(kind: str) ->
     head = make_sequential_head(kind, V, K, hidden_size=H)
     base, _, hidden = inputs()
     anchor = torch.tensor([1, 2, 3])
-    greedy, logits = head.sample(base, anchor, hidden)
+    greedy, law = head.sample(base, anchor, hidden)
     previous = torch.cat([anchor[:, None], greedy[:, :-1]], 1)
-    assert torch.allclose(logits, head.block(base, previous, hidden), atol=1e-6)
-    assert greedy.tolist() == logits.argmax(-1).tolist()
+    assert greedy.tolist() == head.block(base, previous, hidden).argmax(-1).tolist()
+    # A draft that was chosen and is judged by a soft law changes the output's.
+    chosen = torch.nn.functional.one_hot(greedy, V).float()
+    assert torch.equal(torch.softmax(law, -1), chosen)
+    unused, same = head.sample(base, anchor, hidden, temperature=0.7)
+    assert torch.equal(unused, greedy)
+    assert torch.equal(same, law)
     noise = torch.randn(R, G, V) * 3
     mixed, law = head.sample(
         base, anchor, hidden, temperature=torch.tensor([0.0, 0.5, 2.0]), noise=noise
     )
     assert mixed[0].tolist() == greedy[0].tolist()
+    assert torch.equal(torch.softmax(law[0], -1), chosen[0])
     assert mixed[1:].tolist() == (law + noise).argmax(-1)[1:].tolist()
     previous = torch.cat([anchor[:, None], mixed[:, :-1]], 1)
     raw = head.block(base, previous, hidden)
     assert torch.allclose(law[2], raw[2] / 2.0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"temperature": -1.0}, ConfigError),
+        ({"temperature": float("nan")}, ConfigError),
+        ({"temperature": torch.ones(R + 1)}, ShapeError),
+        ({"temperature": 1.0, "noise": torch.zeros(R, G, V + 1)}, ShapeError),
+    ],
+)
+def test_what_cannot_be_drawn_with(options: dict[str, object], error: type[Exception]) -> None:
+    base, _, _ = inputs()
+    with pytest.raises(error, match=list(options)[-1]):
+        MarkovHead(V, K).sample(base, torch.zeros(R, dtype=torch.int64), **options)
 
 
 def test_ties_go_to_the_lowest_id() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
+from deepinfer.speculative._arrays import shape_error
 from deepinfer.speculative.laws import first_argmax
 
 __all__ = [
@@ -128,16 +129,27 @@ class SequentialHead(nn.Module):
             base: Logits of the backbone, shape [requests, drafts, draft vocab].
             anchor: Token before the block, shape [requests], int64.
             hidden: Hidden rows, shape [requests, drafts, hidden].
-            temperature: One number, or one a request, shape [requests]; 0 takes the likeliest, ties to the lowest id.
+            temperature: One number from 0, or one a request, shape [requests]; 0 takes the likeliest, ties to the lowest id.
             noise: Gumbel noise, shape [requests, drafts, draft vocab]; None draws nothing and takes the likeliest.
 
         Returns:
-            Tokens, shape [requests, drafts], int64, and the logits that they were drawn from, after temperature,
-            shape [requests, drafts, draft vocab]: their softmax is q.
+            Tokens, shape [requests, drafts], int64, and the logits of the law that they come from, shape [requests, drafts,
+            draft vocab]: their softmax is q, what `RejectionSampler` is given. After temperature where a token was drawn;
+            where the likeliest was taken, 0 for it and minus infinity for all others.
+
+        Raises:
+            ConfigError: The temperature is a number out of range.
+            ShapeError: There is not one temperature a request, or not one number of noise a logit.
         """
         requests = base.shape[0]
+        if not isinstance(temperature, Tensor):
+            checks.check_float("temperature", temperature, 0.0, 1e6, ConfigError)
+        elif temperature.ndim and tuple(temperature.shape) != (requests,):
+            raise shape_error("temperature", tuple(temperature.shape), f"[requests={requests}]")
+        if noise is not None and tuple(noise.shape) != tuple(base.shape):
+            raise shape_error("noise", tuple(noise.shape), f"{tuple(base.shape)}")
         scale = torch.as_tensor(temperature, dtype=base.dtype, device=base.device).expand(requests)
-        warm = scale > 0
+        warm = scale > 0 if noise is not None else torch.zeros_like(scale, dtype=torch.bool)
         divisor = torch.where(warm, scale, 1.0)[:, None]
         state = self.initial_state(requests)
         if state is not None:
@@ -152,7 +164,8 @@ class SequentialHead(nn.Module):
                 scores = torch.where(warm[:, None], logits + noise[:, position].to(logits), logits)
             previous = first_argmax(scores)
             tokens.append(previous)
-            laws.append(logits)
+            chosen = torch.full_like(logits, -torch.inf).scatter(1, previous[:, None], 0.0)
+            laws.append(torch.where(warm[:, None], logits, chosen))
         if not tokens:
             return anchor.new_zeros(requests, 0), base
         return torch.stack(tokens, 1), torch.stack(laws, 1)
