@@ -8,6 +8,7 @@ from deepinfer.core.errors import ConfigError
 from deepinfer.speculative import StepCostModel
 from deepinfer.speculative.calibration import (
     AcceptanceEstimator,
+    MarginEstimator,
     OnlineTemperatureScaling,
     SequentialIsotonicScaling,
     SequentialTemperatureScaling,
@@ -67,6 +68,13 @@ def test_values_that_are_none_of_a_fit(made, changes) -> None:
         if name not in ("graph_sizes", "draft", "plain"):
             with pytest.raises(ConfigError):
                 type(made).from_dict(left)
+
+
+def test_fits_say_what_they_are() -> None:
+    found = (SCALED, BENT, LEARNT, AcceptanceEstimator(2), MarginEstimator(2))
+    shown = [repr(made) for made in found]
+    assert [text[: text.index("(")] for text in shown] == [type(made).__name__ for made in found]
+    assert shown[3] == "AcceptanceEstimator(2, not fitted, 0 trials)"
 
 
 @pytest.mark.parametrize("kind", [SequentialIsotonicScaling, SequentialTemperatureScaling])

@@ -46,7 +46,8 @@ class Usage:
         cached: Prompt tokens whose cache entries were reused.
         replayed: Prompt tokens run again to rebuild window state after a cache hit.
         generated: Tokens of the output.
-        drafted: Draft tokens proposed.
+        drafted: Draft tokens that the model ran, so as many as `verified`; those that a schedule left out are in the
+            engine's statistics.
         verified: Draft tokens that the model checked.
         accepted: Draft tokens that became output.
     """

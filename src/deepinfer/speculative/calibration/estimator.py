@@ -195,6 +195,10 @@ class AcceptanceEstimator:
         """
         return cls.from_dict(read_json(path, "acceptance estimator"))
 
+    def __repr__(self) -> str:
+        state = "fitted" if self.is_fitted else "not fitted"
+        return f"AcceptanceEstimator({self.num_drafts}, {state}, {self.num_trials} trials)"
+
     def _fit(self, trials: Sequence[_Floats]) -> AcceptanceEstimator:
         """Fits trials of each position, shape [3, trials] each: logit, margin, outcome."""
         z, m, hits = np.concatenate(trials, 1)

@@ -109,6 +109,9 @@ class MarginEstimator:
         found = sigmoid(coefficients[:, 0] * np.nan_to_num(values) + coefficients[:, 1])
         return np.where(np.isnan(values), 0.0, found)
 
+    def __repr__(self) -> str:
+        return f"MarginEstimator({self.num_drafts}, {self._trials.sum():.0f} trials)"
+
     def _margin(self, margin: Any) -> _Floats:
         values: _Floats = matrix("margin", margin, f"[blocks, drafts={self.num_drafts}]")
         if values.shape[1] != self.num_drafts:
