@@ -56,16 +56,19 @@ def launch(kernel: Any, grid: int | tuple[int, int, int], /, *args: Any, **const
                 launch(kernel, grid, *args, **constants)
             return
         facts.append(here)
+    addresses = 0
     for x, is_free in zip(args, known.is_free, strict=False):
         kind = type(x)
         if kind is int:
             facts.append(-_WIDE <= x < _WIDE if is_free else x)
         elif kind is Tensor or kind is Parameter:
             facts.append(x.dtype)
-            facts.append(x.data_ptr() & 15)
+            addresses |= x.data_ptr()
         else:
             facts.append(_fact(x))
-    key = (*facts, *constants.items())
+    if addresses & 15:  # seldom: which of them is not aligned
+        facts.append(tuple([x.data_ptr() & 15 for x in args if isinstance(x, Tensor)]))
+    key = (*facts, *constants, *constants.values())
     found = known.compiled.get(key)
     if found is not None:
         compiled, rest = found
