@@ -288,7 +288,7 @@ def test_broken_and_missing_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "draft.safetensors").write_bytes(b"short")
     with pytest.raises(CheckpointMismatch, match="cannot be read"):
         DraftModule.load(tmp_path)
-    for text, message in (("{", "no JSON"), ("[]", "not an object")):
+    for text, message in (("{", "no JSON"), ("[" * 100_000, "no JSON"), ("[]", "not an object")):
         (tmp_path / "draft_config.json").write_text(text)
         with pytest.raises(CheckpointMismatch, match=message):
             DraftModule.load(tmp_path)

@@ -272,6 +272,7 @@ TARGET = TinyTarget(7)
         ({"drafter": Nameless(None)}, "draft_length"),
         ({"drafter": Nameless(None), "max_drafts": 2}, "drafts"),
         ({"drafter": Nameless([[1]]), "max_drafts": 2}, "Nameless"),
+        ({"drafter": Nameless(DraftBatch(token_ids=(("a",),))), "max_drafts": 2}, "drafts"),  # type: ignore[arg-type]
         ({"drafter": block_drafter(TARGET), "target": Mute(TARGET)}, "taps"),
         ({"target": torch.nn.Linear(1, 1)}, "TransformersTarget"),
         ({"stop_token_ids": "ab"}, "stop_token_ids"),
@@ -287,6 +288,11 @@ def test_what_cannot_work_is_refused(arguments: dict[str, Any], match: str) -> N
     given = {"target": TARGET, "drafter": None, "input_ids": PROMPT, **arguments}
     with pytest.raises((ConfigError, ShapeError), match=match):
         speculative_generate(max_new_tokens=4, **given)
+
+
+def test_a_model_drafter_wants_a_target_too() -> None:
+    with pytest.raises(ConfigError, match="TransformersTarget"):
+        ModelDrafter(torch.nn.Linear(1, 1))
 
 
 def test_stops_of_any_kind() -> None:

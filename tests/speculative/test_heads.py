@@ -91,7 +91,7 @@ def test_sampling_is_greedy_or_by_noise_and_its_logits_are_the_law(kind: str) ->
     assert torch.equal(same, law)
     noise = torch.randn(R, G, V) * 3
     mixed, law = head.sample(
-        base, anchor, hidden, temperature=torch.tensor([0.0, 0.5, 2.0]), noise=noise
+        base, anchor, hidden, temperature=torch.tensor([0.0, 0.5, 2.0]), noise=noise.numpy()
     )
     assert mixed[0].tolist() == greedy[0].tolist()
     assert torch.equal(torch.softmax(law[0], -1), chosen[0])

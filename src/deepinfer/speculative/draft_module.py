@@ -326,7 +326,7 @@ def _rotate(rows: Tensor, phases: tuple[Tensor, Tensor]) -> Tensor:
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise CheckpointMismatch(f"{path} is no JSON ({error}); save the draft again.") from error
     if not isinstance(found, dict):
         raise CheckpointMismatch(

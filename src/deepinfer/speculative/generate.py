@@ -111,6 +111,26 @@ class SpeculativeGeneration:
     stats: GenerationStats
 
 
+def causal_target(argument: str, model: Any) -> CausalTarget:
+    """A target, or an error.
+
+    Args:
+        argument: Name of the argument.
+        model: What was given.
+
+    Returns:
+        The same.
+
+    Raises:
+        ConfigError: It cannot forget tokens, or cannot run.
+    """
+    if not (hasattr(model, "forward") and hasattr(model, "crop")):
+        hint = "TransformersTarget(model) makes one of a model of transformers."
+        checks.fail(argument, model, "a CausalTarget, with forward and crop", ConfigError, hint)
+    target: CausalTarget = model
+    return target
+
+
 @torch.inference_mode()
 def speculative_generate(
     target: CausalTarget,
@@ -154,9 +174,7 @@ def speculative_generate(
     checks.check_int("max_new_tokens", max_new_tokens, 1, 2**31, ConfigError)
     checks.check_float("temperature", temperature, 0.0, 1e6, ConfigError)
     checks.check_int("seed", seed, 0, 2**64 - 1, ConfigError)
-    if not (hasattr(target, "forward") and hasattr(target, "crop")):
-        hint = "TransformersTarget(model) makes one of a model of transformers."
-        checks.fail("target", target, "a CausalTarget, with forward and crop", ConfigError, hint)
+    causal_target("target", target)
     max_drafts = _most_drafts(drafter, max_drafts)
     prompt = as_integers("input_ids", input_ids)
     if prompt.ndim != 1 or not len(prompt):
@@ -306,10 +324,14 @@ class _Run:
             checks.fail("drafts", batch, "a DraftBatch", ConfigError, hint)
         found = batch.token_ids
         drafts: list[int] = []
-        for token in found[0][:max_drafts] if found else ():
-            if not 0 <= token < self._vocab_size:
-                break
-            drafts.append(int(token))
+        try:
+            for token in found[0][:max_drafts] if len(found) else ():
+                if not 0 <= token < self._vocab_size:
+                    break
+                drafts.append(int(token))
+        except (RuntimeError, TypeError, ValueError):
+            hint = f"{type(self._drafter).__name__}.propose gave something else."
+            checks.fail("drafts", found, "token ids of one row", ConfigError, hint)
         return drafts
 
     def _judge(self, logits: Tensor, drafts: list[int]) -> list[int]:

@@ -146,6 +146,8 @@ class SequentialHead(nn.Module):
             checks.check_float("temperature", temperature, 0.0, 1e6, ConfigError)
         elif temperature.ndim and tuple(temperature.shape) != (requests,):
             raise shape_error("temperature", tuple(temperature.shape), f"[requests={requests}]")
+        if noise is not None:
+            noise = torch.as_tensor(noise, device=base.device)
         if noise is not None and tuple(noise.shape) != tuple(base.shape):
             raise shape_error("noise", tuple(noise.shape), f"{tuple(base.shape)}")
         scale = torch.as_tensor(temperature, dtype=base.dtype, device=base.device).expand(requests)

@@ -10,7 +10,7 @@ import torch
 from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
 from deepinfer.core.views import DraftBatch, DraftView
-from deepinfer.speculative.generate import CausalTarget
+from deepinfer.speculative.generate import CausalTarget, causal_target
 from deepinfer.speculative.noise import CounterNoise, DrawStream, NoiseSource
 
 __all__ = ["ModelDrafter"]
@@ -30,7 +30,7 @@ class ModelDrafter:
         noise: Makes the source of noise from the seeds of the rows.
 
     Raises:
-        ConfigError: `draft_length` is out of range.
+        ConfigError: `draft_length` is out of range, or the model is no target.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ModelDrafter:
         device: torch.device | str = "cpu",
         noise: Callable[[Sequence[int]], NoiseSource] = CounterNoise,
     ) -> None:
-        self._model = model
+        self._model = causal_target("model", model)
         self._draft_length = checks.check_int("draft_length", draft_length, 1, 256, ConfigError)
         self._device = torch.device(device)
         self._noise = noise
