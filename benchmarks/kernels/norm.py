@@ -333,9 +333,16 @@ def cases() -> list[Case]:
         found.append(Case("apply_rope", f"{MANY} x 64 x 512", name, rope(64, False, tuning)))
     for format in ("fp8", "mxfp4", "nvfp4"):
         shape = f"{MANY} x 16 x 512, {format}"
-        for tuning in (None, (4, 1, 8, 1), (2, 1, 8, 1), (8, 2, 8, 1), (2, 1)):
+        for tuning in (
+            None,
+            (4, 1, 8, 1, 1),
+            (8, 1, 8, 1),
+            (8, 2, 8, 1),
+            (4, 4, 8, 1, 1),
+            (2, 1, 8, 1, 1),
+        ):
             name = f"{tuning[0]} rows, {tuning[1]} warps" if tuning else "table"
-            name += ", shared" if tuning and len(tuning) > 2 else ""
+            name += ", ahead" if tuning and len(tuning) > 4 else ""
             found.append(
                 Case("rms_norm_rope_quant", shape, name, norm_rope_cast(16, format, tuning))
             )

@@ -189,6 +189,7 @@ def gluon_on_numpy(
     """
     gluon = types.ModuleType("triton.experimental.gluon")
     gluon.language, gluon.jit = _language(), lambda f=None, **k: f or (lambda g: g)  # type: ignore[attr-defined]
+    gluon.constexpr_function = lambda f: f  # type: ignore[attr-defined]
     experimental = types.ModuleType("triton.experimental")
     experimental.gluon = gluon  # type: ignore[attr-defined]
     triton = types.ModuleType("triton")

@@ -62,7 +62,8 @@ def norm_rope_cast(
         scale: Scales of all heads, shape [rows, heads, groups], uint8, contiguous.
         format: As in `small_floats`.
         group: Channels of a group.
-        tuning: Rows a program, and warps; two values at a time also pairs of a thread. None for those of the table.
+        tuning: Rows a program, and warps; two values at a time also pairs of a thread, whether turned channels are spread over
+            a warp, and whether rows come by way of shared memory. None for those of the table.
         pairs: Whether two values may go at a time where they can.
     """
     tokens, heads, channels = x.shape
@@ -102,10 +103,12 @@ def _norm_rope_pairs(
     from deepinfer.kernels.triton.norm_pairs import norm_rope_pairs_kernel
 
     tokens, heads, channels = x.shape
-    rows, warps, each, shared = (*(tuning or configs.norm_rope_pairs(channels)), 8, True)[:4]
+    sizes = tuning or configs.norm_rope_pairs(channels)
+    rows, warps, each, shared, ahead = (*sizes, *(8, True, False)[len(sizes) - 2 :])
     width = 0 if phases is None else phases.shape[1]
     whole = width > 0 and (channels & (channels - 1) | width & (width - 1)) == 0
     words = x.view(torch.int32)
+    alike = bool(shared) and whole and heads % rows == 0 and x.is_contiguous()
     flat = heads == 1 or x.stride(0) == heads * x.stride(1)
     launch(
         norm_rope_pairs_kernel, cdiv(tokens * heads, rows),
@@ -118,7 +121,7 @@ def _norm_rope_pairs(
         ROPE=0 if phases is None else 2 * phases.shape[1], HAS_NORM=weight is not None,
         HAS_POSITIONS=positions is not None, FLAT=flat, FORMAT=format, ROWS=rows,
         SPAN=next_power_of_2(channels // group),
-        TURNED=next_power_of_2(turned) if turned else 0, GROUP=group, EACH=each, SHARED=bool(shared) and whole, num_warps=warps,
+        TURNED=next_power_of_2(turned) if turned else 0, GROUP=group, EACH=each, SHARED=bool(shared) and whole, ALIKE=alike, AHEAD=alike and bool(ahead) and x.data_ptr() % 16 == 0, num_warps=warps,
         enable_fp_fusion=False,
     )  # fmt: skip
 

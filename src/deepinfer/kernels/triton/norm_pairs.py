@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy
 
 from deepinfer.kernels.triton.bf16_pairs import even, odd, pair_codes, pair_of, squares
+from deepinfer.kernels.triton.gluon_names import copy_elements
 
 __all__ = ["lanes", "norm_rope_pairs_kernel"]
 
@@ -56,7 +58,7 @@ def norm_rope_pairs_kernel(
     CHANNELS: gl.constexpr, ROPE: gl.constexpr, HAS_NORM: gl.constexpr,
     HAS_POSITIONS: gl.constexpr, FLAT: gl.constexpr, FORMAT: gl.constexpr, ROWS: gl.constexpr,
     SPAN: gl.constexpr, TURNED: gl.constexpr, GROUP: gl.constexpr, EACH: gl.constexpr,
-    SHARED: gl.constexpr,
+    SHARED: gl.constexpr, ALIKE: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     """As `norm_rope_cast_kernel`.
 
@@ -85,6 +87,8 @@ def norm_rope_pairs_kernel(
         GROUP: Channels of a group.
         EACH: Pairs of a thread side by side.
         SHARED: Whether turned channels, a power of two as all are, are spread over a warp, with no tile of their own.
+        ALIKE: With SHARED: whether rows lie side by side and those of a program are heads of one token.
+        AHEAD: With ALIKE: whether rows come by way of shared memory, so that registers do not say how many are on their way.
     """
     PAIRS: gl.constexpr = GROUP // 2
     REAL: gl.constexpr = CHANNELS // GROUP
@@ -96,10 +100,26 @@ def norm_rope_pairs_kernel(
     row = first + gl.arange(0, ROWS, layout=row_layout)
     group = gl.arange(0, SPAN, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout)))
     c = gl.arange(0, PAIRS, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
-    # Rows behind the last are the last again, and not stored.
-    start = _starts(x, gl.minimum(row, rows - 1), heads, x_token, x_head, FLAT)
     at = (gl.minimum(group, REAL - 1) * PAIRS)[None, :][:, :, None] + c
-    w = gl.load(start[:, None][:, :, None] + at)
+    if ALIKE:
+        # One address and distances that are known: all loads can be on their way before the first is waited for.
+        begin = x + gl.to_tensor(first).to(gl.int64) * (CHANNELS // 2)
+        if AHEAD:
+            copies: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [WARPS, 1], [1, 0])
+            local = gl.arange(0, ROWS, layout=gl.SliceLayout(1, copies))[:, None] * (CHANNELS // 2)
+            local += gl.arange(0, CHANNELS // 2, layout=gl.SliceLayout(0, copies))[None, :]
+            words = gl.allocate_shared_memory(
+                gl.int32, [ROWS, CHANNELS // 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+            )
+            copy_elements(words, begin + local)
+            async_copy.commit_group()
+        else:
+            local = gl.arange(0, ROWS, layout=row_layout) * (CHANNELS // 2)
+            w = gl.load(begin + (local[:, None][:, :, None] + at))
+    else:
+        # Rows behind the last are the last again, and not stored.
+        start = _starts(x, gl.minimum(row, rows - 1), heads, x_token, x_head, FLAT)
+        w = gl.load(start[:, None][:, :, None] + at)
     # What is read is asked for at once, also by the second tile.
     if HAS_NORM:
         g = gl.load(gains + at)
@@ -107,7 +127,7 @@ def norm_rope_pairs_kernel(
         # A pair a thread: those at the end of a row are spread over the warp by way of shared memory.
         turns: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS, 1], [1, 0])
         n = gl.arange(0, ROPE // 2, layout=gl.SliceLayout(0, turns))[None, :]
-        row2 = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, turns))
+        row2 = first + gl.arange(0, 1 if ALIKE else ROWS, layout=gl.SliceLayout(1, turns))
         place = (gl.minimum(row2, rows - 1) // heads).to(gl.int64)
         if HAS_POSITIONS:
             place = gl.load(positions + place).to(gl.int64)
@@ -137,6 +157,11 @@ def norm_rope_pairs_kernel(
         turned = known & (at2 >= START)
         phase = phases + (place * (ROPE // 2) - START)[:, None][:, :, None] + at2
         phase = gl.load(phase, mask=turned, other=0)
+    if AHEAD:
+        flat_layout: gl.constexpr = gl.BlockedLayout([1, EACH], [1, 32], [WARPS, 1], [1, 0])
+        async_copy.wait_group(0)
+        w = gl.reshape(words.load(flat_layout), [ROWS, SPAN, PAIRS])
+        w = gl.convert_layout(w, layout)
     factor = row.to(gl.float32)
     if HAS_NORM:
         real = w
@@ -148,16 +173,24 @@ def norm_rope_pairs_kernel(
         w = pair_of(even(w) * f * even(g), odd(w) * f * odd(g))
     if SHARED:
         flat = gl.reshape(w, [ROWS, CHANNELS // 2])
-        words = gl.allocate_shared_memory(
-            gl.int32, [ROWS, CHANNELS // 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-        )
+        if not AHEAD:
+            words = gl.allocate_shared_memory(
+                gl.int32, [ROWS, CHANNELS // 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+            )
         words.store(flat)
         last_words = words.slice((CHANNELS - ROPE) // 2, ROPE // 2, dim=1)
         last_words.store(_turned(last_words.load(turns), phase, turned))
         w = gl.reshape(words.load(flat.type.layout), [ROWS, SPAN, PAIRS])
         w = gl.convert_layout(w, layout)
-    there = (row < rows)[:, None] & (group < (REAL if SHARED else LAST))[None, :]
-    _put(w, q, scale, row.to(gl.int64)[:, None] * REAL + group[None, :], c, there, FORMAT, PAIRS)
+    if ALIKE:
+        before = gl.to_tensor(first).to(gl.int64) * REAL
+        local = gl.arange(0, ROWS, layout=row_layout)[:, None] * REAL + group[None, :]
+        there = local >= 0
+        _put(w, q + before * PAIRS, scale + before, local, c, there, FORMAT, PAIRS)
+    else:
+        there = (row < rows)[:, None] & (group < (REAL if SHARED else LAST))[None, :]
+        to = row.to(gl.int64)[:, None] * REAL + group[None, :]
+        _put(w, q, scale, to, c, there, FORMAT, PAIRS)
     if TURNED > 0 and not SHARED:
         if HAS_NORM:
             f2 = gl.convert_layout(factor, row_layout2)[:, None][:, :, None]
