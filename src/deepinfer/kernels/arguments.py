@@ -1,7 +1,8 @@
 """What a public kernel says when its arguments make it fail: a typed error in the place of torch's or Triton's own.
 
 The kernels check shapes, dtypes and strides before they run. What is left, and costs a call too much to look for, is found
-here after the failure: tensors of several devices, without data or without strides, what is no tensor, gradients.
+here after the failure: tensors of several devices, without data or without strides, what is no tensor. Gradients are looked
+for before, where torch would record them: no device has them, and a CPU would make some up.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
         function: A public kernel, annotated.
 
     Returns:
-        The same with the same signature. Traced code sees the kernel itself. A call that Python would refuse (an argument
-        missing, or of a name that is none) raises Python's `TypeError`.
+        The same with the same signature. Traced code sees the kernel itself. Where gradients are recorded, tensors that
+        require one are refused. A call that Python would refuse (an argument missing, or of a name that is none) raises
+        Python's `TypeError`.
     """
 
     @functools.wraps(function)
@@ -47,6 +49,15 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
             # A call without rows would not look for it.
             registry = importlib.import_module("deepinfer.kernels.registry")
             registry.check_backend(backend)
+        if torch.is_grad_enabled():
+            for x in (*args, *kwargs.values()):
+                if isinstance(x, Tensor):
+                    if x.requires_grad:
+                        raise _of_gradient(function, args, kwargs)
+                elif isinstance(x, tuple):
+                    for part in x:
+                        if isinstance(part, Tensor) and part.requires_grad:
+                            raise _of_gradient(function, args, kwargs)
         try:
             return function(*args, **kwargs)
         except Exception as error:
@@ -61,6 +72,19 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
             raise _refusal(function, given, error) from error
 
     return call
+
+
+def _of_gradient(
+    function: Callable[..., Any], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> ShapeError:
+    """The error for tensors that require a gradient."""
+    given = inspect.signature(function).bind_partial(*args, **kwargs).arguments
+    name = next(name for name, x in _leaves(given) if x.requires_grad)
+    return _of_tensor(
+        name,
+        f"requires a gradient, and {function.__name__} has none",
+        "be detached. Call .detach() on it, or the kernel under torch.no_grad()",
+    )
 
 
 def _of_triton(name: str, error: Exception) -> UnsupportedHardware:
@@ -138,8 +162,6 @@ def _refusal(
     for name, x in tensors.items():
         if x.is_meta:
             return _of_tensor(name, "is on meta, where tensors have no data", "have some; for shapes alone, trace the call with torch.compile")  # fmt: skip
-        if x.requires_grad and torch.is_grad_enabled() and "grad" in str(error):
-            return _of_tensor(name, "requires a gradient, and kernels have none", "be detached. Call .detach() on it, or the kernel under torch.no_grad()")  # fmt: skip
     listed = "; ".join(f"{name} {described(value)}" for name, value in given.items())
     reason = str(error).strip().split("\n")[0]
     return ShapeError(

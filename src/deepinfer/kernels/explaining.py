@@ -65,10 +65,12 @@ def _explain_operation(
     found: Operation, backend: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Choice:
     """`Operation.explain` of arguments by place and by the names of the schema."""
-    names = [part.split()[-1].partition("=")[0] for part in found.schema.split(",")]
+    parts = [part.split() for part in found.schema.split(",")]
+    names = [name.partition("=")[0] for *_, name in parts]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    fits = len(args) <= len(names) and set(given) == set(names)
-    if fits and len(args) + len(kwargs) == len(names):
+    fits = len(args) <= len(names) and len(args) + len(kwargs) == len(given)
+    given = {name: None for kind, name in parts if kind.endswith("?")} | given
+    if fits and set(given) == set(names):
         try:
             return found.explain(backend, *(given[name] for name in names))
         except (AttributeError, IndexError, TypeError, ValueError) as error:

@@ -112,8 +112,8 @@ class Choice:
 class Operation:
     """A kernel by name, with its implementations.
 
-    What it writes is an argument, marked in the schema. Called by code that torch.compile traces, it is the operation
-    `deepinfer::name` of torch; otherwise the implementation is called directly.
+    What it writes is an argument, marked in the schema. Called by code that torch traces (torch.compile, make_fx, fake
+    tensors), it is the operation `deepinfer::name` of torch; otherwise the implementation is called directly.
 
     Attributes:
         name: Public name.
@@ -237,16 +237,24 @@ class Operation:
             getattr(torch.ops.deepinfer, self.name)(backend, *bytes_)
             return
         choices = _choices.get()
-        if choices is None:
-            self._run(backend, *args)
-        else:
+        if choices is not None:
             choices.note(self, backend, args)
+        elif torch._C._len_torch_dispatch_stack():
+            # Fake tensors and make_fx know the operation of torch, not what it calls.
+            getattr(torch.ops.deepinfer, self.name)(backend, *args)
+        else:
+            self._run(backend, *args)
 
     def _run(self, backend: str | None, *args: Any) -> None:
         chosen = self.choose(backend, *args)
         if chosen.backend == "torch":
             # Torch takes some indices from another device, and waits for them: that would be a silent fallback.
             check_devices(self.name, *args)
+            if torch._C._is_any_autocast_enabled():
+                # References compute in the dtypes that they say, as the kernels do.
+                with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+                    chosen.function(*args)
+                return
         chosen.function(*args)
 
 

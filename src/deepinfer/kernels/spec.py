@@ -11,6 +11,7 @@ from torch import Tensor
 
 from deepinfer.core.errors import ShapeError
 from deepinfer.kernels import contract
+from deepinfer.kernels.host import is_readable
 from deepinfer.kernels.reference import spec as reference
 from deepinfer.kernels.registry import Operation
 
@@ -120,7 +121,7 @@ def speculative_verify(
         )  # fmt: skip
     _check_lengths(lengths, width)
     needed = requests
-    if _is_readable(lengths):
+    if is_readable(lengths):
         needed += int(lengths.sum())
     if target_logits.shape[0] < needed:
         raise ShapeError(
@@ -190,14 +191,9 @@ def ngram_propose(
     return out, matched
 
 
-def _is_readable(x: Tensor) -> bool:
-    """Whether values can be looked at without a wait: on a CPU, outside of a traced graph."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
 def _check_lengths(lengths: Tensor, most: int) -> None:
     """Refuses lengths outside of [0, most], where they can be looked at."""
-    if lengths.numel() and _is_readable(lengths):
+    if lengths.numel() and is_readable(lengths):
         low, high = (int(v) for v in lengths.aminmax())
         if low < 0 or high > most:
             raise ShapeError(

@@ -66,7 +66,7 @@ def paged_mqa_logits(
         pages = table[b, at // page_size].long()
         pages = torch.where(pages < len(cache), pages, -1)
         slots = torch.where(pages >= 0, pages * page_size + at % page_size, -1)
-        keys = torch.empty((count, form.channels), device=q.device)
+        keys = torch.empty((count, form.channels), dtype=torch.float32, device=q.device)
         gather_rows(cache, slots, keys, form, page_size)
         rows = slice(b * next_n, (b + 1) * next_n)
         starts = torch.zeros_like(lengths[b])
