@@ -80,7 +80,7 @@ def test_wrong_arguments_are_refused() -> None:
     q, keys, weights, starts, ends = parts(3, 20)
     kv = (keys.to(torch.float8_e4m3fn), torch.ones(20))
     assert fp8_mqa_logits(q[:0], kv, weights[:0], starts[:0], ends[:0]).shape == (0, 20)
-    with pytest.raises(ShapeError, match="keys has dtype float32"):
+    with pytest.raises(ShapeError, match=r"kv\[0\] has dtype float32"):
         fp8_mqa_logits(q, (keys, torch.ones(20)), weights, starts, ends)
     with pytest.raises(ShapeError, match="weights has shape"):
         fp8_mqa_logits(q, kv, weights[:2], starts, ends)

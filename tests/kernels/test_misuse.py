@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deepinfer import kernels
-from deepinfer.core.errors import DeepInferError, ShapeError
+from deepinfer.core.errors import ConfigError, DeepInferError, ShapeError
 
 ONES = torch.ones(2, 128)
 WHOLE = torch.ones(2, 128, dtype=torch.int32)
@@ -20,6 +20,14 @@ PHASES = torch.zeros(2, 4, 2)
 INDEX_Q = torch.zeros(1, 1, 8, 128).to(torch.float8_e4m3fn)
 FORMAT = kernels.KVCacheFormat.V41_MXFP8
 CACHE = torch.zeros(1, FORMAT.page_bytes(4), dtype=torch.uint8)
+
+
+INDEX_CACHE = torch.zeros(1, kernels.KVCacheFormat.INDEXER_FP8.page_bytes(4), dtype=torch.uint8)
+
+
+def _insert(phases: torch.Tensor) -> None:
+    k = torch.zeros(1, FORMAT.channels)
+    kernels.rope_quant_insert(k, phases, CACHE.clone(), torch.tensor([0]), FORMAT, 4)
 
 
 def _int32(*values: int) -> torch.Tensor:
@@ -132,6 +140,68 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
         lambda: kernels.fp8_mqa_logits(SCALAR, (CODES, SCALES[:, 0]), ONES, _int32(0), _int32(1)),
     ),
     "latents at a number": ("slot_mapping", lambda: _compress(torch.tensor(0))),
+    "attention by all that the schedule's function returns": (
+        "sched_meta",
+        lambda: _decode(sched_meta=kernels.get_mla_metadata(1, 8, 64)),
+    ),
+    "attention, second list of another shape": (
+        "extra_indices_in_kvcache",
+        lambda: _decode(extra_k_cache=CACHE, extra_indices_in_kvcache=_int32(0)),
+    ),
+    "attention that turns nothing": ("phases", lambda: _decode(phases=torch.zeros(1, 0, 2))),
+    "merge that turns nothing": (
+        "phases",
+        lambda: kernels.merge_attn_states(
+            torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1), phases=torch.zeros(1, 0, 2)
+        ),
+    ),
+    "rows of no cache": (
+        "slot_mapping",
+        lambda: kernels.quantize_and_insert_k_cache(
+            torch.zeros(1, FORMAT.channels), CACHE, torch.zeros(1), FORMAT, 4
+        ),
+    ),
+    "rows turned by 24 pairs": ("phases", lambda: _insert(torch.zeros(1, 24, 2))),
+    "rows turned by pairs apart": ("phases", lambda: _insert(torch.zeros(1, 32, 3)[..., :2])),
+    "scores of keys of other channels": (
+        "kv[0]",
+        lambda: kernels.fp8_mqa_logits(
+            INDEX_Q[0], (CODES[:, :64], SCALES[:, 0]), torch.ones(1, 8), _int32(0), _int32(1)
+        ),
+    ),
+    "scores of keys in halves of groups": (
+        "q",
+        lambda: kernels.fp8_fp4_mqa_logits(
+            INDEX_Q[0, ..., :48],
+            (PACKED[:, :24], PACKED[:, :1]),
+            torch.ones(1, 8),
+            _int32(0),
+            _int32(1),
+        ),
+    ),
+    "scores in less than no column": (
+        "max_context_len",
+        lambda: kernels.fp8_paged_mqa_logits(
+            INDEX_Q,
+            INDEX_CACHE,
+            torch.ones(1, 8),
+            _int32(1),
+            _int32(0)[None],
+            None,
+            -1,
+            page_size=4,
+        ),
+    ),
+    "bands of no key": ("window", lambda: kernels.window_bands(_int32(0, 1), _int32(0, 1), 1, 0)),
+    "bands of less than no row": (
+        "rows",
+        lambda: kernels.window_bands(_int32(0, 1), _int32(0, 1), -1),
+    ),
+    "bands of floats": (
+        "cu_seqlens_q",
+        lambda: kernels.window_bands(torch.ones(2), _int32(0, 1), 1),
+    ),
+    "shares of floats": ("indices", lambda: kernels.owned_indices(ONES, 0, 2)),
     "top-k as a float": ("top_k", lambda: kernels.top_k_top_p_mask(ONES, 2.0)),
     "min-p above 1": ("min_p", lambda: kernels.top_k_top_p_mask(ONES, min_p=2.0)),
 }
@@ -140,10 +210,11 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_mistakes_are_refused_by_name(name: str) -> None:
     argument, call = REFUSED[name]
-    with pytest.raises(ShapeError) as caught:
+    with pytest.raises((ShapeError, ConfigError)) as caught:
         call()
     assert isinstance(caught.value, DeepInferError)
-    assert caught.value.argument == argument
+    found = caught.value.argument if isinstance(caught.value, ShapeError) else caught.value.field
+    assert found == argument
     assert argument.rsplit(" ", 1)[-1] in str(caught.value)
 
 

@@ -14,7 +14,7 @@ from deepinfer.kernels.registry import operations
 def test_backends_that_there_are_not(backend) -> None:
     """Also where nothing would be computed."""
     with pytest.raises(
-        ConfigError, match="no kernel has a backend .*'hopper', .*'torch', 'triton'"
+        ConfigError, match=r"no kernel has a backend .*'hopper', .*'torch', 'triton'"
     ):
         kernels.bf16_gemm_nt(
             torch.zeros(0, 8).bfloat16(), torch.zeros(4, 8).bfloat16(), backend=backend

@@ -124,7 +124,7 @@ def flash_mla_with_kvcache(
             output are rotated back by them; None for no rotation.
         phase_index: Entry of each row, shape [batch, s_q], int32; None when entry i is that of row i. A row of an
             entry that `phases` does not have is not turned.
-        sched_meta: From `get_mla_metadata`; None to choose by the number of rows, which is not batch-invariant.
+        sched_meta: The first of what `get_mla_metadata` returns; None to choose by the number of rows, which is not batch-invariant.
         out: Shape [batch, s_q, heads, channels], bf16 (any float dtype for "torch"), written and returned; None for a new
             tensor of q's dtype.
         backend: "torch" or "triton"; None for the best that serves the call.
@@ -166,6 +166,12 @@ def flash_mla_with_kvcache(
     out = _output(out, q)
     lse = torch.empty((batch, s_q, heads), dtype=torch.float32, device=q.device)
     if rows and heads:
+        if sched_meta is not None and not isinstance(sched_meta, MLASchedMeta):
+            raise ConfigError(
+                f"sched_meta is of type {type(sched_meta).__name__}; it must be an MLASchedMeta, the first of the two that "
+                "get_mla_metadata returns, or None.",
+                field="sched_meta", value=sched_meta, limit="an MLASchedMeta",
+            )  # fmt: skip
         split = CHOOSE if sched_meta is None else sched_meta.split_keys
         if split != CHOOSE and (split < 0 or split % 64):
             raise ConfigError(
@@ -258,7 +264,7 @@ def _scope(
             f"{form.page_bytes(page_size)}.",
             argument=f"{prefix}k_cache", expected=form.page_bytes(page_size), found=cache.shape[1],
         )  # fmt: skip
-    name = f"{prefix}indices"
+    name = "extra_indices_in_kvcache" if prefix else "indices"
     contract.check_dtype(name, indices, torch.int32)
     contract.check_shape(name, indices, (batch, s_q, None), "batch, s_q, width")
     flat = indices.reshape(batch * s_q, indices.shape[-1])
@@ -289,10 +295,10 @@ def _check_ends(
         return
     contract.check_dtype("phases", phases, torch.float32)
     contract.check_shape("phases", phases, (None, None, 2), "entries, rotated / 2, 2")
-    if 2 * phases.shape[1] > channels:
+    if not 0 < 2 * phases.shape[1] <= channels:
         raise ShapeError(
-            f"phases rotate {2 * phases.shape[1]} channels; a head has {channels}.",
-            argument="phases", expected=channels, found=2 * phases.shape[1],
+            f"phases rotate {2 * phases.shape[1]} channels; a head has {channels}. Give None for no rotation.",
+            argument="phases", expected=f"[2, {channels}]", found=2 * phases.shape[1],
         )  # fmt: skip
     if phase_index is not None:
         contract.check_dtype("phase_index", phase_index, torch.int32)

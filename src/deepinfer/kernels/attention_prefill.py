@@ -157,15 +157,23 @@ def window_bands(
     Args:
         cu_seqlens_q: Where the queries of each sequence begin, and the end of all, shape [sequences + 1], int32.
         cu_seqlens_k: Where its keys begin, and the end of all, shape [sequences + 1], int32.
-        rows: Query rows; those behind the last sequence get no keys.
-        window: Keys of a query, itself among them.
+        rows: Query rows, at least 0; those behind the last sequence get no keys.
+        window: Keys of a query, itself among them; at least 1.
 
     Returns:
         First key and number of keys of each row, each of shape [rows], int32.
 
     Raises:
-        ShapeError: The two do not count the same sequences.
+        ShapeError: The two do not count the same sequences or are no int32, or a number is too small.
     """
+    contract.check_dtype("cu_seqlens_q", cu_seqlens_q, torch.int32)
+    contract.check_dtype("cu_seqlens_k", cu_seqlens_k, torch.int32)
+    for name, number, least in (("rows", rows, 0), ("window", window, 1)):
+        if number < least:
+            raise ShapeError(
+                f"{name} is {number}; it must be at least {least}.",
+                argument=name, expected=f">= {least}", found=number,
+            )  # fmt: skip
     if cu_seqlens_q.shape != cu_seqlens_k.shape or cu_seqlens_q.dim() != 1 or not len(cu_seqlens_q):
         raise ShapeError(
             f"cu_seqlens_q has shape {tuple(cu_seqlens_q.shape)} and cu_seqlens_k {tuple(cu_seqlens_k.shape)}; both "
@@ -193,18 +201,19 @@ def owned_indices(
     `merge_attn_states` joins the results by their log-sum-exp.
 
     Args:
-        indices: Global ids, shape [s_q, 1, topk], int32; negative ones are skipped.
+        indices: Global ids, shape [s_q, 1, topk] or [s_q, topk], int32; negative ones are skipped.
         rank: The rank, in [0, world_size).
         world_size: Number of ranks.
         interleave: Consecutive keys that a rank owns.
 
     Returns:
-        Local ids in the order of the list, -1 behind them, shape [s_q, 1, topk], int32, and how many each row has,
+        Local ids in the order of the list, -1 behind them, shape of `indices`, int32, and how many each row has,
         shape [s_q], int32.
 
     Raises:
-        ShapeError: `rank`, `world_size` or `interleave` is out of range.
+        ShapeError: `rank`, `world_size` or `interleave` is out of range, or `indices` are no int32.
     """
+    contract.check_dtype("indices", indices, torch.int32)
     if not 0 <= rank < world_size or interleave < 1:
         raise ShapeError(
             f"rank is {rank}, world_size {world_size} and interleave {interleave}; it must be 0 <= rank < world_size "
@@ -279,10 +288,10 @@ def _shared(
     if phases is not None:
         contract.check_dtype("phases", phases, torch.float32)
         contract.check_shape("phases", phases, (s_q, None, 2), "s_q, pairs, 2")
-        if 2 * phases.shape[1] > d_v:
+        if not 0 < 2 * phases.shape[1] <= d_v:
             raise ShapeError(
-                f"phases has {phases.shape[1]} pairs; the output has {d_v} channels.",
-                argument="phases", expected=d_v // 2, found=phases.shape[1],
+                f"phases has {phases.shape[1]} pairs; the output has {d_v} channels. Give None for no rotation.",
+                argument="phases", expected=f"[1, {d_v // 2}]", found=phases.shape[1],
             )  # fmt: skip
     lists = None if extra_indices is None else extra_indices[:, 0]
     return rows, lists, extra_lengths, sink, phases

@@ -59,7 +59,7 @@ def quantize_and_insert_k_cache(
     contract.check_dtype("k", k, *_FLOATS)
     contract.check_shape("k", k, (None, format.channels), "rows, channels")
     contract.check_last_stride("k", k)
-    _check_cache(cache, slot_mapping, format, page_size)
+    _check_cache(cache, "slot_mapping", slot_mapping, format, page_size)
     contract.check_shape("slot_mapping", slot_mapping, (len(k),), "rows")
     if len(k):
         INSERT(backend, k, cache, slot_mapping, format.name, page_size)
@@ -95,7 +95,7 @@ def gather_and_dequantize_k_cache(
         ConfigError: `page_size` is below 1.
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
-    _check_cache(cache, slots, format, page_size)
+    _check_cache(cache, "slots", slots, format, page_size)
     if out is None:
         out = cache.new_empty((*slots.shape, format.channels), dtype=dtype)
     contract.check_dtype("out", out, *_FLOATS)
@@ -129,7 +129,8 @@ def rope_quant_insert(
 
     Args:
         k: Shape [rows, channels], bf16, fp16 or fp32; rows may lie apart.
-        phases: Cosine and sine of each rotated pair, shape [entries, rotated / 2, 2], fp32.
+        phases: Cosine and sine of each rotated pair of neighbours, shape [entries, rotated / 2, 2], fp32; `rotated` is a
+            power of two, at most the format's `tail_channels` if it has some, and the pairs of an entry lie side by side.
         cache: Shape [pages, bytes], uint8, written.
         slot_mapping: Slot of each row, shape [rows], int32 or int64; rows of slots that the cache does not have are
             written nowhere.
@@ -152,7 +153,7 @@ def rope_quant_insert(
     contract.check_dtype("k", k, *_FLOATS)
     contract.check_shape("k", k, (None, format.channels), "rows, channels")
     contract.check_last_stride("k", k)
-    _check_cache(cache, slot_mapping, format, page_size)
+    _check_cache(cache, "slot_mapping", slot_mapping, format, page_size)
     contract.check_shape("slot_mapping", slot_mapping, (len(k),), "rows")
     _check_row_steps(len(k), format, phases, weight, phase_index)
     _check_floor(len(k), positions, write_floor)
@@ -198,7 +199,8 @@ def compress_norm(
         gates: Their gates, of the same shape, fp32, for pairs; None when each token is a latent.
         weight: Gains of the norm, shape [channels].
         eps: Added to the mean square.
-        phases: Cosine and sine of each rotated pair of channels, shape [entries, rotated / 2, 2], fp32.
+        phases: Cosine and sine of each rotated pair of neighbours, shape [entries, rotated / 2, 2], fp32; `rotated` and
+            strides as in `rope_quant_insert`.
         cache: Shape [pages, bytes], uint8, written.
         slot_mapping: Slot of each latent, shape [rows], int32 or int64; latents of slots that the cache does not have are
             not cached.
@@ -232,7 +234,7 @@ def compress_norm(
     contract.check_dtype("values", values, torch.float32)
     contract.check_shape("values", values, (None, format.channels), "tokens, channels")
     contract.check_last_stride("values", values)
-    _check_cache(cache, slot_mapping, format, page_size)
+    _check_cache(cache, "slot_mapping", slot_mapping, format, page_size)
     contract.check_shape("slot_mapping", slot_mapping, (None,), "rows")
     tokens, rows = len(values), len(slot_mapping)
     if last is not None:
@@ -266,12 +268,14 @@ def _check_integers(name: str, x: Tensor, count: int) -> None:
     contract.check_shape(name, x, (count,), "rows")
 
 
-def _check_cache(cache: Tensor, slots: Tensor, form: KVCacheFormat, page_size: int) -> None:
+def _check_cache(
+    cache: Tensor, name: str, slots: Tensor, form: KVCacheFormat, page_size: int
+) -> None:
     needed = form.page_bytes(page_size)
     contract.check_dtype("cache", cache, torch.uint8)
     contract.check_shape("cache", cache, (None, None), "pages, bytes")
     contract.check_last_stride("cache", cache)
-    contract.check_dtype("slots", slots, torch.int32, torch.int64)
+    contract.check_dtype(name, slots, torch.int32, torch.int64)
     if cache.shape[1] < needed:
         raise ShapeError(
             f"cache has pages of {cache.shape[1]} bytes; {page_size} rows of {form.name} take {needed}.",
@@ -286,11 +290,15 @@ def _check_row_steps(
     contract.check_shape("phases", phases, (None, None, 2), "entries, rotated / 2, 2")
     half = phases.shape[1]
     most = form.tail_channels or form.channels
-    if half < 1 or half & (half - 1) or 2 * half > most or phases[:1].stride()[1:] != (2, 1):
+    if half < 1 or half & (half - 1) or 2 * half > most:
         raise ShapeError(
-            f"phases has shape {tuple(phases.shape)}, strides {phases.stride()}; {form.name} rotates a power of two of "
-            f"channels, {most} at most, and entries are contiguous.",
-            argument="phases", expected=most, found=2 * half,
+            f"phases rotate {2 * half} channels; {form.name} rotates a power of two, from 2 to {most}.",
+            argument="phases", expected=f"a power of two, at most {most}", found=2 * half,
+        )  # fmt: skip
+    if phases[:1].stride()[1:] != (2, 1):
+        raise ShapeError(
+            f"phases has strides {phases.stride()}; the pairs of an entry must lie side by side. Call .contiguous() on it.",
+            argument="phases", expected=(2, 1), found=phases.stride()[1:],
         )  # fmt: skip
     if index is not None:
         _check_integers("phase_index", index, rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from deepinfer.core.errors import ShapeError
 from deepinfer.kernels import contract
 from deepinfer.kernels.configs import indexer as configs
 from deepinfer.kernels.devices import on_device
@@ -54,10 +55,10 @@ def fp8_mqa_logits(
     """
     keys, scale = kv
     contract.check_shape("q", q, (None, None, None), "T, heads, dim")
-    contract.check_dtype("keys", keys, _FP8)
-    contract.check_dtype("key scales", scale, torch.float32)
-    contract.check_shape("keys", keys, (None, q.shape[-1]), "S, dim")
-    contract.check_shape("key scales", scale, (keys.shape[0],), "S")
+    contract.check_dtype("kv[0]", keys, _FP8)
+    contract.check_dtype("kv[1]", scale, torch.float32)
+    contract.check_shape("kv[0]", keys, (None, q.shape[-1]), "S, dim")
+    contract.check_shape("kv[1]", scale, (keys.shape[0],), "S")
     return _call(FP8, q, keys, scale, weights, cu_seq_len_k_start, cu_seq_len_k_end, out, backend)
 
 
@@ -95,10 +96,15 @@ def fp8_fp4_mqa_logits(
     """
     keys, scale = kv
     contract.check_shape("q", q, (None, None, None), "T, heads, dim")
-    contract.check_dtype("keys", keys, torch.uint8)
-    contract.check_dtype("key scales", scale, torch.uint8, torch.float8_e8m0fnu)
-    contract.check_shape("keys", keys, (None, q.shape[-1] // 2), "S, dim / 2")
-    contract.check_shape("key scales", scale, (keys.shape[0], q.shape[-1] // 32), "S, dim / 32")
+    if q.shape[-1] % 32:
+        raise ShapeError(
+            f"q has heads of {q.shape[-1]} channels; keys in MXFP4 need a multiple of 32.",
+            argument="q", expected="[T, heads, multiple of 32]", found=tuple(q.shape),
+        )  # fmt: skip
+    contract.check_dtype("kv[0]", keys, torch.uint8)
+    contract.check_dtype("kv[1]", scale, torch.uint8, torch.float8_e8m0fnu)
+    contract.check_shape("kv[0]", keys, (None, q.shape[-1] // 2), "S, dim / 2")
+    contract.check_shape("kv[1]", scale, (keys.shape[0], q.shape[-1] // 32), "S, dim / 32")
     return _call(FP4, q, keys, scale, weights, cu_seq_len_k_start, cu_seq_len_k_end, out, backend)
 
 

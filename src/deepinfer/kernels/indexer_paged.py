@@ -28,11 +28,11 @@ def get_paged_mqa_logits_metadata(context_lens: Tensor, block_kv: int, num_sms: 
     """The work of each program of the paged scores: equal shares of the splits of all requests, in order.
 
     It is made on the device without a look at the values from the host, so it may be part of a recorded graph. Scores do
-    not depend on it.
+    not depend on its shares; one that was made for other lengths, or by other means, may leave scores unwritten.
 
     Args:
         context_lens: Keys of each request, shape [requests], or of each of its queries, shape [requests, next_n], int32.
-        block_kv: Keys of a page, at least 1; splits end where they may within one.
+        block_kv: Keys of a page, at least 1; taken for the name's sake, shares are the same for every size.
         num_sms: Processors of the device, at least 1.
 
     Returns:
@@ -86,7 +86,7 @@ def fp8_paged_mqa_logits(
         block_table: Pages of each request in order, shape [requests, most pages], int32; negative ones are not read, and
             their scores are -inf.
         schedule_meta: Of `get_paged_mqa_logits_metadata`, shape [programs + 1, 2], int32; None to make it.
-        max_context_len: Columns of the result, at least the longest length.
+        max_context_len: Columns of the result, at least 0; keys of longer requests have none.
         page_size: Keys of a page.
         clean_logits: Write -inf behind the keys of a query; else these places are left as they are.
         out: Shape [requests * next_n, max_context_len], fp32 or bf16, last stride 1; a new fp32 tensor when None.
@@ -132,7 +132,7 @@ def fp8_fp4_paged_mqa_logits(
             `fp8_paged_mqa_logits`.
         block_table: Pages of each request in order, negative for none, shape [requests, most pages], int32.
         schedule_meta: Of `get_paged_mqa_logits_metadata`, shape [programs + 1, 2], int32; None to make it.
-        max_context_len: Columns of the result, at least the longest length.
+        max_context_len: Columns of the result, at least 0; keys of longer requests have none.
         page_size: Keys of a page.
         clean_logits: Write -inf behind the keys of a query; else these places are left as they are.
         out: Shape [requests * next_n, max_context_len], fp32 or bf16, last stride 1; a new fp32 tensor when None.
@@ -183,6 +183,11 @@ def _call(
         back = torch.arange(next_n - 1, -1, -1, device=lengths.device, dtype=torch.int32)
         lengths = lengths[:, None] - back
     contract.check_shape("context_lens", lengths, (requests, next_n), "requests, next_n")
+    if columns < 0:
+        raise ShapeError(
+            f"max_context_len is {columns}; it must be at least 0.",
+            argument="max_context_len", expected=">= 0", found=columns,
+        )  # fmt: skip
     if out is None:
         out = weights.new_empty((requests * next_n, columns))
     contract.check_dtype("out", out, torch.float32, torch.bfloat16)
