@@ -33,6 +33,13 @@ def model_of(kind: str, seed: int = 0) -> Any:
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128,
         "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0, "initializer_range": 0.3,
     }  # fmt: skip
+    if kind == "indexed":
+        if not hasattr(transformers, "DeepseekV32Config"):
+            pytest.skip("this version of transformers has no DeepSeek V3.2")
+        del sizes["head_dim"]
+        sizes |= {"num_key_value_heads": 4, "index_topk": 4, "first_k_dense_replace": 4}
+        config = transformers.DeepseekV32Config(**sizes)
+        return transformers.DeepseekV32ForCausalLM(config).double()
     if kind == "window":
         # Four layers of which some look back six tokens only: a cache that follows that cannot be cropped.
         config = transformers.Gemma2Config(**sizes, sliding_window=6)
@@ -66,7 +73,7 @@ class Mixed:
         )
 
 
-@pytest.mark.parametrize("kind", ["llama", "window"])
+@pytest.mark.parametrize("kind", ["llama", "window", "indexed"])
 def test_output_is_that_of_generate(kind: str) -> None:
     model = model_of(kind)
     target = TransformersTarget(model, (-1, 1, 2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,7 @@ class TransformersTarget:
             )
         self.model = model.eval()
         self.taps = taps
-        self._new_cache = library.DynamicCache
+        self._new_cache = _cache_of(library, model.config.get_text_config())
         # Older versions of the library have a longer name for it.
         known = inspect.signature(type(model).forward).parameters
         self._cache_name = "cache" if "cache" in known else "past_key_values"
@@ -154,6 +154,20 @@ class TransformersTarget:
 
     def _tapped(self, states: Sequence[Tensor]) -> Tensor:
         return torch.cat([states[tap + 1] for tap in self.taps], -1)
+
+
+def _cache_of(library: Any, config: Any) -> Callable[[], Any]:
+    """Makes caches that keep everything.
+
+    One that follows the configuration drops what a sliding window has left, so that nothing can be taken back; but only
+    such a one has room for the keys of an indexer.
+    """
+    if "config" in inspect.signature(library.DynamicCache).parameters:
+        layers = getattr(library.DynamicCache(config=config), "layers", ())
+        if any("Indexed" in type(layer).__name__ for layer in layers):
+            return lambda: library.DynamicCache(config=config)
+    made: Callable[[], Any] = library.DynamicCache
+    return made
 
 
 def _check_model(model: Any) -> None:
