@@ -41,9 +41,7 @@ def options(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     return seeds, torch.randint(0, 2**20, (rows,), device="cuda")
 
 
-def argmax(
-    rows: int, sizes: tuple[int, int] | None, dtype: torch.dtype = torch.float32, stages: int = 0
-):
+def argmax(rows: int, sizes: tuple[int, int] | None, dtype: torch.dtype = torch.float32):
     """Builds the highest logit of rows."""
 
     def build(small: bool) -> Built:
@@ -59,7 +57,7 @@ def argmax(
         if small:
             spoil(x)
         out = torch.full((count,), 777, device="cuda", dtype=torch.int64)
-        run = lambda: launch.highest_tokens(x, out, sizes, stages)  # noqa: E731
+        run = lambda: launch.highest_tokens(x, out, sizes)  # noqa: E731
 
         def check() -> Mapping[str, float]:
             want = torch.empty_like(out)
@@ -258,24 +256,20 @@ def cases() -> list[Case]:
     """The cases."""
     found = []
 
-    def named(sizes: tuple[int, ...] | None) -> str:
-        if sizes is None:
-            return "table"
-        stages = f" row, stages {sizes[2]}" if sizes[2:] and sizes[2] else ""
-        return f"{sizes[0]} w{sizes[1]}{stages}"
+    def named(sizes: tuple[int, int] | None) -> str:
+        return "table" if sizes is None else f"{sizes[0]} w{sizes[1]}"
 
     highest = (
-        (256, torch.bfloat16, (None, (8192, 16, 3), (8192, 16, 4), (16384, 16, 2), (4096, 8, 4), (8192, 4, 0))),
-        (256, torch.float32, (None, (8192, 16, 3), (4096, 8, 4))),
+        (256, torch.bfloat16, (None, (8192, 4))),
+        (256, torch.float32, (None,)),
         (1, torch.float32, (None,)),
-    )  # fmt: skip
+    )
     for rows, dtype, forms in highest:
         shape = f"{rows} x {VOCAB} {'fp32' if dtype == torch.float32 else 'bf16'}"
         for sizes in forms:
-            build = argmax(rows, sizes and sizes[:2], dtype, sizes[2] if sizes else 0)
-            found.append(Case("argmax_sample", shape, named(sizes), build))
+            found.append(Case("argmax_sample", shape, named(sizes), argmax(rows, sizes, dtype)))
     for rows, forms in (
-        (256, (None, (1024, 2), (4096, 8), (4096, 4))),
+        (256, (None, (1024, 2), (4096, 8))),
         (64, (None,)),
         (1, (None,)),
     ):

@@ -69,11 +69,9 @@ def filtered(
         seeds, positions = options(count)
         out = torch.full((count,), 777, device="cuda", dtype=torch.int64)
         filters = launch.Filters(warm, top_k, top_p, None, k)
-        given = dict(sizes)
-        if "selection" in given:
-            given["selection"] = launch.ByGroupsTuning(*given["selection"])
 
-        run = lambda: launch.draw_filtered(x, filters, seeds, positions, 0, out, **given)  # noqa: E731
+        draw = launch.Draw(seeds, positions, 0, out)
+        run = lambda: launch.draw_filtered(x, filters, draw, **sizes)  # noqa: E731
 
         def check() -> Mapping[str, float]:
             if not judged:  # another case with the same filters is
@@ -237,24 +235,12 @@ ONE = (
 """The same at one row."""
 
 FORMS: tuple[tuple[int, float, str, dict[str, dict]], ...] = (
-    (0, 0.95, "normal", {
-        "marks 1024 w2": {"sizes": (1024, 2)}, "marks 4096 w8": {"sizes": (4096, 8)}, "row w8": {"row_warps": 8},
-    }),
-    (0, 0.95, "flat", {
-        "weigh 2048 w4": {"weigh_sizes": (2048, 4)}, "weigh 2048 w8": {"weigh_sizes": (2048, 8)},
-        "expected 6": {"expected": 6},
-    }),
-    (0, 0.5, "flat", {"rounds 1": {"rounds": 1}, "rounds 4": {"rounds": 4}, "expected 16": {"expected": 16}}),
-    (1000, 1.0, "normal", {"apart": {"joined": False}, "ranks": {"by_rank": True}}),
+    (0, 0.95, "normal", {"scores 4096 w8": {"sizes": (4096, 8)}, "row w8": {"row_warps": 8}}),
+    (0, 0.95, "flat", {"weigh 2048 w4": {"weigh_sizes": (2048, 4)}}),
     (1000, 1.0, "masked", {"ranks": {"by_rank": True}}),
-    (1000, 1.0, "flat", {"ranks": {"by_rank": True}, "ranks 32": {"by_rank": True, "expected": 32}}),
-    (4096, 1.0, "normal", {
-        "ranks": {"by_rank": True},
-        "16 tokens w8": {"selection": (16, 4096, 4, 8192, 8192, 1, 8, False, 128)},
-        "8 tokens, 64 registers": {"selection": (8, 4096, 4, 8192, 8192, 2, 16, False, 64)},
-    }),
-    (4096, 1.0, "flat", {"ranks": {"by_rank": True}, "ranks 32": {"by_rank": True, "expected": 32}}),
-)  # fmt: skip
+    (4096, 1.0, "normal", {"selected": {"by_rank": False}}),
+    (4096, 1.0, "flat", {"selected": {"by_rank": False}}),
+)
 """Forms at many rows."""
 
 
@@ -272,11 +258,6 @@ def cases() -> list[Case]:
                 build = filtered(rows, k, p, {}, law, judged=rows == 256 and law == kinds[0])
                 form = f"{rows} x {VOCAB} fp32 {named(k, p, law)}"
                 found.append(Case(op, form, "table", build))
-        for k, p, law in ((1000, 1.0, "normal"), (1000, 1.0, "peaked"), (4096, 1.0, "flat")):
-            if rows == 1:
-                form = f"1 x {VOCAB} fp32 {named(k, p, law)}"
-                build = filtered(rows, k, p, {"by_rank": True}, law, judged=False)
-                found.append(Case(op, form, "ranks", build))
         for k, p, law, forms in FORMS if rows == 256 else ():
             for name, sizes in forms.items():
                 form = f"{rows} x {VOCAB} fp32 {named(k, p, law)}"

@@ -419,7 +419,7 @@ def test_rows_in_several_chunks_give_the_same() -> None:
         launch.Filters(None, torch.tensor([30, 9]), half, None, 30),
         launch.Filters(None, None, half + 0.4, half * 0.01, 0),
     ):
-        launch.draw_filtered(x, filters, seeds, positions, 0, out, sizes=small)
+        launch.draw_filtered(x, filters, launch.Draw(seeds, positions, 0, out), sizes=small)
         reference.top_k_top_p_sample(x, *filters[:4], seeds, positions, 0, 0, wanted)
         assert torch.equal(out, wanted)
 
@@ -482,10 +482,10 @@ def test_draws_from_bounds_of_a_sample_are_those_of_the_reference(kind, sample) 
             return
         # Drawn before the cut is known, and judged by ranks.
         cuts = None
-    for rounds, expected in ((0, 10), (2, 10), (0, 1), (2, 1)):
-        launch.draw_by_rounds(
-            x, filters, seeds, positions, 0, out, cuts,
-            sizes=sizes, next_sizes=sizes, settle_sizes=sizes, rounds=rounds, expected=expected,
+    for expected in (12, 1):
+        launch.draw_judged(
+            x, filters, launch.Draw(seeds, positions, 0, out), cuts,
+            sizes=sizes, weigh_sizes=sizes, settle_sizes=sizes, expected=expected,
         )  # fmt: skip
         assert torch.equal(out, wanted)
 
@@ -499,14 +499,15 @@ def test_draws_among_the_highest_are_those_of_the_reference(way) -> None:
     x = rows_of_every_kind(500)
     seeds, positions = torch.arange(8) * 99, torch.arange(8)
     out, wanted = torch.empty((2, 8), dtype=torch.int64).unbind(0)
+    draw = launch.Draw(seeds, positions, 0, out)
     # Equal logits are more than a short list holds: they are searched as a whole.
     sizes = {"sizes": (256, 1), "capacity": 512 if way == "groups" else 256}
     for kind in ("k", "both", "all"):
         filters = filters_of(kind)._replace(top_k=OPTIONS["top_k"].clamp_min(1), widest=299)
         if way == "list":
-            launch.draw_listed(x, filters, seeds, positions, 0, out)
+            launch.draw_selected(x, filters, draw)
         else:
-            launch.draw_by_groups(x, filters, seeds, positions, 0, out, **sizes)
+            launch.cut_by_groups(x, filters, draw, **sizes)
         reference.top_k_top_p_sample(x, *filters[:4], seeds, positions, 0, 0, wanted)
         assert torch.equal(out, wanted)
 
@@ -558,11 +559,11 @@ def test_bounds_at_zero_hold_both_zeros() -> None:
     reference.top_k_top_p_sample(x, *filters[:4], seeds, positions, 0, 0, wanted)
     masked = torch.empty_like(x)
     reference.top_k_top_p_mask(x, *filters[:4], 0, masked)
-    for expected in (1, 10):
+    for expected in (1, 12):
         cuts = launch.cut_rows(x, filters, sizes)
-        launch.draw_by_rounds(
-            x, filters, seeds, positions, 0, out, cuts,
-            sizes=sizes, next_sizes=sizes, settle_sizes=sizes, rounds=2, expected=expected,
+        launch.draw_judged(
+            x, filters, launch.Draw(seeds, positions, 0, out), cuts,
+            sizes=sizes, weigh_sizes=sizes, settle_sizes=sizes, expected=expected,
         )  # fmt: skip
         assert torch.equal(out, wanted)
     own = torch.empty_like(x)

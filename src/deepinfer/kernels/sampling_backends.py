@@ -122,7 +122,7 @@ def _sample(
 
     filters = launch.Filters(temperature, top_k, top_p, min_p, widest)
     with launch.on_device(logits):
-        launch.draw_filtered(logits, filters, seeds, positions, stream, out)
+        launch.draw_filtered(logits, filters, launch.Draw(seeds, positions, stream, out))
 
 
 @BITMASK.register("triton", supports=_refusal, priority=10)

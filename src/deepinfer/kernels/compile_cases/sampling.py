@@ -43,8 +43,9 @@ _ROW = {
     "bound_ids": "*i32",
     "counts": "*i32",
     "found": "*i32",
+    "selected": "*i32",
     "scratch": "*i32",
-    "marks": "*i16",
+    "scores": "*fp32",
     "maxima": "*fp32",
     "levels": "*i32",
     "tokens": "*i32",
@@ -60,6 +61,7 @@ _ROW = {
     "facts": "*fp32",
     "num_open": "*i32",
     "open_rows": "*i32",
+    "lists": "*i32",
     "still_open": "*i32",
     "still_open_rows": "*i32",
     "arrived": "*i32",
@@ -77,59 +79,56 @@ def _chosen() -> list[_Form]:
     from deepinfer.kernels.triton import sampling_highest as high
 
     highest, warps = configs.lookup("argmax", _VOCAB)
-    block, more = configs.lookup("marks", _VOCAB)
-    flags = {
-        "WARM": True,
-        "CUT": True,
-        "JUDGED": False,
-        "EXPECTED": configs.EXPECTED,
-        "BLOCK": block,
-    }
+    block, more = configs.lookup("scores", _VOCAB)
+    flags = {"WARM": True, "CUT": True, "FAST": True, "LIST": configs.LISTED_GROUPS, "BLOCK": block}
+    choice = _choice(block) | {"JUDGED": False}
     row = {"CHUNKS": _chunks(highest)}
     return [
         ("argmax_sample", f"chunk of {highest}", high.highest_of_chunk_kernel, {"BLOCK": highest}, warps, CHIPS),
         ("argmax_sample", "row", high.highest_of_row_kernel, row, 1, (90,)),
-        ("gumbel_sample", f"chunk of {block}", draw.marks_kernel, flags, more, CHIPS),
-        ("gumbel_sample", "row", draw.choice_kernel, flags | _listed(block) | {"RANK": False}, 8, (90,)),
+        ("gumbel_sample", f"chunk of {block}", draw.group_scores_kernel, flags, more, CHIPS),
+        ("gumbel_sample", "row", draw.choice_kernel, flags | choice, 16, (90,)),
     ]  # fmt: skip
 
 
-def _listed(block: int) -> dict[str, Any]:
-    """Sizes of the list of marked tokens of a row."""
-    most = 1 << int(1.5 * configs.EXPECTED * -(-_VOCAB // block) - 1).bit_length()
-    return {"CHUNKS": _chunks(block), "LIST": most, "MOST": 128, "FAST": True}
+def _choice(block: int) -> dict[str, Any]:
+    """Sizes of the choice among the tokens of a row that can win."""
+    return {
+        "RANK": False,
+        "EXPECTED": configs.EXPECTED,
+        "CHUNKS": _chunks(block),
+    }
 
 
 def _highest() -> list[_Form]:
     """Cases of draws and cuts by top-k."""
     from deepinfer.kernels.triton import sampling_bounds as bounds
-    from deepinfer.kernels.triton import sampling_draw as draw
     from deepinfer.kernels.triton import sampling_groups as groups
-    from deepinfer.kernels.triton import sampling_list as lists
+    from deepinfer.kernels.triton import sampling_selected as selected
 
     block, warps = configs.lookup("gather", _VOCAB)
     wide, wide_warps = configs.lookup("maxima", _VOCAB)
     highest, few_warps = configs.lookup("argmax", _VOCAB)
     sample, most = configs.SAMPLE, configs.MOST_LISTED
     op, mask = "top_k_top_p_sample", "top_k_top_p_mask"
-    every = {"WARM": True, "TOP_K": True, "MIN_P": True, "FAST": True}
-    drawn = every | {"TOP_P": True, "DRAWN": True, "CHUNKS": _chunks(highest)}
-    few = {"WARM": True, "TOP_P": True, "MIN_P": True, "SAMPLE": True, "CHUNKS": _chunks(wide),
+    every = {"WARM": True, "MIN_P": True}
+    drawn = every | {"TOP_P": True, "FAST": True, "CHUNKS": _chunks(highest)}
+    few = {"WARM": True, "TOP_P": True, "MIN_P": True, "DRAWN": True, "FAST": True, "CHUNKS": _chunks(wide),
            "MOST_K": 2 * configs.FEW_TOP_K, "CAPACITY": 2048}  # fmt: skip
     row = {"BLOCK": wide, "GROUPS": wide // 32, "ALL_GROUPS": _chunks(wide) * wide // 32,
-           "SPAN": 2048, "STEPS": 14, "FAST": True}  # fmt: skip
+           "SPAN": 2048, "STEPS": 14}  # fmt: skip
     return [
         (op, "maxima", groups.chunk_maxima_kernel, {"BLOCK": wide, "GROUPS": wide // 32}, wide_warps, (90,)),
         (op, "groups", groups.row_cut_kernel, few | row, 8, (90,)),
         (op, "few", groups.few_cut_kernel, few, 1, (90,)),
-        (op, "maxima of neighbours", lists.neighbour_maxima_kernel, {"BLOCK": 4096, "GROUP": 8}, 4, (90,)),
-        (op, "tops", draw.chunk_top_kernel, {"BLOCK": highest}, few_warps, (90,)),
-        (op, "draw from 4096", lists.finish_kernel, drawn | {"CAPACITY": 4096}, 16, (90,)),
+        (op, "maxima of neighbours", selected.neighbour_maxima_kernel, {"BLOCK": 4096, "GROUP": 8}, 4, (90,)),
+        (op, "tops", selected.chunk_top_kernel, {"BLOCK": highest}, few_warps, (90,)),
+        (op, "draw from 4096", selected.draw_selected_kernel, drawn | {"CAPACITY": 4096}, 16, (90,)),
         (mask, "bounds of top-k", bounds.bounds_kernel, {"WARM": True, "TOP_K": True, "SIZE": sample},
          sample // 512, (90,)),
-        (mask, "list between bounds", lists.gather_kernel, {"BLOCK": block, "CAPACITY": most}, warps, (90,)),
-        (mask, "cut by top-k", lists.finish_kernel,
-         every | {"TOP_P": False, "DRAWN": False, "CHUNKS": _chunks(block), "CAPACITY": most}, 16, (90,)),
+        (mask, "list between bounds", bounds.gather_kernel, {"BLOCK": block, "CAPACITY": most}, warps, (90,)),
+        (mask, "cut by top-k", bounds.cut_between_kernel,
+         every | {"TOP_K": True, "CHUNKS": _chunks(block), "CAPACITY": most}, 16, (90,)),
     ]  # fmt: skip
 
 
@@ -137,13 +136,11 @@ def _by_mass() -> list[_Form]:
     """Cases of draws by top-p, and of its exact cut."""
     from deepinfer.kernels.triton import sampling_candidates as draw
     from deepinfer.kernels.triton import sampling_mass as mass
-    from deepinfer.kernels.triton import sampling_rounds as rounds
     from deepinfer.kernels.triton import sampling_settle as settle
     from deepinfer.kernels.triton import sampling_weigh as weigh
 
-    first, warps = configs.lookup("marks", _VOCAB)
+    first, warps = configs.lookup("scores", _VOCAB)
     weighed, few_warps = configs.lookup("weigh", _VOCAB)
-    following, more = configs.lookup("next_round", _VOCAB)
     last, most_warps = configs.lookup("settle", _VOCAB)
     block, some = configs.lookup("gather", _VOCAB)
     op, cut = "top_k_top_p_sample", "top_k_top_p_mask"
@@ -152,17 +149,16 @@ def _by_mass() -> list[_Form]:
     drawn = {
         "WARM": True,
         "CUT": False,
-        "JUDGED": True,
-        "EXPECTED": configs.EXPECTED,
+        "FAST": True,
+        "LIST": configs.LISTED_GROUPS,
         "BLOCK": first,
     }
+    choice = _choice(first) | {"JUDGED": True}
     return [
-        (op, "marks", draw.marks_kernel, drawn, warps, CHIPS),
-        (op, "choice", draw.choice_kernel, drawn | _listed(first) | {"RANK": False}, 16, (90,)),
+        (op, "scores", draw.group_scores_kernel, drawn, warps, CHIPS),
+        (op, "choice", draw.choice_kernel, drawn | choice, 16, (90,)),
         (op, "weigh", weigh.weigh_kernel,
-         {"WARM": True, "RANK": False, "BLOCK": weighed, "SPAN": 8192 // weighed, "CHUNKS": _chunks(8192)}, few_warps, (90,)),
-        (op, "next round", rounds.next_round_kernel,
-         {"WARM": True, "RANK": False, "FAST": True, "CHUNKS": _chunks(following), "BLOCK": following}, more, (90,)),
+         {"WARM": True, "RANK": False, "FIRST": 0, "BLOCK": weighed, "SPAN": 8192 // weighed, "CHUNKS": _chunks(8192)}, few_warps, (90,)),
         (op, "settle", settle.settle_kernel, flags | {"RANK": False, "FAST": True, "BLOCK": last}, most_warps, (90,)),
         (cut, "masses", mass.chunk_masses_kernel, flags | {"BLOCK": block}, some, (90,)),
         (cut, "bounds by groups", mass.mass_bounds_kernel,
@@ -247,7 +243,7 @@ def cases() -> list[CompileCase]:
             stack_bytes=160,  # around the calls of fp64 divisions
             chips=chips,
             # The heaviest of them for each kind of machine code.
-            tested=(80, 90, 120) if entry == "marks" else (90,),
+            tested=(80, 90, 120) if entry == "scores" else (90,),
         )
         for operation, entry, kernel, constants, warps, chips in _chosen() + _highest() + _by_mass()
     ]

@@ -5,10 +5,13 @@ from __future__ import annotations
 __all__ = [
     "EXPECTED",
     "FEW_TOP_K",
+    "LISTED_GROUPS",
     "MOST_LISTED",
+    "MOST_SELECTED",
     "MOST_SORTED",
     "MOST_TOP_K",
     "PENALTY_BLOCK",
+    "PROCESSORS",
     "PROGRAMS",
     "SAMPLE",
     "chunk_of",
@@ -16,7 +19,10 @@ __all__ = [
 ]
 
 MOST_TOP_K = 4096
-"""Tokens are drawn from a list when every row has a top-k up to this."""
+"""Tokens are drawn from the selected ones when every row has a top-k up to this."""
+
+MOST_SELECTED = 2048
+"""The same without top-p and min-p: behind it a draw is judged by ranks."""
 
 FEW_TOP_K = 256
 """Up to this the highest tokens are looked for in the groups with the highest maxima."""
@@ -28,13 +34,19 @@ SAMPLE = 8192
 """Tokens of a row that the bounds of its cut are taken from: so many that the list between them nearly never is too long."""
 
 PROGRAMS = 2112
-"""Programs of a round that open rows share."""
+"""Programs of a pass that open rows share."""
 
 MOST_SORTED = 64
 """Up to so many likeliest tokens are put in order by the kernel of log probabilities."""
 
-EXPECTED = 10
-"""Tokens of a chunk that are marked by a draw: of a whole row, none is once in exp(10) draws."""
+EXPECTED = 12
+"""Tokens of a row that a draw looks at: none of them is above their bound once in exp(12) draws."""
+
+LISTED_GROUPS = 32
+"""Groups of 16 tokens that they may be in."""
+
+PROCESSORS = 132
+"""Processors of the GPU that the sizes are for."""
 
 PENALTY_BLOCK = 256
 """Places of a row's tokens that a program looks at."""
@@ -42,11 +54,10 @@ PENALTY_BLOCK = 256
 # (tokens of a chunk, warps)
 _SIZES = {
     "argmax": (4096, 4),
-    "marks": (2048, 4),
+    "scores": (2048, 4),
     "maxima": (8192, 8),
     "gather": (2048, 4),
     "weigh": (1024, 4),
-    "next_round": (2048, 4),
     "settle": (8192, 16),
     "logprobs": (4096, 8),
     "bitmask": (4096, 4),

@@ -11,6 +11,7 @@ __all__ = [
     "exact_gumbel",
     "exact_uniform",
     "fast_log2_exponential",
+    "log2_of",
     "token_words",
 ]
 
@@ -87,7 +88,7 @@ def exact_gumbel(seed, position, token, stream):
 
 
 @triton.jit
-def _log2(x, FAST: tl.constexpr):
+def log2_of(x, FAST: tl.constexpr):
     """log2 of normal numbers; with FAST by one instruction of the chip."""
     if FAST:
         return libdevice.fast_log2f(x)
@@ -103,7 +104,7 @@ def fast_log2_exponential(word, FAST: tl.constexpr):
     near = (signed ^ (signed >> 31)).to(
         tl.float32
     ) * 2.3283064365386963e-10 + 1.1641532182693481e-10
-    e = _log2(tl.where(upper, 1.0 - near, near), FAST) * -0.6931471805599453
+    e = log2_of(tl.where(upper, 1.0 - near, near), FAST) * -0.6931471805599453
     series = near * (1.0 + near * (0.5 + near * 0.3333333333))
     e = tl.where(upper & (near < 0.015625), series, e)
-    return _log2(e, FAST)
+    return log2_of(e, FAST)

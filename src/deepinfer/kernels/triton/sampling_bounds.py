@@ -10,33 +10,27 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deepinfer.kernels.triton.sampling_keys import first_bit, id_search, key_of, value_of
+from deepinfer.kernels.triton.sampling_draw import limits_of
+from deepinfer.kernels.triton.sampling_keys import (
+    first_bit,
+    id_search,
+    key_of,
+    larger,
+    least_kept_key,
+    value_of,
+)
+from deepinfer.kernels.triton.sampling_list import above_nothing, append, cut_of_count
+from deepinfer.kernels.triton.sampling_rows import (
+    chunk_of,
+    filters_of,
+    is_finite,
+    temperature_of,
+    top_k_of,
+    tops_of,
+)
+from deepinfer.kernels.triton.sampling_whole import cut_by_count
 
-__all__ = ["bounds_kernel", "row_options"]
-
-
-@triton.jit
-def row_options(
-    temperatures, top_ks, top_ps, min_ps, row, vocab,
-    WARM: tl.constexpr, TOP_K: tl.constexpr, TOP_P: tl.constexpr, MIN_P: tl.constexpr,
-):  # fmt: skip
-    """Temperature, top-k, top-p and min-p of a row; fp64 but for the second."""
-    temperature = tl.full((), 1.0, tl.float64)
-    if WARM:
-        temperature = tl.load(temperatures + row).to(tl.float64)
-    k = vocab
-    if TOP_K:
-        given = tl.load(top_ks + row).to(tl.int64)
-        k = tl.where((given <= 0) | (given > vocab), vocab, given).to(tl.int32)
-    top_p = tl.full((), 1.0, tl.float64)
-    if TOP_P:
-        top_p = tl.load(top_ps + row).to(tl.float64)
-        # NaN keeps the highest alone, as in the reference.
-        top_p = tl.where(top_p > 0, top_p, 0.0)
-    min_p = tl.full((), 0.0, tl.float64)
-    if MIN_P:
-        min_p = tl.load(min_ps + row).to(tl.float64)
-    return temperature, k, top_p, min_p
+__all__ = ["bounds_kernel", "cut_between_kernel", "gather_kernel"]
 
 
 @triton.jit
@@ -107,10 +101,8 @@ def bounds_kernel(
     x = logits + row * stride
     pair = tl.arange(0, 2)
     tl.store(counts + row * 2 + pair, tl.zeros((2,), tl.int32))
-    temperature, k, _, _ = row_options(
-        temperatures, top_ks, top_ks, top_ks, row, vocab, WARM, TOP_K, False, False
-    )
-    k = tl.where(temperature <= 0, 1, k)
+    k = top_k_of(top_ks, row, vocab, TOP_K)
+    k = tl.where(temperature_of(temperatures, row, WARM) <= 0, 1, k)
     lower = float("-inf")
     upper = float("-inf")
     lower_id = 2147483647
@@ -142,3 +134,97 @@ def bounds_kernel(
             upper_id = _id_at(ids, keys, b, second, -1, vocab)
     tl.store(bounds + row * 2 + pair, tl.where(pair == 0, lower, upper))
     tl.store(bound_ids + row * 2 + pair, tl.where(pair == 0, lower_id, upper_id))
+
+
+@triton.jit
+def gather_kernel(
+    logits,
+    bounds,
+    bound_ids,
+    tops,
+    counts,
+    found,
+    vocab,
+    stride,
+    num_chunks,
+    BLOCK: tl.constexpr,
+    CAPACITY: tl.constexpr,
+):
+    """Appends the tokens of one chunk between the bounds to the list of the row; `counts` are those, and those above.
+
+    Leaves the highest logit of the chunk, too.
+    """
+    to, row, first, at, x = chunk_of(logits, vocab, stride, num_chunks, BLOCK)
+    tl.store(tops + to, tl.reduce(x, 0, larger))
+    lower = limits_of(tl.load(bounds + row * 2), tl.load(bound_ids + row * 2), first, BLOCK)
+    listed = x > lower
+    upper = tl.load(bounds + row * 2 + 1)
+    above = listed & (x > limits_of(upper, tl.load(bound_ids + row * 2 + 1), first, BLOCK))
+    listed &= above == 0
+    num_above = tl.sum(above.to(tl.int32), 0)
+    if num_above > 0:
+        tl.atomic_add(counts + row * 2 + 1, num_above)
+    append(listed, at, counts + row * 2, found + row * CAPACITY, CAPACITY)
+
+
+@triton.jit
+def cut_between_kernel(
+    logits,
+    temperatures,
+    top_ks,
+    min_ps,
+    tops,
+    bounds,
+    counts,
+    found,
+    cuts,
+    cut_ids,
+    vocab,
+    stride,
+    num_chunks,
+    WARM: tl.constexpr,
+    TOP_K: tl.constexpr,
+    MIN_P: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CAPACITY: tl.constexpr,
+):
+    """Writes the cut of one row by top-k and min-p, which is in its list; a row that its bounds don't fit is searched as a whole.
+
+    The cut of a row that cannot be drawn is NaN.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    x = logits + row * stride
+    _, highest = tops_of(tops, row, num_chunks, CHUNKS)
+    temperature, k, _, min_p, is_some = filters_of(
+        temperatures, top_ks, top_ks, min_ps, row, vocab, WARM, TOP_K, False, MIN_P
+    )
+    is_good = is_finite(highest)
+    # Nothing is kept.
+    key = key_of(tl.full((), float("inf"), tl.float32))
+    cut_id = -1
+    if is_good & is_some:
+        high = key_of(highest)
+        least = tl.zeros((), tl.uint32)
+        if MIN_P:
+            least = least_kept_key(highest, temperature, min_p)
+        key = tl.zeros((), tl.uint32)
+        cut_id = 2147483647
+        listed = tl.load(counts + row * 2)
+        above = tl.load(counts + row * 2 + 1)
+        is_all = tl.load(bounds + row * 2) == float("-inf")
+        fits = (listed <= CAPACITY) & (above < k) & (is_all | (above + listed >= k))
+        if (fits == 0) & (k < vocab):
+            key, cut_id = cut_by_count(x, vocab, k, highest, 2048)
+        elif (k < vocab) & (above + listed >= k):
+            i = tl.arange(0, CAPACITY)
+            used = i < listed
+            ids = tl.load(found + row * CAPACITY + i, mask=used, other=0)
+            values = tl.load(x + ids, mask=used, other=float("-inf")).to(tl.float32)
+            keys = tl.where(used, key_of(values), 0).to(tl.uint32)
+            low = tl.min(tl.where(used, keys, high), 0)
+            key, cut_id = cut_of_count(ids, keys, used, k - above, low, high, vocab)
+        cut_id = tl.where(least > key, 2147483647, cut_id)
+        key = tl.maximum(key, least)
+    key, cut_id = above_nothing(key, cut_id)
+    tl.store(cuts + row, tl.where(is_good, value_of(key), float("nan")))
+    tl.store(cut_ids + row, cut_id)

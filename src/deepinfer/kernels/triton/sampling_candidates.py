@@ -1,9 +1,10 @@
-"""Draws from rows of logits: a pass that marks the few tokens that can win, and a row's choice among them.
+"""Draws from rows of logits: a pass that scores groups of tokens, and a row's choice among the tokens of the few best groups.
 
 A token wins by `score = logit / temperature - log(E)`, where `E = -log(u)` is exponential. The highest score of a row of mass M
-lies below `log(M) - log(n)` only once in exp(n) draws, so a pass marks the tokens with `E <= n * mass / M`, about n of a
-chunk, and takes no logarithm: `1 - u <= E` bounds it. Among the marked tokens scores are exact, in fp64. A row in which none
-reaches the bound, or in which they don't fit, is drawn as a whole.
+lies below `log(M) - log(n)` only once in exp(n) draws, so only tokens from there on are worth a look: about n of a row. The
+pass takes `1 - u`, which is below E and bits of the word of the noise, and keeps the best of 16 tokens: a bound from above, which
+is close for all tokens that can win. Nothing is summed over a program. Among the tokens of the groups that reach the bound
+scores are exact, in fp64. A row in which none reaches it, or in which groups don't fit, is drawn as a whole.
 """
 
 from __future__ import annotations
@@ -11,28 +12,28 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deepinfer.kernels.triton.philox import chosen_word, fast_log2_exponential, token_words
-from deepinfer.kernels.triton.sampling_draw import exact_scores, kept_values, limits_of, scale_of
-from deepinfer.kernels.triton.sampling_judge import group_masses, limit_of_row
+from deepinfer.kernels.triton.philox import log2_of, token_words
+from deepinfer.kernels.triton.sampling_draw import exact_scores, limits_of, scale_of
+from deepinfer.kernels.triton.sampling_judge import append_open, limit_of_row
 from deepinfer.kernels.triton.sampling_keys import larger
+from deepinfer.kernels.triton.sampling_rows import chunk_of, is_finite, noise_of, temperature_of
 from deepinfer.kernels.triton.sampling_whole import best_before
 
-__all__ = ["choice_kernel", "marks_kernel"]
+__all__ = ["choice_kernel", "group_scores_kernel"]
 
 
 @triton.jit(do_not_specialize=["stream"])
-def marks_kernel(
+def group_scores_kernel(
     logits,
     temperatures,
     seeds,
     positions,
     cuts,
     cut_ids,
-    marks,
-    tops,
-    sums,
     groups,
     masses,
+    scores,
+    lists,
     num_open,
     vocab,
     stride,
@@ -40,97 +41,41 @@ def marks_kernel(
     stream,
     WARM: tl.constexpr,
     CUT: tl.constexpr,
-    JUDGED: tl.constexpr,
-    EXPECTED: tl.constexpr,
+    FAST: tl.constexpr,
+    LIST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One chunk of one row: which tokens can win, its highest logit and mass; with JUDGED maxima and masses of groups.
+    """Maximum, mass and best score of each group of a chunk of one row; the last two relative to the first, the score in bits.
 
-    A group is 16 tokens, four neighbours in each of four places: token `w * BLOCK / 4 + 4 * g + j` of the chunk is bit
-    `4 * w + j` of group g. What the cut drops counts nowhere. Masses are in units of that of the highest logit of the chunk.
-    The counts of open rows begin at 0.
+    A group is 16 tokens, four neighbours in each of four places: token `w * BLOCK / 4 + 4 * g + j` of the chunk is in g. What
+    the cut drops counts nowhere. The counts of open rows, and of the lists of rows, begin at 0.
     """
     GROUPS: tl.constexpr = BLOCK // 16
-    to = tl.program_id(0).to(tl.int64)
-    if JUDGED:  # noqa: SIM102 - known when it is compiled
+    to, row, first, _, values = chunk_of(logits, vocab, stride, num_chunks, BLOCK)
+    seed, position = noise_of(seeds, positions, row)
+    temperature = temperature_of(temperatures, row, WARM)
+    if first == 0:
+        tl.store(lists + row * (LIST + 1), 0)
         if to == 0:
-            tl.store(num_open + tl.arange(0, 32), tl.zeros((32,), tl.int32))
-    row = to // num_chunks
-    first = (to % num_chunks).to(tl.int32) * BLOCK
-    at = first + tl.arange(0, BLOCK)
-    values = tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf")).to(
-        tl.float32
-    )
+            tl.store(num_open + tl.arange(0, 2), tl.zeros((2,), tl.int32))
+    quarter = tl.arange(0, BLOCK // 4) + first // 4
+    w0, w1, w2, w3 = token_words(seed, position, quarter, stream)
+    words = tl.join(tl.join(w0, w2), tl.join(w1, w3)).reshape(BLOCK)
+    # 1 - u, rounded down, from the upper bits of the word: 0 is possible, and a score of +inf then.
+    near = (((words ^ 0xFFFFFFFF) >> 9) | 0x3F800000).to(tl.float32, bitcast=True) - 1.0
     if CUT:
         limits = limits_of(tl.load(cuts + row), tl.load(cut_ids + row), first, BLOCK)
         values = tl.where(values <= limits, float("-inf"), values)
-    g = tl.arange(0, GROUPS)
-    best = tl.reduce(tl.reduce(tl.reshape(values, (4, GROUPS, 4)), 0, larger), 1, larger)
-    highest = tl.reduce(best, 0, larger)
-    tl.store(tops + to, highest)
-    if JUDGED:
-        tl.store(groups + to * GROUPS + g, best)
-    temperature = tl.full((), 1.0, tl.float64)
-    if WARM:
-        temperature = tl.load(temperatures + row).to(tl.float64)
+    places = tl.reshape(values, (4, GROUPS, 4))
+    best = tl.reduce(tl.reduce(places, 0, larger), 1, larger)
+    g = to * GROUPS + tl.arange(0, GROUPS)
+    tl.store(groups + g, best)
     if temperature > 0:
-        anchor = tl.where(highest == float("-inf"), 0.0, highest)
-        mass = tl.exp2((values - anchor) * scale_of(temperature))
-        part = tl.sum(tl.sum(tl.reshape(mass, (4, GROUPS, 4)), 0), 1)
-        total = tl.sum(part, 0)
-        tl.store(sums + to, total)
-        if JUDGED:
-            tl.store(masses + to * GROUPS + g, part)
-        seed = tl.load(seeds + row).to(tl.int64)
-        position = tl.load(positions + row).to(tl.int64)
-        quarter = tl.arange(0, BLOCK // 4) + first // 4
-        w0, w1, w2, w3 = token_words(seed, position, quarter, stream)
-        words = tl.join(tl.join(w0, w2), tl.join(w1, w3)).reshape(BLOCK)
-        # 1 + (1 - u), rounded down, from the upper bits of the word; the factor is above all rounding.
-        near = (((words ^ 0xFFFFFFFF) >> 9) | 0x3F800000).to(tl.float32, bitcast=True)
-        factor = (EXPECTED * 1.0001) / tl.maximum(total, 1.0)
-        marked = tl.reshape(near <= mass * factor + 1.0000002, (4, GROUPS, 4))
-        bit = tl.arange(0, 4)[:, None, None] * 4 + tl.arange(0, 4)[None, None, :]
-        mark = tl.sum(tl.sum(tl.where(marked, 1 << bit, 0), 0), 1)
-        tl.store(marks + to * GROUPS + g, mark.to(tl.int16))
-
-
-@triton.jit
-def _listed(
-    x, marks, groups, tokens, vocab, num_chunks, highest, factor, least, seed, position, stream, cut, cut_id,
-    CUT: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr, ALL_GROUPS: tl.constexpr, LIST: tl.constexpr,
-    MOST: tl.constexpr,
-):  # fmt: skip
-    """Lists the marked tokens whose score in fp32 is `least` at least, in units of log 2; how many, -1 for too many."""
-    GROUPS: tl.constexpr = BLOCK // 16
-    g = tl.arange(0, ALL_GROUPS)
-    mark = tl.load(marks + g, mask=g < num_chunks * GROUPS, other=0)
-    some = (mark != 0).to(tl.int32)
-    num_some = tl.sum(some, 0)
-    place = tl.cumsum(some, 0) - some
-    tl.store(groups + place, g, mask=(some > 0) & (place < LIST))
-    tl.debug_barrier()
-    i = tl.arange(0, LIST)
-    group = tl.load(groups + i, mask=i < num_some, other=0)
-    left = tl.load(marks + group, mask=i < num_some, other=0).to(tl.int32) & 0xFFFF
-    first = group // GROUPS * BLOCK + group % GROUPS * 4
-    count = 0
-    while tl.max(left, 0) > 0:
-        # The lowest bit that is left, by the exponent of its number.
-        bit = ((left & -left).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
-        at = first + (bit >> 2) * (BLOCK // 4) + (bit & 3)
-        inside = (left > 0) & (at < vocab)
-        values = tl.load(x + at, mask=inside, other=float("-inf")).to(tl.float32)
-        values = kept_values(values, at, cut, cut_id, CUT)
-        words = chosen_word(seed, position, at, stream)
-        scores = (values - highest) * factor - fast_log2_exponential(words, FAST)
-        good = ((values > float("-inf")) & (scores >= least)).to(tl.int32)
-        to = count + tl.cumsum(good, 0) - good
-        tl.store(tokens + to, at, mask=(good > 0) & (to < MOST))
-        count += tl.sum(good, 0)
-        left = left & (left - 1)
-    tl.debug_barrier()
-    return tl.where((num_some > LIST) | (count > MOST), -1, count)
+        anchor = tl.where(best == float("-inf"), 0.0, best)
+        scaled = (places - anchor[None, :, None]) * scale_of(temperature)
+        tl.store(masses + g, tl.sum(tl.sum(tl.exp2(scaled), 0), 1))
+        score = scaled - log2_of(tl.reshape(near, (4, GROUPS, 4)), FAST)
+        tl.store(scores + g, tl.max(tl.max(score, 0), 1))
 
 
 @triton.jit
@@ -163,12 +108,10 @@ def choice_kernel(
     positions,
     cuts,
     cut_ids,
-    marks,
-    tops,
-    sums,
     groups,
     masses,
-    scratch,
+    scores,
+    lists,
     levels,
     ends,
     end_ids,
@@ -181,7 +124,6 @@ def choice_kernel(
     vocab,
     stride,
     num_chunks,
-    num_rows,
     stream,
     WARM: tl.constexpr,
     CUT: tl.constexpr,
@@ -192,26 +134,29 @@ def choice_kernel(
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
     LIST: tl.constexpr,
-    MOST: tl.constexpr,
 ):
-    """Writes the token of one row: of the marked tokens that are kept, the one of the highest score.
+    """Writes the token of one row: of the tokens that can win and are kept, the one of the highest score.
 
     With JUDGED a token is kept when what is before it weighs less than the row's share: masses and top-p, or with RANK
     numbers and top-k. Maxima and masses of groups bound that weight; a row whose next token they leave in question is open:
-    its `levels` are that token, then the best one before it, and so on, up to four, -1 for none. A row that is drawn as a
-    whole is open in the second list, with `waiting` -1 and the end of the tokens that count. `facts` are the highest logit of
-    a row, what may be before a kept token, and the error of that.
+    its `levels` are that token, then the best one before it, and so on, up to eight, -1 for none. A row that is drawn as a
+    whole has `waiting` -1 and the end of the tokens that count. `facts` are the highest logit of a row, what may be before
+    a kept token, and the error of that.
     """
-    ALL_GROUPS: tl.constexpr = CHUNKS * (BLOCK // 16)
+    GROUPS: tl.constexpr = BLOCK // 16
+    ALL_GROUPS: tl.constexpr = CHUNKS * GROUPS
     row = tl.program_id(0).to(tl.int64)
     x = logits + row * stride
-    c = tl.arange(0, CHUNKS)
-    chunk_tops = tl.load(tops + row * num_chunks + c, mask=c < num_chunks, other=float("-inf"))
-    highest = tl.reduce(chunk_tops, 0, larger)
-    temperature = tl.full((), 1.0, tl.float64)
-    if WARM:
-        temperature = tl.load(temperatures + row).to(tl.float64)
-    is_good = (highest > float("-inf")) & (highest < float("inf"))
+    g = tl.arange(0, ALL_GROUPS)
+    at_groups = row * num_chunks * GROUPS + g
+    there = g < num_chunks * GROUPS
+    best = tl.load(groups + at_groups, mask=there, other=float("-inf"))
+    # Of a greedy row the others are not written, and not used.
+    part = tl.load(masses + at_groups, mask=there, other=0.0)
+    tops = tl.load(scores + at_groups, mask=there, other=float("-inf"))
+    highest = tl.reduce(best, 0, larger)
+    temperature = temperature_of(temperatures, row, WARM)
+    is_good = is_finite(highest)
     is_greedy = temperature <= 0
     if JUDGED == 0:
         # The highest logit for a temperature of NaN, too.
@@ -219,44 +164,45 @@ def choice_kernel(
     token = -1
     end_id = -2
     if is_good & is_greedy:
-        start = tl.min(tl.where(chunk_tops == highest, c, CHUNKS), 0) * BLOCK
+        start = tl.min(tl.where(best == highest, g, ALL_GROUPS), 0) // GROUPS * BLOCK
         at = start + tl.arange(0, BLOCK)
         values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
         token = tl.min(tl.where(values == highest, at, 2147483647), 0)
     if is_good & (temperature > 0):
-        seed = tl.load(seeds + row).to(tl.int64)
-        position = tl.load(positions + row).to(tl.int64)
+        seed, position = noise_of(seeds, positions, row)
         cut = tl.full((), float("-inf"), tl.float32)
         cut_id = 2147483647
         if CUT:
             cut = tl.load(cuts + row)
             cut_id = tl.load(cut_ids + row)
         factor = scale_of(temperature)
-        some = chunk_tops > float("-inf")
-        parts = tl.load(sums + row * num_chunks + c, mask=some, other=0.0)
-        total = tl.sum(parts * tl.exp2((chunk_tops - highest) * factor), 0)
+        some = best > float("-inf")
+        above = (best - highest) * factor
+        part = tl.where(some, part * tl.exp2(above), 0.0)
+        total = tl.sum(part, 0)
         least = tl.log2(total) - tl.log2(EXPECTED * 1.0)
-        mine = scratch + row * (LIST + MOST)
-        count = _listed(
-            x, marks + row * num_chunks * (BLOCK // 16), mine, mine + LIST, vocab, num_chunks, highest, factor,
-            least - 0.01, seed, position, stream, cut, cut_id, CUT, FAST, BLOCK, ALL_GROUPS, LIST, MOST,
-        )  # fmt: skip
-        i = tl.arange(0, MOST)
-        ids = tl.load(mine + LIST + i, mask=i < count, other=0)
-        scores = exact_scores(
-            x, ids, i < count, highest, temperature, seed, position, stream, cut, cut_id, CUT
+        chosen = some & (tops + above >= least - 0.01)
+        count = tl.sum(chosen.to(tl.int32), 0)
+        # Few are: an atomic operation for each takes less than places for all. Nothing hangs on the order.
+        mine = lists + row * (LIST + 1)
+        place = tl.atomic_add(mine + g * 0, 1, mask=chosen)
+        tl.store(mine + 1 + place, g, mask=chosen & (place < LIST))
+        tl.debug_barrier()
+        i = tl.arange(0, LIST * 16)
+        group = tl.load(mine + 1 + i // 16, mask=i // 16 < count, other=0)
+        ids = group // GROUPS * BLOCK + ((i >> 2) & 3) * (BLOCK // 4) + group % GROUPS * 4 + (i & 3)
+        inside = (i // 16 < count) & (count <= LIST) & (ids < vocab)
+        noisy = exact_scores(
+            x, ids, inside, highest, temperature, seed, position, stream, cut, cut_id, CUT
         )
-        alive = scores >= least.to(tl.float64) * 0.6931471805599453
-        found = _best(alive, scores, ids)
+        alive = inside & (noisy >= least.to(tl.float64) * 0.6931471805599453)
+        found = _best(alive, noisy, ids)
         if JUDGED:
             token = -1
-            values = tl.load(x + ids, mask=i < count, other=float("-inf")).to(tl.float32)
+            values = tl.load(x + ids, mask=inside, other=float("-inf")).to(tl.float32)
             limit, slack = limit_of_row(shares, row, total, vocab, RANK)
-            best, part = group_masses(
-                tops, groups, masses, row, num_chunks, highest, factor, BLOCK // 16, ALL_GROUPS
-            )
             if RANK:
-                part = tl.where(best > float("-inf"), 16.0, 0.0)
+                part = tl.where(some, 16.0, 0.0)
             searching = found < 2147483647
             asked = 0
             end = cut
@@ -281,7 +227,7 @@ def choice_kernel(
                     end_id = found - 1
                     if is_out:
                         alive &= (values > value) | ((values == value) & (ids < found))
-                        found = _best(alive, scores, ids)
+                        found = _best(alive, noisy, ids)
                         searching = found < 2147483647
                     else:
                         asked = asked * 0 + 1
@@ -292,16 +238,13 @@ def choice_kernel(
             tl.store(facts + row * 4 + 2, slack)
             tl.store(waiting + row, -1)
             if asked == 1:
-                for level in tl.static_range(4):
-                    tl.store(levels + row * 4 + level, tl.where(found < 2147483647, found, -1))
+                for level in tl.static_range(8):
+                    tl.store(levels + row * 8 + level, tl.where(found < 2147483647, found, -1))
                     if found < 2147483647:
                         value = tl.load(x + found).to(tl.float32)
                         alive &= (values > value) | ((values == value) & (ids < found))
-                        found = _best(alive, scores, ids)
-            if end_id > -2:
-                which = 1 - asked
-                to = tl.atomic_add(num_open + which * 4, 1)
-                tl.store(open_rows + which * num_rows + to, row.to(tl.int32))
+                        found = _best(alive, noisy, ids)
+                append_open(num_open, open_rows, row)
         else:
             token = found
             if found == 2147483647:

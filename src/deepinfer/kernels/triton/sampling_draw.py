@@ -11,18 +11,15 @@ import triton
 import triton.language as tl
 
 from deepinfer.kernels.triton.philox import exact_gumbel, fast_log2_exponential, token_words
-from deepinfer.kernels.triton.sampling_keys import key_of, larger, value_of
+from deepinfer.kernels.triton.sampling_keys import key_of, value_of
 
 __all__ = [
-    "chunk_top_kernel",
     "exact_scores",
-    "holds",
     "kept_values",
     "limit_of",
     "limits_of",
     "noisy_block",
     "scale_of",
-    "winner_of_chunks",
 ]
 
 
@@ -33,12 +30,6 @@ def kept_values(values, at, cut, cut_id, CUT: tl.constexpr):
         out = (values < cut) | ((values == cut) & (at > cut_id))
         values = tl.where(out, float("-inf"), values)
     return values
-
-
-@triton.jit
-def holds(values, at, bound, bound_id):
-    """Whether tokens are above a bound, or equal to it with an id up to that of the bound."""
-    return (values > bound) | ((values == bound) & (at <= bound_id))
 
 
 @triton.jit
@@ -63,7 +54,7 @@ def limits_of(bound, bound_id, first, BLOCK: tl.constexpr):
 @triton.jit
 def scale_of(temperature):
     """log2(e) / temperature in fp32, finite."""
-    return tl.minimum(1.4426950408889634 / temperature, 3e38).to(tl.float32)
+    return tl.minimum(1.4426950408889634 / temperature.to(tl.float32), 3e38)
 
 
 @triton.jit
@@ -109,27 +100,3 @@ def noisy_block(
             top = tl.maximum(own, top)
             block = tl.min(tl.where(is_open & (quarter > block), quarter, 2147483647), 0)
     return tl.where(is_good, tl.minimum(found, vocab // 4), -1)
-
-
-@triton.jit
-def winner_of_chunks(
-    x, blocks, usable, vocab, highest, temperature, seed, position, stream, cut, cut_id, CUT: tl.constexpr
-):  # fmt: skip
-    """The token of the highest score in fp64 among the usable blocks of four tokens, ties to the lowest id."""
-    at = tl.where(usable, blocks, 0)[:, None] * 4 + tl.arange(0, 4)[None, :]
-    inside = usable[:, None] & (at < vocab)
-    scores = exact_scores(
-        x, at, inside, highest, temperature, seed, position, stream, cut, cut_id, CUT
-    )
-    best = tl.max(tl.max(scores, 1), 0)
-    return tl.min(tl.min(tl.where(inside & (scores == best), at, 2147483647), 1), 0)
-
-
-@triton.jit
-def chunk_top_kernel(logits, tops, vocab, stride, num_chunks, BLOCK: tl.constexpr):
-    """The highest logit of one chunk; NaN if one is."""
-    to = tl.program_id(0).to(tl.int64)
-    at = (to % num_chunks).to(tl.int32) * BLOCK + tl.arange(0, BLOCK)
-    x = logits + to // num_chunks * stride
-    values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-    tl.store(tops + to, tl.reduce(values, 0, larger))

@@ -1,4 +1,4 @@
-"""Launches of the kernels that draw by marking the tokens that can win, for arguments that were already checked."""
+"""Launches of the kernels that draw among the tokens that can win, for arguments that were already checked."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from torch import Tensor
 
 from deepinfer.kernels.configs import sampling as configs
 from deepinfer.kernels.triton.launches import interpreted, warps
-from deepinfer.kernels.triton.sampling_candidates import choice_kernel, marks_kernel
-from deepinfer.kernels.triton.sampling_cuts import Filters, empty
-from deepinfer.kernels.triton.sampling_rounds import next_round_kernel
+from deepinfer.kernels.triton.sampling_candidates import choice_kernel, group_scores_kernel
+from deepinfer.kernels.triton.sampling_options import Draw, Filters, empty
 from deepinfer.kernels.triton.sampling_settle import settle_kernel
 from deepinfer.kernels.triton.sampling_weigh import weigh_kernel
 
-__all__ = ["best_tokens", "draw_by_rounds"]
+__all__ = ["best_tokens", "draw_judged"]
 
 
 def best_tokens(
@@ -30,7 +29,7 @@ def best_tokens(
     cuts: tuple[Tensor, Tensor] | None = None,
     sizes: tuple[int, int] | None = None,
     expected: int = configs.EXPECTED,
-    row_warps: int = 8,
+    row_warps: int = 16,
 ) -> None:
     """Writes the token of the highest sum of logit and noise of each row.
 
@@ -43,26 +42,24 @@ def best_tokens(
         stream: Purpose of the noise.
         cuts: Logit and id at which each row is cut.
         sizes: Tokens of a chunk, and warps.
-        expected: Tokens of a chunk that are marked, about.
-        row_warps: Warps of the program that chooses among the marked tokens of a row.
+        expected: Tokens of a row that are looked at, about.
+        row_warps: Warps of the program that chooses among the tokens of a row.
     """
-    filters = Filters(temperature, None, None, None, 0)
-    _mark_and_choose(
-        logits, filters, seeds, positions, stream, out, cuts, sizes, expected, row_warps, None
-    )
+    filters, draw = Filters(temperature, None, None, None, 0), Draw(seeds, positions, stream, out)
+    _score_and_choose(logits, filters, draw, cuts, sizes, expected, row_warps, None)
 
 
 class _Open(NamedTuple):
     """What a choice leaves of rows that it cannot answer.
 
     Attributes:
-        levels: Tokens in question, shape [rows, 4], int32.
+        levels: Tokens in question, shape [rows, 8], int32.
         ends: Logit of the end of the tokens that count, shape [rows], fp32.
         end_ids: Last id at it, shape [rows], int32; -2 where the token is written.
         waiting: Token that is to be judged, -1 for none, shape [rows], int32.
         facts: Highest logit, what may be before a kept token, and its error, shape [rows, 4], fp32.
-        counts: Number of open rows of each round in every fourth place, shape [8, 4], int32.
-        lists: Open rows of each round, shape [8, rows in fours], int32.
+        counts: Number of open rows of both passes that weigh, shape [2], int32.
+        lists: These rows, shape [2, rows], int32.
         arrived: Chunks of the row that are weighed, shape [rows], int32.
     """
 
@@ -84,8 +81,8 @@ class _Open(NamedTuple):
             return empty(logits, *shape, dtype=torch.int32)
 
         return cls(
-            ints(rows, 4), empty(logits, rows), ints(rows), ints(rows), empty(logits, rows, 4), ints(8, 4),
-            ints(8, triton.cdiv(rows, 4) * 4), ints(rows),
+            ints(rows, 8), empty(logits, rows), ints(rows), ints(rows), empty(logits, rows, 4), ints(2),
+            ints(2, rows), ints(rows),
         )  # fmt: skip
 
 
@@ -96,13 +93,10 @@ def _share_of(filters: Filters, other: Tensor) -> tuple[Tensor, bool]:
     return filters.top_p if filters.top_p is not None else other, False
 
 
-def _mark_and_choose(
+def _score_and_choose(
     logits: Tensor,
     filters: Filters,
-    seeds: Tensor,
-    positions: Tensor,
-    stream: int,
-    out: Tensor,
+    draw: Draw,
     cuts: tuple[Tensor, Tensor] | None,
     sizes: tuple[int, int] | None,
     expected: int,
@@ -111,122 +105,86 @@ def _mark_and_choose(
 ) -> None:
     """Writes tokens; with a `state` they are judged, and those of rows that groups do not answer for are left out."""
     rows, vocab = logits.shape
-    block, num_warps = sizes or configs.lookup("marks", vocab)
-    chunks, groups = triton.cdiv(vocab, block), block // 16
-    padded = triton.next_power_of_2(chunks)
-    tops, sums = empty(logits, rows, chunks), empty(logits, rows, chunks)
-    marks = empty(logits, rows, chunks, groups, dtype=torch.int16)
-    maxima = masses = tops
-    if state is not None:
-        maxima, masses = empty(logits, rows, chunks, groups), empty(logits, rows, chunks, groups)
-    # Most groups have one marked token at most, and a row far fewer than its chunks.
-    most_groups = min(
-        padded * groups, max(256, triton.next_power_of_2(int(1.5 * expected * chunks)))
-    )
-    most = 128
-    scratch = empty(logits, rows, most_groups + most, dtype=torch.int32)
-    temperature = filters.temperature if filters.temperature is not None else tops
-    share, by_rank = _share_of(filters, tops)
-    cut = cuts if cuts is not None else (tops, marks)
+    seeds, positions, stream, out = draw
+    block, num_warps = sizes or configs.lookup("scores", vocab)
+    chunks = triton.cdiv(vocab, block)
+    shape = (rows, chunks, block // 16)
+    groups, masses, scores = (empty(logits, *shape) for _ in range(3))
+    scratch = empty(logits, rows, configs.LISTED_GROUPS + 1, dtype=torch.int32)
+    temperature = filters.given(groups)[0]
+    share, by_rank = _share_of(filters, groups)
+    cut = cuts if cuts is not None else (groups, scratch)
     opened = state or _Open(*(scratch,) * 8)
     flags: dict[str, Any] = {
-        "WARM": filters.temperature is not None,
+        **filters.flags("WARM"),
         "CUT": cuts is not None,
-        "JUDGED": state is not None,
-        "EXPECTED": expected,
+        "FAST": not interpreted(),
+        "LIST": configs.LISTED_GROUPS,
         "BLOCK": block,
     }
     where = (vocab, logits.stride(0), chunks)
-    marks_kernel[(rows * chunks,)](
-        logits, temperature, seeds, positions, *cut, marks, tops, sums, maxima, masses, opened.counts,
-        *where, stream, num_warps=warps(num_warps), **flags,
+    group_scores_kernel[(rows, chunks)](
+        logits, temperature, seeds, positions, *cut, groups, masses, scores, scratch, opened.counts, *where, stream,
+        num_warps=warps(num_warps), **flags,
     )  # fmt: skip
     choice_kernel[(rows,)](
-        logits, temperature, share, seeds, positions, *cut, marks, tops, sums, maxima, masses, scratch,
-        *opened, out, *where, opened.lists.stride(0), stream,
-        RANK=by_rank, FAST=not interpreted(), CHUNKS=padded, LIST=most_groups, MOST=most, num_warps=warps(row_warps),
-        # So that a processor has room for two rows.
-        maxnreg=64 if row_warps == 16 else None, **flags,
+        logits, temperature, share, seeds, positions, *cut, groups, masses, scores, scratch, *opened, out,
+        *where, stream,
+        JUDGED=state is not None, RANK=by_rank, EXPECTED=expected, CHUNKS=triton.next_power_of_2(chunks),
+        # Of many rows a processor holds two.
+        num_warps=warps(row_warps), maxnreg=64 if row_warps == 16 and rows > configs.PROCESSORS else None, **flags,
     )  # fmt: skip
 
 
-def draw_by_rounds(
+def draw_judged(
     logits: Tensor,
     filters: Filters,
-    seeds: Tensor,
-    positions: Tensor,
-    stream: int,
-    out: Tensor,
+    draw: Draw,
     cuts: tuple[Tensor, Tensor] | None = None,
     sizes: tuple[int, int] | None = None,
     weigh_sizes: tuple[int, int] | None = None,
-    next_sizes: tuple[int, int] | None = None,
     settle_sizes: tuple[int, int] | None = None,
     row_warps: int = 16,
-    rounds: int = 2,
     programs: int = configs.PROGRAMS,
     expected: int = configs.EXPECTED,
 ) -> None:
-    """Writes the token of each row, drawn and judged by its top-p, or its top-k if there is none, until one is kept.
+    """Writes the token of each row, drawn first and judged by its top-p, or its top-k if there is none, then.
 
     Args:
         logits: Shape [rows, vocab], last stride 1.
         filters: Options of the rows. With top-p, of top-k and min-p, `cuts` are looked at; without, min-p is not.
-        seeds: Shape [rows], int64.
-        positions: Shape [rows], integers.
-        stream: Purpose of the noise.
-        out: Shape [rows], int64.
+        draw: What draws the tokens.
         cuts: Logit and id at which each row is cut; None where all tokens count.
         sizes: Tokens of a chunk of the first pass, and warps.
-        weigh_sizes: The same for a block of the pass that weighs, whose chunks have 8192 tokens.
-        next_sizes: The same for the passes behind it.
+        weigh_sizes: The same for a block of a pass that weighs, whose chunks have 8192 tokens.
         settle_sizes: The same for the program of a row that finishes what they leave.
-        row_warps: Warps of the program that chooses among the marked tokens of a row.
-        rounds: Passes of several programs a row behind that which weighs, at most 6.
+        row_warps: Warps of the program that chooses among the tokens of a row.
         programs: Programs of a pass that open rows share.
-        expected: Tokens of a chunk that are marked, about.
+        expected: Tokens of a row that are looked at, about.
     """
     rows, vocab = logits.shape
+    seeds, positions, stream, out = draw
     state = _Open.of(logits)
-    _mark_and_choose(
-        logits, filters, seeds, positions, stream, out, cuts, sizes, expected, row_warps, state
-    )
-    temperature = filters.temperature if filters.temperature is not None else out
+    _score_and_choose(logits, filters, draw, cuts, sizes, expected, row_warps, state)
+    temperature = filters.given(out)[0]
     share, by_rank = _share_of(filters, out)
-    warm = {"WARM": filters.temperature is not None, "RANK": by_rank}
-    fast = {"FAST": not interpreted()}
-    block, num_warps = next_sizes or configs.lookup("next_round", vocab)
-    chunks = triton.cdiv(vocab, block)
-    few = {
-        "CHUNKS": triton.next_power_of_2(chunks),
-        "BLOCK": block,
-        "num_warps": warps(num_warps),
-    }
-    where = (vocab, logits.stride(0), chunks)
-    grid = (min(rows * chunks, programs),)
+    flags = filters.flags("WARM") | {"RANK": by_rank}
     ends = (state.ends, state.end_ids, state.waiting, state.facts)
-
-    def lists(i: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return state.counts[i], state.lists[i], state.counts[i + 1], state.lists[i + 1]
-
-    # Few rows are open, so a fixed number of programs shares their chunks.
     block, num_warps = weigh_sizes or configs.lookup("weigh", vocab)
     span = min(max(1, 8192 // block), triton.cdiv(vocab, block))
-    parts = triton.cdiv(vocab, block * span)
-    weigh_kernel[(min(rows * parts, programs),)](
-        logits, temperature, state.levels, *ends, *lists(0), state.arrived,
-        empty(logits, rows, parts, 4), out, vocab, logits.stride(0), parts,
-        CHUNKS=triton.next_power_of_2(parts), BLOCK=block, SPAN=span, num_warps=warps(num_warps), **warm,
-    )  # fmt: skip
-    tokens, sums = empty(logits, rows, chunks, dtype=torch.int32), empty(logits, rows, chunks)
-    for i in range(1, rounds + 1):
-        next_round_kernel[grid](
-            logits, temperature, seeds, positions, *ends, *lists(i), state.arrived, tokens, sums,
-            out, *where, stream, **warm, **fast, **few,
+    chunks = triton.cdiv(vocab, block * span)
+    sums = empty(logits, rows, chunks, 4)
+    for i in range(2):
+        # Few rows are open, so a fixed number of programs shares their chunks.
+        weigh_kernel[(min(rows * chunks, programs),)](
+            logits, temperature, state.levels, *ends, state.counts[i:], state.lists[i], state.counts[1:],
+            state.lists[1], state.arrived, sums, out, vocab, logits.stride(0), chunks,
+            FIRST=4 * i, CHUNKS=triton.next_power_of_2(chunks), BLOCK=block, SPAN=span,
+            num_warps=warps(num_warps), **flags,
         )  # fmt: skip
     block, num_warps = settle_sizes or configs.lookup("settle", vocab)
     cut = cuts if cuts is not None else (state.ends, state.end_ids)
     settle_kernel[(rows,)](
         logits, temperature, share, seeds, positions, *cut, *ends, out, vocab, logits.stride(0), stream,
-        CUT=cuts is not None, BLOCK=block, num_warps=warps(num_warps), **warm, **fast,
+        CUT=cuts is not None, FAST=not interpreted(), BLOCK=block, num_warps=warps(num_warps), **flags,
     )  # fmt: skip

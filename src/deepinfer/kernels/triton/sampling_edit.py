@@ -9,13 +9,10 @@ __all__ = ["apply_cut_kernel", "penalty_kernel", "token_bitmask_kernel"]
 
 
 @triton.jit
-def apply_cut_kernel(
-    logits, cuts, cut_ids, out, vocab, stride, stride_out, num_chunks, BLOCK: tl.constexpr
-):  # fmt: skip
+def apply_cut_kernel(logits, cuts, cut_ids, out, vocab, stride, stride_out, BLOCK: tl.constexpr):
     """Writes one chunk of a row, with -inf at what its cut drops; a row with a cut of NaN as it is."""
-    to = tl.program_id(0).to(tl.int64)
-    row = to // num_chunks
-    at = (to % num_chunks).to(tl.int32) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < vocab
     x = tl.load(logits + row * stride + at, mask=inside, other=0.0)
     cut = tl.load(cuts + row)

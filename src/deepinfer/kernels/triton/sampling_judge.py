@@ -7,7 +7,13 @@ import triton.language as tl
 
 from deepinfer.kernels.triton.sampling_keys import first_bit, key_of, value_of
 
-__all__ = ["group_bounds", "group_masses", "limit_of_row", "verdict"]
+__all__ = ["append_open", "group_bounds", "group_masses", "limit_of_row", "verdict"]
+
+
+@triton.jit
+def append_open(num_open, open_rows, row):
+    """Notes an open row. The order hangs on time, and nothing on the order."""
+    tl.store(open_rows + tl.atomic_add(num_open, 1), row.to(tl.int32))
 
 
 @triton.jit

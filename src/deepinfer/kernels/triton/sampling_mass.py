@@ -9,11 +9,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deepinfer.kernels.triton.sampling_bounds import row_options
 from deepinfer.kernels.triton.sampling_draw import limits_of, scale_of
 from deepinfer.kernels.triton.sampling_judge import group_bounds, group_masses, limit_of_row
 from deepinfer.kernels.triton.sampling_keys import key_of, larger, mass_of, value_of
 from deepinfer.kernels.triton.sampling_list import above_nothing, append, cut_of_mass
+from deepinfer.kernels.triton.sampling_rows import (
+    chunk_of,
+    is_finite,
+    temperature_of,
+    top_p_of,
+    tops_of,
+)
 from deepinfer.kernels.triton.sampling_whole import cut_at_mass
 
 __all__ = [
@@ -44,12 +50,7 @@ def chunk_masses_kernel(
 ):
     """One chunk of one row: its highest logit and mass, and maxima and masses of its groups of 16, as of `marks_kernel`."""
     GROUPS: tl.constexpr = BLOCK // 16
-    to = tl.program_id(0).to(tl.int64)
-    row = to // num_chunks
-    first = (to % num_chunks).to(tl.int32) * BLOCK
-    at = first + tl.arange(0, BLOCK)
-    x = tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf"))
-    values = x.to(tl.float32)
+    to, row, first, _, values = chunk_of(logits, vocab, stride, num_chunks, BLOCK)
     if CUT:
         limits = limits_of(tl.load(cuts + row), tl.load(cut_ids + row), first, BLOCK)
         values = tl.where(values <= limits, float("-inf"), values)
@@ -58,9 +59,7 @@ def chunk_masses_kernel(
     highest = tl.reduce(best, 0, larger)
     tl.store(groups + to * GROUPS + g, best)
     tl.store(tops + to, highest)
-    temperature = tl.full((), 1.0, tl.float64)
-    if WARM:
-        temperature = tl.load(temperatures + row).to(tl.float64)
+    temperature = temperature_of(temperatures, row, WARM)
     if temperature > 0:
         anchor = tl.where(highest == float("-inf"), 0.0, highest)
         mass = tl.exp2((values - anchor) * scale_of(temperature))
@@ -98,16 +97,14 @@ def mass_bounds_kernel(
     """
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, CHUNKS)
-    chunk_tops = tl.load(tops + row * num_chunks + c, mask=c < num_chunks, other=float("-inf"))
-    highest = tl.reduce(chunk_tops, 0, larger)
+    chunk_tops, highest = tops_of(tops, row, num_chunks, CHUNKS)
     tl.store(highests + row, highest)
     tl.store(counts + row * 2 + tl.arange(0, 2), tl.zeros((2,), tl.int32))
     tl.store(arrived + row, 0)
     tl.store(facts + row * 4, float("nan"))
-    temperature, _, top_p, _ = row_options(
-        temperatures, top_ps, top_ps, top_ps, row, vocab, WARM, False, True, False
-    )
-    is_good = (highest > float("-inf")) & (highest < float("inf"))
+    temperature = temperature_of(temperatures, row, WARM)
+    top_p = top_p_of(top_ps, row, True)
+    is_good = is_finite(highest)
     if is_good & (temperature > 0) & (top_p < 1):
         factor = scale_of(temperature)
         some = chunk_tops > float("-inf")
@@ -158,17 +155,10 @@ def narrow_kernel(
     BLOCK: tl.constexpr,
 ):
     """Weighs what is above seven logits between the bounds of a row; the program of its last chunk narrows them."""
-    to = tl.program_id(0).to(tl.int64)
-    row = to // num_chunks
+    to, row, _, _, values = chunk_of(logits, vocab, stride, num_chunks, BLOCK)
     highest = tl.load(facts + row * 4)
     if highest == highest:
-        first = (to % num_chunks).to(tl.int32) * BLOCK
-        at = first + tl.arange(0, BLOCK)
-        x = tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf"))
-        values = x.to(tl.float32)
-        temperature = tl.full((), 1.0, tl.float64)
-        if WARM:
-            temperature = tl.load(temperatures + row).to(tl.float64)
+        temperature = temperature_of(temperatures, row, WARM)
         mass = tl.exp2((values - highest) * scale_of(temperature))
         lower = tl.load(bounds + row * 2)
         upper = tl.load(bounds + row * 2 + 1)
@@ -222,17 +212,12 @@ def mass_gather_kernel(
     CAPACITY: tl.constexpr,
 ):
     """Integer masses of one chunk, all and above the bounds; appends the tokens between the bounds to the list of the row."""
-    to = tl.program_id(0).to(tl.int64)
-    row = to // num_chunks
+    to, row, first, at, x = chunk_of(logits, vocab, stride, num_chunks, BLOCK)
     highest = tl.load(highests + row)
-    temperature, _, top_p, _ = row_options(
-        temperatures, top_ps, top_ps, top_ps, row, vocab, WARM, False, True, False
-    )
-    is_good = (highest > float("-inf")) & (highest < float("inf"))
+    temperature = temperature_of(temperatures, row, WARM)
+    top_p = top_p_of(top_ps, row, True)
+    is_good = is_finite(highest)
     if is_good & (temperature > 0) & (top_p < 1):
-        first = (to % num_chunks).to(tl.int32) * BLOCK
-        at = first + tl.arange(0, BLOCK)
-        x = tl.load(logits + row * stride + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
         if CUT:
             limits = limits_of(tl.load(cuts + row), tl.load(cut_ids + row), first, BLOCK)
             x = tl.where(x <= limits, float("-inf"), x)
@@ -273,10 +258,9 @@ def mass_finish_kernel(
     """
     row = tl.program_id(0).to(tl.int64)
     highest = tl.load(highests + row)
-    temperature, _, top_p, _ = row_options(
-        temperatures, top_ps, top_ps, top_ps, row, vocab, WARM, False, True, False
-    )
-    is_good = (highest > float("-inf")) & (highest < float("inf"))
+    temperature = temperature_of(temperatures, row, WARM)
+    top_p = top_p_of(top_ps, row, True)
+    is_good = is_finite(highest)
     if is_good & (temperature > 0) & (top_p < 1):
         key = tl.zeros((), tl.uint32)
         cut_id = 2147483647
@@ -303,7 +287,9 @@ def mass_finish_kernel(
                 keys = tl.where(used, key_of(values), 0).to(tl.uint32)
                 high = tl.max(keys, 0)
                 low = tl.min(tl.where(used, keys, high), 0)
-                key, cut_id = cut_of_mass(ids, keys, used, mass, target - above, low, high, vocab)
+                key, cut_id = cut_of_mass(
+                    ids, keys, used, mass, target - above, low, high, vocab, False
+                )
         if fits == 0:
             # Too many tokens between the bounds, as equal ones may be.
             none = tl.zeros((), tl.uint32)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deepinfer.kernels.triton.sampling_bounds import row_options
 from deepinfer.kernels.triton.sampling_draw import kept_values, scale_of
 from deepinfer.kernels.triton.sampling_judge import verdict
 from deepinfer.kernels.triton.sampling_keys import key_of
+from deepinfer.kernels.triton.sampling_rows import noise_of, temperature_of, top_p_of
 from deepinfer.kernels.triton.sampling_whole import best_before, exact_mass
 
 __all__ = ["settle_kernel"]
@@ -59,17 +59,15 @@ def settle_kernel(
     end_id = tl.load(end_ids + row)
     if end_id >= -1:
         x = logits + row * stride
-        temperature, _, top_p, _ = row_options(
-            temperatures, shares, shares, shares, row, vocab, WARM, False, RANK == 0, False
-        )
+        temperature = temperature_of(temperatures, row, WARM)
+        top_p = top_p_of(shares, row, RANK == 0)
         end = tl.load(ends + row)
         token = tl.load(waiting + row)
         highest = tl.load(facts + row * 4)
         limit = tl.load(facts + row * 4 + 1)
         slack = tl.load(facts + row * 4 + 2)
         factor = scale_of(temperature)
-        seed = tl.load(seeds + row).to(tl.int64)
-        position = tl.load(positions + row).to(tl.int64)
+        seed, position = noise_of(seeds, positions, row)
         # Exact integers, made once when fp32 sums leave a token open.
         target = tl.full((), -1, tl.int64)
         none = tl.zeros((), tl.uint32)

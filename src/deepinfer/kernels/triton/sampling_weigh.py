@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 
 from deepinfer.kernels.triton.sampling_draw import limit_of, scale_of
-from deepinfer.kernels.triton.sampling_judge import verdict
-from deepinfer.kernels.triton.sampling_rounds import append_open
+from deepinfer.kernels.triton.sampling_judge import append_open, verdict
+from deepinfer.kernels.triton.sampling_rows import temperature_of
 
 __all__ = ["weigh_kernel"]
 
@@ -36,18 +36,18 @@ def _weight(values, mass, value, token, first, BLOCK: tl.constexpr):
 @triton.jit
 def _settle_levels(
     x, row, levels, ends, end_ids, waiting, facts, sums, num_open, open_rows, out,
-    num_chunks, CHUNKS: tl.constexpr,
+    num_chunks, FIRST: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """The first level that is not dropped is the token; a row that this leaves open is noted."""
     c = tl.arange(0, CHUNKS)
     limit = tl.load(facts + row * 4 + 1)
     slack = tl.load(facts + row * 4 + 2)
     # The last level that was looked at, and whether it is kept, or dropped.
-    last = tl.load(levels + row * 4)
+    last = tl.load(levels + row * 8 + FIRST)
     is_in = last < 0
     is_out = last >= 0
     for level in tl.static_range(4):
-        token = tl.load(levels + row * 4 + level)
+        token = tl.load(levels + row * 8 + FIRST + level)
         if is_out & (token >= 0):
             last = token
             # Other programs of this launch wrote these: not from the cache of this processor.
@@ -62,7 +62,9 @@ def _settle_levels(
         tl.store(ends + row, tl.load(x + last).to(tl.float32))
         tl.store(end_ids + row, last - 1)
         tl.store(waiting + row, tl.where(is_out, -1, last))
-        append_open(num_open, open_rows, row)
+        if FIRST == 0:  # noqa: SIM102 - known when it is compiled
+            if is_out & (tl.load(levels + row * 8 + 4) >= 0):
+                append_open(num_open, open_rows, row)
 
 
 @triton.jit
@@ -86,11 +88,12 @@ def weigh_kernel(
     num_chunks,
     WARM: tl.constexpr,
     RANK: tl.constexpr,
+    FIRST: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
     SPAN: tl.constexpr,
 ):
-    """Chunks of open rows, SPAN blocks each: the masses of the tokens before each of four levels.
+    """Chunks of open rows, SPAN blocks each: the masses of the tokens before each of four levels, from the FIRST on.
 
     The program that ends the last chunk of a row chooses among the levels.
     """
@@ -102,12 +105,10 @@ def weigh_kernel(
         first = chunk * BLOCK * SPAN
         at = first + tl.arange(0, BLOCK)
         ahead = tl.load(x + at, mask=at < vocab, other=float("-inf"))
-        temperature = tl.full((), 1.0, tl.float64)
-        if WARM:
-            temperature = tl.load(temperatures + row).to(tl.float64)
+        temperature = temperature_of(temperatures, row, WARM)
         factor = scale_of(temperature)
         highest = tl.load(facts + row * 4)
-        mine = levels + row * 4
+        mine = levels + row * 8 + FIRST
         token0, value0 = _level(x, mine, 0)
         token1, value1 = _level(x, mine, 1)
         token2, value2 = _level(x, mine, 2)
@@ -141,5 +142,5 @@ def weigh_kernel(
             tl.store(arrived + row, 0)
             _settle_levels(
                 x, row, levels, ends, end_ids, waiting, facts, sums, still_open, still_open_rows,
-                out, num_chunks, CHUNKS,
+                out, num_chunks, FIRST, CHUNKS,
             )  # fmt: skip
