@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from deepinfer.core.errors import ShapeError
 from deepinfer.kernels import mhc
@@ -226,3 +227,30 @@ def test_in_torch_compile() -> None:
     torch.library.opcheck(
         ops.mhc_pre, (None, streams, pre, fn, base, scale, 20, 1e-20, 1e-6, *outputs)
     )
+
+
+def test_prepared_projections_are_what_a_cast_leaves() -> None:
+    fn = torch.cat((randn(24, 64), torch.tensor([[torch.inf, torch.nan, -0.0, 3.4e38] * 16])))
+    high = fn.bfloat16()
+    wanted = torch.stack((high, (fn - high.float()).bfloat16()))
+    assert torch.equal(mhc.prepare_mhc_projection(fn).nan_to_num(7.0), wanted.nan_to_num(7.0))
+    # A compiler may keep fp32 where a graph casts to bf16 and back; here no graph does.
+    graph = make_fx(mhc.prepare_mhc_projection)(fn).graph
+    assert not any(n.kwargs.get("dtype") == torch.float32 for n in graph.nodes)
+    for wrong in (fn[0], fn.bfloat16(), fn.int()):
+        with pytest.raises(ShapeError, match="fn has"):
+            mhc.prepare_mhc_projection(wrong)
+
+
+@pytest.mark.parametrize("wrong", ["one gain", "a gain less", "tokens", "integers", "a number"])
+def test_gains_of_the_norm_are_those_of_the_channels(wrong) -> None:
+    """A CPU would stretch them over the channels."""
+    streams, pre, fn, base, scale = given(3, 32)
+    gain = {
+        "one gain": torch.ones(1), "a gain less": torch.ones(31), "tokens": torch.ones(3, 32),
+        "integers": torch.ones(32).int(), "a number": torch.tensor(2.0),
+    }[wrong]  # fmt: skip
+    with pytest.raises(ShapeError, match="norm_weight (has shape|is)"):
+        mhc.mhc_head(streams, pre, gain)
+    with pytest.raises(ShapeError, match="norm_weight (has shape|is)"):
+        mhc.mhc_pre(streams, pre, fn, base, scale, norm_weight=gain)

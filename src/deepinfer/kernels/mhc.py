@@ -98,7 +98,7 @@ def mhc_pre(
         iterations: Of Sinkhorn.
         norm_eps: Added to every mean square.
         eps: Added in the mixing.
-        norm_weight: Gains of the RMS norm of the input, shape [channels]; None for no norm.
+        norm_weight: Gains of the RMS norm of the input, shape [channels], any float dtype; None for no norm.
         backend: "torch" or "triton"; None for the best that serves the call.
 
     Returns:
@@ -122,6 +122,8 @@ def mhc_pre(
     for name, x in (("pre", pre), ("base", base), ("scale", scale)):
         contract.check_dtype(name, x, torch.float32)
     contract.check_dtype("fn", fn, torch.float32, torch.bfloat16)
+    if norm_weight is not None:
+        _check_gains(norm_weight, channels)
     if is_plain(streams, backend):
         return reference.mhc_pre(
             streams, pre, fn, base, scale, iterations, norm_eps, eps, norm_weight
@@ -185,7 +187,7 @@ def mhc_head(
     Args:
         streams: Shape [tokens, n, channels], any float dtype; tokens and streams may lie apart.
         pre: Weights, shape [tokens, n], fp32.
-        norm_weight: Gains of an RMS norm of the sum, shape [channels]; None for no norm.
+        norm_weight: Gains of an RMS norm of the sum, shape [channels], any float dtype; None for no norm.
         norm_eps: Added to its mean square.
         backend: "torch" or "triton"; None for the best that serves the call.
 
@@ -199,6 +201,8 @@ def mhc_head(
     tokens, n, channels = _check_streams(streams)
     contract.check_shape("pre", pre, (tokens, n), "tokens, streams")
     contract.check_dtype("pre", pre, torch.float32)
+    if norm_weight is not None:
+        _check_gains(norm_weight, channels)
     if is_plain(streams, backend):
         return reference.mhc_head(streams, pre, norm_weight, norm_eps)
     out = streams.new_empty((tokens, channels))
@@ -213,6 +217,11 @@ def _check_iterations(iterations: int) -> None:
             f"iterations is {iterations}; there must be at least 1.",
             argument="iterations", expected="at least 1", found=iterations,
         )  # fmt: skip
+
+
+def _check_gains(norm_weight: Tensor, channels: int) -> None:
+    contract.check_floats("norm_weight", norm_weight)
+    contract.check_shape("norm_weight", norm_weight, (channels,), "channels")
 
 
 def _check_streams(streams: Tensor) -> tuple[int, int, int]:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from deepinfer.kernels import contract
 from deepinfer.kernels.reference.norm import rms_norm
 
 __all__ = ["mhc_head", "mhc_post", "mhc_pre", "prepare_mhc_projection", "sinkhorn"]
@@ -19,9 +20,17 @@ def prepare_mhc_projection(fn: Tensor) -> Tensor:
 
     Returns:
         Shape [2, n * (n + 2), n * channels], bf16: the nearest numbers, and what they leave, which make 16 bits together.
+
+    Raises:
+        ShapeError: `fn` has another dtype or another number of axes.
     """
-    high = fn.bfloat16()
-    return torch.stack((high, (fn - high.float()).bfloat16()))
+    contract.check_dtype("fn", fn, torch.float32)
+    contract.check_shape("fn", fn, (None, None), "coefficients, streams * channels")
+    # Rounded in the bits of fp32: a compiler may drop a cast to bf16 and back, and nothing would be left.
+    bits = fn.contiguous().view(torch.int32)
+    high = ((bits + (0x7FFF + ((bits >> 16) & 1))) & -0x10000).view(torch.float32)
+    high = torch.where(fn.isfinite(), high, fn)
+    return torch.stack((high.bfloat16(), (fn - high).bfloat16()))
 
 
 def sinkhorn(scores: Tensor, iterations: int = 20, eps: float = 1e-6) -> Tensor:
