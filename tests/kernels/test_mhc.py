@@ -243,14 +243,14 @@ def test_prepared_projections_are_what_a_cast_leaves() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["one gain", "a gain less", "tokens", "integers", "a number"])
-def test_gains_of_the_norm_are_those_of_the_channels(wrong) -> None:
+def test_gains_of_the_norm_are_those_of_the_channels(wrong: str) -> None:
     """A CPU would stretch them over the channels."""
     streams, pre, fn, base, scale = given(3, 32)
     gain = {
         "one gain": torch.ones(1), "a gain less": torch.ones(31), "tokens": torch.ones(3, 32),
         "integers": torch.ones(32).int(), "a number": torch.tensor(2.0),
     }[wrong]  # fmt: skip
-    with pytest.raises(ShapeError, match="norm_weight (has shape|is)"):
+    with pytest.raises(ShapeError, match=r"norm_weight (has shape|is)"):
         mhc.mhc_head(streams, pre, gain)
-    with pytest.raises(ShapeError, match="norm_weight (has shape|is)"):
+    with pytest.raises(ShapeError, match=r"norm_weight (has shape|is)"):
         mhc.mhc_pre(streams, pre, fn, base, scale, norm_weight=gain)
