@@ -1,8 +1,7 @@
-"""The highest logit, or the highest sum of logit and noise, of each row: rows in chunks, then the best of the chunks.
+"""Device functions of draws: what a cut or a bound holds, scores in fp64, and the best of a chunk in fp32.
 
-Chunks are fixed by the vocabulary, and what is kept of one is exact, so neither their number nor the batch changes the
-outcome. Noise is made in fp32 first; the blocks of four tokens that this leaves in question, nearly always one a chunk,
-are judged in fp64 when chunks are compared.
+Noise is made in fp32 first; the blocks of four tokens that this leaves in question, nearly always one a chunk, are judged in
+fp64.
 """
 
 from __future__ import annotations
