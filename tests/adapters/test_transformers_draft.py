@@ -37,7 +37,10 @@ def model_of(kind: str, seed: int = 0) -> Any:
         if not hasattr(transformers, "DeepseekV32Config"):
             pytest.skip("this version of transformers has no DeepSeek V3.2")
         del sizes["head_dim"]
-        sizes |= {"num_key_value_heads": 4, "index_topk": 4, "first_k_dense_replace": 4}
+        sizes |= {
+            "num_key_value_heads": 4, "index_topk": 64, "first_k_dense_replace": 4, "q_lora_rank": 16, "kv_lora_rank": 16,
+            "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "index_n_heads": 2, "index_head_dim": 16,
+        }  # fmt: skip
         config = transformers.DeepseekV32Config(**sizes)
         return transformers.DeepseekV32ForCausalLM(config).double()
     if kind == "window":
