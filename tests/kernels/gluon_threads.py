@@ -307,9 +307,10 @@ def gluon_on_threads(
     _extend()
     threads = Threads(late_s)
 
-    def arrive(bar: Barrier, count: int = 1) -> None:
-        bar.arrive()
-        time.sleep(rest_s)
+    def arrive(bar: Barrier, count: int = 1, pred: Any = True) -> None:
+        if pred:
+            bar.arrive()
+            time.sleep(rest_s)
 
     def allocate(dtype: Any, shape: list[int], layout: Any) -> Any:
         if layout == "barriers":

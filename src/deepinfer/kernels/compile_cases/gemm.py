@@ -207,7 +207,7 @@ def _many(sizes: tuple[int, ...], scaled: bool, grouped: bool, group: int = 128,
     }  # fmt: skip
     constants = {"SCALED": scaled, "GROUPED": grouped, "PARTS": t.parts, "BLOCK_N": t.block_n, "BAND": t.band,
                  "SPLIT": t.split, "GROUP": group, "CUT": cut, "DEPTH": t.depth, "SPREAD": t.spread == 1,
-                 "ROOMS": t.rooms}  # fmt: skip
+                 "ROOMS": t.rooms, "AHEAD": t.ahead == 1}  # fmt: skip
     name = "m_grouped_gemm_nt_contiguous" if grouped else "gemm_nt"
     entry = f"many tokens {f'FP8 1x{group}' if scaled else 'bf16 in parts' if cut else 'bf16'} {'x'.join(map(str, sizes))}"
     # Some compilers keep a constant of the loop on the stack.
