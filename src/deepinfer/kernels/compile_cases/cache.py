@@ -206,5 +206,5 @@ def _state() -> CompileCase:
         "compress_norm", "state", cache_state_kernel,
         {"x": "*fp32", "gates": "*fp32", "requests": "*i32", "positions": "*i64", "state": "*fp32",
          **dict.fromkeys(integers, "i32")},
-        {"CHANNELS": 512, "BLOCK": 128, "TOKENS": 16, "EARLY": True}, ("x", "gates", "state", *integers[2:6]), {"num_warps": 4}, (90,),
+        {"CHANNELS": 512, "BLOCK": 512, "TOKENS": 8, "EARLY": True}, ("x", "gates", "state", *integers[2:6]), {"num_warps": 4}, (90,),
     )  # fmt: skip

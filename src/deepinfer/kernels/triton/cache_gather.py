@@ -56,6 +56,14 @@ def cache_gather_kernel(
         tl.store(to + CODED + d, tail.to(kind), mask=inside[:, None])
 
 
+@triton.jit
+def _wait():
+    """Waits until the launch before has ended."""
+    tl.inline_asm_elementwise(
+        "griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
 @triton.jit(do_not_specialize=["num_tokens", "num_requests"])
 def cache_state_kernel(
     x, gates, requests, positions, state, num_tokens, num_requests, stride_x, stride_gates, stride_slot, stride_tail, tail_size,
@@ -71,12 +79,8 @@ def cache_state_kernel(
     later = token + tail_size
     after = tl.load(requests + later, mask=later < num_tokens, other=-1).to(tl.int64)
     kept = (request >= 0) & (request < num_requests) & (after != request)
-    if EARLY:
-        tl.inline_asm_elementwise(
-            "griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
-        )
     if tl.max(kept.to(tl.int32), 0) > 0:
-        position = tl.load(positions + token, mask=kept, other=0).to(tl.int64)
+        position = tl.load(positions + token, mask=kept, other=-1).to(tl.int64)
         kept = kept & (position >= 0)
         to = tl.where(kept, request * stride_slot + (position % tail_size) * stride_tail, 0)
         for start in range(0, CHANNELS, BLOCK):
@@ -84,5 +88,10 @@ def cache_state_kernel(
             mask = kept[:, None] & (c < CHANNELS)
             value = tl.load(x + (token * stride_x)[:, None] + c, mask=mask, other=0.0)
             gate = tl.load(gates + (token * stride_gates)[:, None] + c, mask=mask, other=0.0)
+            if EARLY:
+                # Only what is written has to wait: the launch before reads it.
+                _wait()
             tl.store(state + to[:, None] + c, value, mask=mask)
             tl.store(state + to[:, None] + (CHANNELS + c), gate, mask=mask)
+    elif EARLY:
+        _wait()

@@ -26,7 +26,7 @@ from deepinfer.kernels.triton.quant_launch import hardware_level
 
 __all__ = ["CacheTuning", "constants", "gather_rows", "insert_rows", "keep_state"]
 
-_STATE_TOKENS = 16
+_STATE_TOKENS = 8
 _SCALES = {"e8m0": 0, "e4m3": 1, "fp32": 2}
 
 
@@ -244,7 +244,7 @@ def keep_state(
         cache_state_kernel, cdiv(x.shape[0], _STATE_TOKENS),
         x, gates, requests, positions, state, x.shape[0], state.shape[0], x.stride(0),
         gates.stride(0), state.stride(0), state.stride(1), state.shape[1], CHANNELS=x.shape[1],
-        BLOCK=128, TOKENS=_STATE_TOKENS, EARLY=early, num_warps=4, **({"launch_pdl": True} if early else {}),
+        BLOCK=512, TOKENS=_STATE_TOKENS, EARLY=early, num_warps=4, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
 
 
