@@ -86,6 +86,41 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
         "b",
         lambda: kernels.fp8_fp4_gemm_nt((CODES, SCALES), (PACKED, None)),
     ),
+    "product, values alone": ("a", lambda: kernels.fp8_gemm_nt(CODES, (CODES, SCALES))),  # type: ignore[arg-type]
+    "product, packed exponents": (
+        "scales of a",
+        lambda: kernels.fp8_gemm_nt((CODES, SCALES.int()), (CODES, SCALES)),
+    ),
+    "product, MXFP4 weights as floats": (
+        "b",
+        lambda: kernels.fp8_fp4_gemm_nt((CODES, SCALES), (ONES, SCALES)),
+    ),
+    "bands in one tensor": (
+        "bands",
+        lambda: kernels.swa_attention(torch.zeros(1, 8, 512), torch.zeros(1, 1, 512), _int32(0)),  # type: ignore[arg-type]
+    ),
+    "experts, tokens of other channels": ("x", lambda: _experts(x=torch.zeros(2, 64).bfloat16())),
+    "experts, fp32 without scales": ("x", lambda: _experts(x=torch.zeros(2, 128))),
+    "experts, other halves": ("w13", lambda: _experts(w13=torch.zeros(2, 256, 128).half())),
+    "experts, other gates": ("w2", lambda: _experts(w2=torch.zeros(2, 128, 64).bfloat16())),
+    "experts, other sums": ("added", lambda: _experts(added=torch.zeros(3, 128))),
+    "places without rotations": (
+        "positions",
+        lambda: kernels.rms_norm_rope_quant(ONES, None, positions=_int32(0, 1)),
+    ),
+    "values as integers": (
+        "dtype",
+        lambda: kernels.cast_back(CODES, SCALES, block=(1, 128), dtype=torch.int32),
+    ),
+    "rows as integers": (
+        "dtype",
+        lambda: kernels.engram_lookup(
+            torch.zeros(1, 1).long(),
+            torch.zeros(1, 32, dtype=torch.uint8),
+            torch.zeros(1, 1, dtype=torch.uint8),
+            dtype=torch.int64,
+        ),
+    ),
     "product, scales of integers": (
         "scales of a",
         lambda: kernels.fp8_gemm_nt((CODES, SCALES.long()), (CODES, SCALES)),
@@ -216,6 +251,25 @@ def test_mistakes_are_refused_by_name(name: str) -> None:
     found = caught.value.argument if isinstance(caught.value, ShapeError) else caught.value.field
     assert found == argument
     assert argument.rsplit(" ", 1)[-1] in str(caught.value)
+
+
+def test_bytes_of_another_dtype_are_looked_at_and_not_cast() -> None:
+    for a, b in (
+        ((CODES.view(torch.uint8), SCALES), (CODES, SCALES)),
+        ((CODES, SCALES), (PACKED.view(torch.int8), SCALES)),
+    ):
+        product = kernels.fp8_gemm_nt if b[0] is CODES else kernels.fp8_fp4_gemm_nt
+        with pytest.raises(
+            ShapeError, match=r"\.view\(torch\.(float8_e4m3fn|uint8)\).* cast would change"
+        ):
+            product(a, b)
+
+
+def test_a_block_is_a_number_or_two() -> None:
+    w = torch.randn(64, 64)
+    q, scale = kernels.per_block_cast_to_fp8(w)
+    both = kernels.cast_back(q, scale, block=(32, 32))
+    assert torch.equal(kernels.cast_back(q, scale, block=32), both)
 
 
 def test_scores_end_at_the_columns_and_the_table() -> None:

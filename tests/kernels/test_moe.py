@@ -225,7 +225,7 @@ def test_no_tokens() -> None:
     rows, _ = moe.expand_to_fused(torch.empty(0, 16), map_)
     assert rows.shape == (0, 16)
     assert moe.reduce_fused(rows, map_).shape == (0, 16)
-    assert whole.fused_experts(torch.empty(0, 16), randn(8, 8, 16), randn(8, 16, 4), torch.empty(0, 6), ids).shape == (0, 16)  # fmt: skip
+    assert whole.fused_experts(torch.empty(0, 16).bfloat16(), randn(8, 8, 16).bfloat16(), randn(8, 16, 4).bfloat16(), torch.empty(0, 6), ids).shape == (0, 16)  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -178,11 +178,18 @@ def _of_tensor(name: str, found: str, needed: str) -> ShapeError:
 
 
 _KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,)}
-_SEVERAL = ("Pair", "Weights", "tuple[Tensor, Tensor]")
+_PAIRS = ("Pair", "tuple[Tensor, Tensor]")
+_SEVERAL = (*_PAIRS, "Weights")
 
 
 def _wrong_kind(name: str, value: object, wanted: str) -> DeepInferError | None:
     """An error for a value that is not of the kind that its annotation says."""
+    if isinstance(value, Tensor) and wanted in _PAIRS:
+        return _of_tensor(
+            name,
+            f"is one tensor, {described(value)}",
+            "be a pair of tensors, as its docstring says",
+        )
     if isinstance(value, Tensor) or (value is None and "None" in wanted):
         return None
     kind = type(value).__name__

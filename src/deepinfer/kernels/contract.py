@@ -14,6 +14,7 @@ from deepinfer.core.errors import ShapeError
 __all__ = [
     "capability",
     "check_dtype",
+    "check_float_dtype",
     "check_floats",
     "check_last_stride",
     "check_shape",
@@ -62,9 +63,26 @@ def check_dtype(name: str, x: Tensor, *dtypes: torch.dtype) -> None:
     """
     if x.dtype not in dtypes:
         wanted = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
+        bytes_ = next((d for d in dtypes if x.itemsize == d.itemsize == 1), None)
+        advice = "Cast it first."
+        if bytes_ is not None and x.dtype != torch.bool:
+            advice = f"If it holds such bytes already, look at them as .view({bytes_}): a cast would change them."
         raise ShapeError(
-            f"{name} has dtype {str(x.dtype).removeprefix('torch.')}; it must be {wanted}. Cast it first.",
+            f"{name} has dtype {str(x.dtype).removeprefix('torch.')}; it must be {wanted}. {advice}",
             argument=name, expected=dtypes, found=x.dtype,
+        )  # fmt: skip
+
+
+def check_float_dtype(name: str, dtype: torch.dtype) -> None:
+    """Refuses a dtype of a result that would cut values to integers.
+
+    Raises:
+        ShapeError: The dtype is no float.
+    """
+    if not dtype.is_floating_point:
+        raise ShapeError(
+            f"{name} is {str(dtype).removeprefix('torch.')}; it must be a float dtype, as values are not whole numbers.",
+            argument=name, expected="a float dtype", found=dtype,
         )  # fmt: skip
 
 

@@ -52,7 +52,8 @@ def engram_hash(
             that is no id of the vocabulary (negative before the start and on images), all older ones count as padding.
         token_map: Folded id of each token id, shape [vocab], int64.
         multipliers: Odd factors of the current token and those before it, shape [n], int64.
-        primes: Rows of each column's part of the table, shape [(n - 1) * heads], int64, positive.
+        primes: Rows of each column's part of the table, shape [(n - 1) * heads], int64, positive:
+            the rows of others mean nothing, and a CPU refuses 0.
         offsets: First row of each part, same shape.
         pad_id: Folded id of padding.
         backend: "torch" or "triton"; None for the best that serves the call.
@@ -116,6 +117,7 @@ def engram_lookup(
         ShapeError: A shape or dtype is not as above.
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
+    contract.check_float_dtype("dtype", dtype)
     contract.check_dtype("rows", rows, torch.int64)
     contract.check_shape("rows", rows, (None, None), "tokens, columns")
     contract.check_dtype("table", table, torch.float8_e4m3fn, torch.uint8)

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from deepinfer.core.errors import ShapeError
 from deepinfer.kernels import contract, gemm
+from deepinfer.kernels import gemm_operands as operands
 from deepinfer.kernels.aligned import per_token_cast_to_fp8_aligned
 from deepinfer.kernels.configs import moe as configs
+from deepinfer.kernels.gemm_backends import channels
 from deepinfer.kernels.moe import (
     FusedMapping,
     expand_to_fused,
@@ -26,6 +28,9 @@ __all__ = ["fused_experts"]
 
 Weights: TypeAlias = Tensor | tuple[Tensor, Tensor]
 _LAYOUTS = ("auto", "masked", "contiguous")
+_RESULTS = (torch.bfloat16, torch.float32, torch.float16)
+_FP8 = (torch.float8_e4m3fn,)
+_FP4 = (torch.uint8, torch.int32)
 
 
 def fused_experts(
@@ -49,7 +54,7 @@ def fused_experts(
     for the host, so graphs can hold it.
 
     Args:
-        x: Shape [tokens, hidden], bf16; rows may lie apart.
+        x: Shape [tokens, hidden], bf16, or fp32 with weights that have scales; rows may lie apart.
         w13: Gates above values, shape [experts, 2 * inter, hidden]: bf16, or values and scales as the grouped products
             of `deepinfer.kernels.gemm` take them (FP8, MXFP4, prepared MXFP4).
         w2: Shape [experts, hidden, inter], of the same kind.
@@ -60,10 +65,10 @@ def fused_experts(
         scale_group: 128 (fp32 scales) or 32 (e8m0 scales, as V4.1 casts); both are exact powers of two. With prepared
             weights, four groups of 32 are brought to the largest of their powers afterwards, whatever the number of
             tokens: values below 2^-6 of it are rounded to steps of 2^-9 of it, to nearest, ties to even.
-        added: Added last, as the output of shared experts, shape [tokens, hidden], bf16 or fp32.
+        added: Added last, as the output of shared experts, shape [tokens, hidden], bf16, fp32 or fp16.
         layout: "masked" gives each expert room for all tokens, "contiguous" packs them; "auto" takes the first for few
             rows an expert, while the rooms take less than 4 GiB. The result does not hang on it beyond what the products say.
-        out: Shape [tokens, hidden], bf16 or fp32, written and returned; a new bf16 tensor when None.
+        out: Shape [tokens, hidden], bf16, fp32 or fp16, written and returned; a new tensor of the dtype of `x` when None.
         backend: "torch" or "triton" for all parts; None for the best that serves each.
 
     Returns:
@@ -90,10 +95,17 @@ def fused_experts(
             f"scale_group is {scale_group}; it must be 32 or 128.",
             argument="scale_group", expected=(32, 128), found=scale_group,
         )  # fmt: skip
-    contract.check_shape("w13", _values(w13), (None, None, None), "experts, 2 * inter, hidden")
+    cast = isinstance(w13, tuple)
+    if not cast:
+        contract.check_dtype("x", x, torch.bfloat16)
+    k = _check_weights("w13", w13)
+    if k != x.shape[1]:
+        raise ShapeError(
+            f"x has {x.shape[1]} channels and w13 {k}; both need the same number.",
+            argument="x", expected=k, found=x.shape[1],
+        )  # fmt: skip
     num_experts, width = _values(w13).shape[:2]
     inter = width // 2
-    cast = isinstance(w13, tuple)
     if cast and inter % scale_group:
         raise ShapeError(
             f"w13 has {inter} gates; weights with scales need a multiple of {scale_group}.",
@@ -107,8 +119,17 @@ def fused_experts(
             f"w13 has {width} rows; it must hold gates and as many values.",
             argument="w13", expected="[experts, 2 * inter, hidden]", found=width,
         )  # fmt: skip
-    if out is not None:
-        contract.check_shape("out", out, (tokens, x.shape[1]), "tokens, hidden")
+    if isinstance(w2, tuple) != cast:
+        raise _mixed()
+    if _check_weights("w2", w2) != inter:
+        raise ShapeError(
+            f"w2 has {channels(_values(w2))} channels; it must have the {inter} of the gates.",
+            argument="w2", expected=inter, found=channels(_values(w2)),
+        )  # fmt: skip
+    for name, other in (("out", out), ("added", added)):
+        if other is not None:
+            contract.check_dtype(name, other, *_RESULTS)
+            contract.check_shape(name, other, (tokens, x.shape[1]), "tokens, hidden")
     # The most that is held at once: tokens and both halves, or hidden values and outputs.
     hidden_bytes = x.shape[1] * (1 if cast else 2)
     room = num_experts * tokens * max(hidden_bytes + 2 * width, inter + 2 * x.shape[1])
@@ -158,6 +179,17 @@ def fused_experts(
     product = hidden if scale is None else (hidden, scale)
     _product(product, w2, down, mapping, num_experts, expected, backend)
     return reduce_fused(down, mapping, added=added, out=out, backend=backend)
+
+
+def _check_weights(name: str, weights: Weights) -> int:
+    """Checks weights as the products will, by the caller's name; returns their channels."""
+    if isinstance(weights, Tensor):
+        return operands.operand(name, weights, (torch.bfloat16,), 3)
+    values, scale = weights
+    dtypes = _FP8 if values.dtype in _FP8 else _FP4
+    k = operands.operand(name, values, dtypes, 3)
+    operands.scales(name, values, scale, k, operands.WEIGHTS)
+    return k
 
 
 def _values(weights: Weights) -> Tensor:

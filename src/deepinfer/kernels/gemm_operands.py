@@ -30,6 +30,12 @@ def operand(name: str, x: Tensor, dtypes: tuple[torch.dtype, ...], dims: int) ->
                 ".view(torch.uint8). A cast would change them.",
                 argument=name, expected=torch.uint8, found=x.dtype,
             )  # fmt: skip
+        if torch.uint8 in dtypes and x.dtype not in dtypes:
+            raise ShapeError(
+                f"{name} has dtype {str(x.dtype).removeprefix('torch.')}; MXFP4 weights are uint8 as per_token_cast_to_fp4 "
+                "makes them, or int32 as prepare_mxfp4_weights returns them.",
+                argument=name, expected=dtypes, found=x.dtype,
+            )  # fmt: skip
         contract.check_dtype(name, x, *dtypes)
         contract.check_shape(name, x, (None,) * dims, "groups, rows, K"[-7 if dims == 2 else 0 :])
         contract.check_last_stride(name, x)
@@ -49,6 +55,12 @@ def scales(
         )  # fmt: skip
     folded = values.dtype == torch.int32
     if scale.dtype != _USUAL_SCALES.get(values.dtype) and (folded or scale.dtype not in _SCALES):
+        if scale.dtype == torch.int32:
+            raise ShapeError(
+                f"scales of {name} have dtype int32; exponents packed by four (`pack_ue8m0`) are for other libraries. Give "
+                "them unpacked, as float8_e8m0fnu or uint8, or give fp32.",
+                argument=f"scales of {name}", expected=_SCALES, found=scale.dtype,
+            )  # fmt: skip
         contract.check_dtype(f"scales of {name}", scale, *((torch.int32,) if folded else _SCALES))
     shape, of = scale.shape, values.shape
     rows = of[-2]

@@ -125,7 +125,8 @@ def rms_norm_rope_quant(
         weight: Gains, shape [channels], or None for no norm.
         eps: Added to the mean square.
         phases: Cosine and sine of each pair, shape [places, rope_dim / 2, 2], fp32; None for no rotation.
-        positions: Row of `phases` for each token, shape [tokens]; its number when None.
+        positions: Row of `phases` for each token, shape [tokens], int32 or int64; its number when None. A token of a row
+            that `phases` does not have is not turned.
         format: Of the codes: "fp8" (scales per 32), "mxfp4" (per 32) or "nvfp4" (per 16).
         backend: "torch" or "triton"; None for the best that serves the call.
 
@@ -142,6 +143,11 @@ def rms_norm_rope_quant(
         contract.check_shape("weight", weight, (x.shape[-1],), "channels")
     if phases is not None:
         check_phases(phases, positions, x)
+    elif positions is not None:
+        raise ShapeError(
+            "positions are given without phases; give the cosines and sines that they pick, or neither.",
+            argument="positions", expected=None, found=tuple(positions.shape),
+        )  # fmt: skip
     group = 16 if format == "nvfp4" else 32
     if x.shape[-1] % group or x.dim() not in (2, 3):
         raise ShapeError(

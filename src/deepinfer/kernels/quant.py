@@ -162,7 +162,7 @@ def cast_back(
     q: Tensor,
     scale: Tensor,
     *,
-    block: tuple[int, int] = (1, 32),
+    block: int | tuple[int, int] = (1, 32),
     dtype: torch.dtype = torch.float32,
     backend: str | None = None,
 ) -> Tensor:
@@ -172,9 +172,9 @@ def cast_back(
         q: Codes: float8_e4m3fn [..., K], or packed e2m1 as uint8 or int8 [..., K / 2].
         scale: One scale a block, shape [..., ceil(N / rows), ceil(K / columns)]; float8_e8m0fnu, uint8 (e8m0 bytes),
             float8_e4m3fn, or fp32. The axis N is the one before K; with one row a block it needs no such axis.
-        block: Rows and columns that share a scale: (32, 32) for dense weights, (1, 32) for Engram tables and MXFP4,
-            (1, 16) for KV pool rows.
-        dtype: Of the result; the product is made in fp32.
+        block: Rows and columns that share a scale, or one number for both: 32 for dense weights, (1, 32) for Engram
+            tables and MXFP4, (1, 16) for KV pool rows.
+        dtype: Of the result, any float dtype; the product is made in fp32.
         backend: "torch" or "triton"; None for the best that serves the call.
 
     Returns:
@@ -184,7 +184,9 @@ def cast_back(
         ShapeError: The shapes of codes and scales do not fit together, or `q` has another dtype.
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
+    block = (block, block) if isinstance(block, int) else block
     contract.check_sizes("block", *block)
+    contract.check_float_dtype("dtype", dtype)
     contract.check_dtype("scale", scale, *_SCALES)
     packed = q.dtype in (torch.uint8, torch.int8)
     known = packed or q.dtype == torch.float8_e4m3fn
@@ -267,16 +269,8 @@ def silu_and_mul(
     if out.numel():
         none = torch.empty(0, dtype=torch.uint8, device=x.device)
         most = math.inf if limit is None else limit
-        backends.SWIGLU(
-            backend,
-            _rows(x),
-            _column(weights),
-            most,
-            0,
-            next(group for group in _GROUPS if out.shape[-1] % group == 0),
-            _flat(out),
-            none,
-        )
+        group = next(group for group in _GROUPS if out.shape[-1] % group == 0)
+        backends.SWIGLU(backend, _rows(x), _column(weights), most, 0, group, _flat(out), none)
     return out
 
 
@@ -320,15 +314,9 @@ def silu_and_mul_quant(
     q, scale = empty_codes(shape, format, group, scale_dtype, x.device)
     if q.numel():
         most = math.inf if limit is None else limit
+        kind = backends.FORMATS[format]
         backends.SWIGLU(
-            backend,
-            _rows(x),
-            _column(weights),
-            most,
-            backends.FORMATS[format],
-            group,
-            _flat(q),
-            _flat(scale),
+            backend, _rows(x), _column(weights), most, kind, group, _flat(q), _flat(scale)
         )
     return views(q, scale, format)
 
