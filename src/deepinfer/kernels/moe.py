@@ -82,7 +82,7 @@ def topk_gate(
         scale: What the weights of a token sum to; without `renormalise` a factor of each.
         renormalise: Divide the weights of a token by their sum (plus 1e-20).
         bias_vl: The bias of image tokens, shape [experts], fp32; needs `bias` and `is_image`.
-        is_image: Shape [tokens], bool.
+        is_image: Shape [tokens], bool; with `bias_vl`.
         groups: Groups of neighbouring experts; a token chooses from the `topk_groups` best of them. A group is worth
             its highest choice, or the sum of its two highest when there is a bias.
         topk_groups: Groups that a token may choose from.
@@ -111,6 +111,12 @@ def topk_gate(
         contract.check_dtype("is_image", is_image, torch.bool)
         contract.check_shape("is_image", is_image, (tokens,), "tokens")
         contract.check_last_stride("is_image", is_image)
+    if (bias_vl is None) != (is_image is None) or (bias is None and bias_vl is not None):
+        raise ShapeError(
+            "bias_vl needs bias and is_image, and is_image needs bias_vl; give all three, or bias alone.",
+            argument="bias_vl" if bias_vl is not None else "is_image",
+            expected="bias, bias_vl and is_image", found=(bias is not None, bias_vl is not None, is_image is not None),
+        )  # fmt: skip
     if num_tokens is not None:
         contract.check_dtype("num_tokens", num_tokens, *_INTS)
         contract.check_shape("num_tokens", num_tokens, (1,), "1")
@@ -119,12 +125,16 @@ def topk_gate(
             f"score is {score!r}; it must be one of {', '.join(_SCORES)}.",
             argument="score", expected=_SCORES, found=score,
         )  # fmt: skip
-    whole = groups >= 1 and count % groups == 0 and 1 <= topk_groups <= groups
-    most = count // groups * topk_groups if whole else 0
+    if groups < 1 or count % groups or not 1 <= topk_groups <= groups:
+        raise ShapeError(
+            f"there are {groups} groups of {count} experts, and topk_groups is {topk_groups}; groups must divide the "
+            "experts, and topk_groups lie in [1, groups].",
+            argument="groups", expected="a divisor of the experts", found=(groups, topk_groups),
+        )  # fmt: skip
+    most = count // groups * topk_groups
     if not 1 <= topk <= most:
         raise ShapeError(
-            f"topk is {topk} of {topk_groups} of {groups} groups of {count} experts; groups must be equal, topk_groups "
-            f"in [1, groups] and topk in [1, {most}].",
+            f"topk is {topk} of {topk_groups} of {groups} groups of {count} experts; topk must lie in [1, {most}].",
             argument="topk", expected=f"[1, {most}]", found=topk,
         )  # fmt: skip
     weights = torch.empty((tokens, topk), dtype=torch.float32, device=logits.device)
@@ -183,6 +193,12 @@ def get_fused_mapping(
         places = -(-places // alignment) * alignment
     else:
         places = num_experts * max_m
+    if places >= 2**31:
+        raise ShapeError(
+            f"num_experts {num_experts}, alignment {alignment} and max_m {max_m} make {places} places; they must be fewer "
+            "than 2^31. Give fewer tokens at a time.",
+            argument="max_m", expected="fewer than 2^31 places", found=places,
+        )  # fmt: skip
     listed = max_m is None if with_places is None else with_places
     shapes = (tuple(topk_ids.shape), (places * listed,), (places * listed,), (num_experts,), (num_experts,))  # fmt: skip
     parts = [torch.empty(s, dtype=torch.int32, device=topk_ids.device) for s in shapes]
@@ -258,6 +274,7 @@ def _expand(
     backend: str | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     places = mapping.token_topk_to_pos
+    _check_places(places)
     tokens = places.shape[0]
     contract.check_shape("x", x, (tokens, None), "tokens, channels")
     contract.check_last_stride("x", x)
@@ -304,6 +321,7 @@ def reduce_fused(
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
     places = mapping.token_topk_to_pos
+    _check_places(places)
     tokens = places.shape[0]
     contract.check_dtype("y", y, *_FLOATS)
     contract.check_shape("y", y, (mapping.num_places, None), "places, channels")
@@ -323,6 +341,16 @@ def reduce_fused(
     if out.numel():
         REDUCE(backend, y, topk_weights, places, added, out)
     return out
+
+
+def _check_places(places: Tensor) -> None:
+    if places.dtype != torch.int32 or places.dim() != 2 or not places.is_contiguous():
+        raise ShapeError(
+            f"mapping.token_topk_to_pos is {str(places.dtype).removeprefix('torch.')} of shape {tuple(places.shape)} and "
+            f"strides {tuple(places.stride())}; it must be int32, [tokens, topk] and contiguous, as get_fused_mapping "
+            "makes it.",
+            argument="mapping", expected="int32, contiguous", found=(places.dtype, tuple(places.stride())),
+        )  # fmt: skip
 
 
 def _check_weights(topk_weights: Tensor, places: Tensor) -> None:

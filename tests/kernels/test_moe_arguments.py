@@ -1,0 +1,66 @@
+"""Routing is refused where a CPU would give something and a GPU something else: places, layouts, groups, pairs that repeat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from deepinfer import kernels
+from deepinfer.core.errors import ShapeError
+
+
+def _gate(**other: Any) -> object:
+    return kernels.topk_gate(torch.ones(3, 8), **{"bias": torch.zeros(8), "topk": 2, **other})
+
+
+GATES: dict[str, tuple[str, dict[str, Any]]] = {
+    "a bias of images without images": ("bias_vl", {"bias_vl": torch.zeros(8)}),
+    "a bias of images without a bias": (
+        "bias_vl",
+        {"bias": None, "bias_vl": torch.zeros(8), "is_image": torch.ones(3).bool()},
+    ),
+    "images without their bias": ("is_image", {"is_image": torch.ones(3).bool()}),
+    "unequal groups": ("groups", {"groups": 3}),
+    "no groups": ("groups", {"groups": 0}),
+    "more groups than there are": ("groups", {"groups": 2, "topk_groups": 3}),
+    "more than may be chosen": ("topk", {"groups": 4, "topk_groups": 1, "topk": 3}),
+}
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_gates(name: str) -> None:
+    argument, other = GATES[name]
+    with pytest.raises(ShapeError) as caught:
+        _gate(**other)
+    assert caught.value.argument == argument
+
+
+def test_places_are_numbers_of_32_bits() -> None:
+    ids = torch.zeros(1, 1, dtype=torch.int64)
+    with pytest.raises(ShapeError, match=r"3221225472 places; they must be fewer than 2\^31"):
+        kernels.get_fused_mapping(ids, 3, max_m=2**30)
+    with pytest.raises(ShapeError, match="places"):
+        kernels.get_fused_mapping(ids.expand(2, 1).contiguous(), 2, alignment=2**31)
+
+
+@pytest.mark.parametrize("change", ["int64", "int16", "fp32", "apart"])
+def test_places_as_they_were_made(change: str) -> None:
+    """Kernels step through them as numbers of 32 bits side by side."""
+    mapping = kernels.get_fused_mapping(torch.tensor([[0, 1], [1, 2]]), 3, alignment=8)
+    places = mapping.token_topk_to_pos
+    other = {
+        "int64": places.long(), "int16": places.short(), "fp32": places.float(),
+        "apart": torch.stack((places, places), -1)[..., 0],
+    }[change]  # fmt: skip
+    mapping = mapping._replace(token_topk_to_pos=other)
+    x, y = torch.ones(2, 32), torch.ones(mapping.num_places, 32)
+    for call in (
+        lambda: kernels.expand_to_fused(x, mapping),
+        lambda: kernels.expand_to_fused_with_sf((x, x), mapping),
+        lambda: kernels.reduce_fused(y, mapping),
+    ):
+        with pytest.raises(ShapeError, match=r"token_topk_to_pos is .* int32") as caught:
+            call()
+        assert caught.value.argument == "mapping"
