@@ -470,8 +470,8 @@ def cases() -> list[Case]:
             [None],
             *of_groups,
         )
-    build = swiglu("fp8", 32, (64, 4, 2), True)
-    name = f"{MANY} x {INNER}, fp8 32, clamp, weights"
+    build = swiglu("mxfp4", 32, (16, 1, 2), True)
+    name = f"{MANY} x {INNER}, mxfp4, clamp, weights"
     found.append(Case("silu_and_mul_quant", name, "as torch, in pairs", build, check_only=True))
     found.append(Case("quant", "contract", "rows", contract, check_only=True))
     for dtype in (torch.bfloat16, torch.float32, torch.float16):

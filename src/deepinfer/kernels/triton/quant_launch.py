@@ -172,23 +172,23 @@ def swiglu_cast(
         format: As in `small_floats`, or 0 for no cast.
         group: Channels of a group, a power of two.
         tuning: Groups a program, warps, how exact the steps are (1 fast, 2 as torch), and pairs of a thread when two values go
-            at a time; None for those of the table.
+            at a time, as they can to e2m1; None for those of the table.
         pairs: Whether two values may go at a time where they can.
     """
-    sizes = tuning or configs.swiglu(group, 4 if format in (E2M1_E8M0, E2M1_E4M3) else 8)
+    small = format in (E2M1_E8M0, E2M1_E4M3)
+    sizes = tuning or configs.swiglu(group, 4 if small else 8)
     groups, warps, mode, each = (*sizes, 8)[:4]
     if contract.interpreted():
         mode = 0
     channels = x.shape[1] // 2
     total = x.shape[0] * (channels // group)
-    even = format and scale.dtype == torch.uint8 and q.data_ptr() % 2 == 0
-    if pairs and each and even and _in_pairs(x):
+    if pairs and each and small and _in_pairs(x):
         from deepinfer.kernels.triton.swiglu_pairs import swiglu_pairs_kernel
 
         launch(
             swiglu_pairs_kernel, cdiv(total, groups),
             x.view(torch.int32), x if weights is None else weights,
-            q.view(torch.int16) if format == E4M3_E8M0 else q, scale, total, x.stride(0) // 2, limit,
+            q, scale, total, x.stride(0) // 2, limit,
             _pair_of(limit), CHANNELS=channels, HAS_LIMIT=_kind_of(limit), HAS_WEIGHTS=weights is not None,
             MODE=mode, FORMAT=format, GROUPS=groups, GROUP=group, EACH=each, num_warps=warps,
             enable_fp_fusion=False,

@@ -1,4 +1,4 @@
-"""SwiGLU of bf16 with the cast of its result two values at a time, for chips with packed arithmetic."""
+"""SwiGLU of bf16 with the cast of its result to e2m1 two values at a time, for chips with packed arithmetic."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def swiglu_pairs_kernel(
     Args:
         x: Pairs of bf16 as int32, the even one in the low half.
         weights: As there.
-        q: Two codes of e4m3 as int16, or of e2m1 as uint8.
+        q: Two codes of e2m1 as uint8.
         scale: Bytes.
         groups: Groups of all rows.
         x_row: Distance of rows, in pairs.
