@@ -57,7 +57,7 @@ def group_scores_kernel(
     if first == 0:
         tl.store(lists + row * (LIST + 1), 0)
         if to == 0:
-            tl.store(num_open + tl.arange(0, 2), tl.zeros((2,), tl.int32))
+            tl.store(num_open + tl.arange(0, 8), tl.zeros((8,), tl.int32))
     quarter = tl.arange(0, BLOCK // 4) + first // 4
     w0, w1, w2, w3 = token_words(seed, position, quarter, stream)
     words = tl.join(tl.join(w0, w2), tl.join(w1, w3)).reshape(BLOCK)

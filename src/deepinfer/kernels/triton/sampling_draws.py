@@ -58,8 +58,8 @@ class _Open(NamedTuple):
         end_ids: Last id at it, shape [rows], int32; -2 where the token is written.
         waiting: Token that is to be judged, -1 for none, shape [rows], int32.
         facts: Highest logit, what may be before a kept token, and its error, shape [rows, 4], fp32.
-        counts: Number of open rows of both passes that weigh, shape [2], int32.
-        lists: These rows, shape [2, rows], int32.
+        counts: Number of open rows of both passes that weigh, in the first of four places, shape [2, 4], int32.
+        lists: These rows, shape [2, rows in fours], int32.
         arrived: Chunks of the row that are weighed, shape [rows], int32.
     """
 
@@ -81,8 +81,8 @@ class _Open(NamedTuple):
             return empty(logits, *shape, dtype=torch.int32)
 
         return cls(
-            ints(rows, 8), empty(logits, rows), ints(rows), ints(rows), empty(logits, rows, 4), ints(2),
-            ints(2, rows), ints(rows),
+            ints(rows, 8), empty(logits, rows), ints(rows), ints(rows), empty(logits, rows, 4), ints(2, 4),
+            ints(2, triton.cdiv(rows, 4) * 4), ints(rows),
         )  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def draw_judged(
     for i in range(2):
         # Few rows are open, so a fixed number of programs shares their chunks.
         weigh_kernel[(min(rows * chunks, programs),)](
-            logits, temperature, state.levels, *ends, state.counts[i:], state.lists[i], state.counts[1:],
+            logits, temperature, state.levels, *ends, state.counts[i], state.lists[i], state.counts[1],
             state.lists[1], state.arrived, sums, out, vocab, logits.stride(0), chunks,
             FIRST=4 * i, CHUNKS=triton.next_power_of_2(chunks), BLOCK=block, SPAN=span,
             num_warps=warps(num_warps), **flags,
