@@ -222,7 +222,9 @@ def lagged(lag: int) -> Schedule:
 
     def choose(confidence: np.ndarray, ids: list[int]) -> np.ndarray:
         live = prefix_survival(confidence)
-        known = live if lag == 0 else memory.get(ids)
+        if lag == 0:
+            return scheduler.plan(live, invariant=True).lengths
+        known = memory.get(ids)
         memory.push(ids, confidence)
         return scheduler.plan(live, lagged=known).lengths
 

@@ -97,7 +97,7 @@ def test_few_sizes_are_enough_for_good_plans(noise: float) -> None:
     assert len(scheduler.cost.tokens) == 10
     for requests in (1, 4, 16, 24, 60, 100, 128, 256):
         survival = prefix_survival(rng.beta(2, 1, (requests, 5)))
-        rows = scheduler.plan(survival, lagged=survival).rows
+        rows = scheduler.plan(survival, invariant=True).rows
         tokens = requests + np.concatenate([[0.0], np.sort(survival.ravel())[::-1].cumsum()])
         rates = [t / true_s(requests, requests + k) for k, t in enumerate(tokens)]
         assert rates[rows - requests] > (0.99 if noise else 0.995) * max(rates), requests

@@ -94,14 +94,15 @@ def test_plans_equal_those_in_plain_python(requests: int) -> None:
         shape = requests, int(generator.integers(1, 7))
         grid = grids[turn % 4]
         live, known = (prefix_survival(generator.choice(grid, shape)) for _ in range(2))
+        seen: dict[str, object] = {"lagged": known}
         if turn % 3 == 0:
-            known = live
+            known, seen = live, {"invariant": True}
         live = np.asarray(live, order="CF"[turn % 2])  # type: ignore[call-overload]
         least, gain = float(generator.choice([0.0, 1e-6, 0.25])), float(turn % 5 == 0) * 0.05
         limit = int(generator.integers(requests, 7 * requests)) if turn % 2 else None
         cost = (STAIRS, LINE, StepCostModel.additive(9.9e-3, 12e-6))[turn % 3]
         made = VerificationScheduler(cost, min_gain=gain, min_survival=least)
-        plan = made.plan(live, lagged=known, capacity=limit)
+        plan = made.plan(live, capacity=limit, **seen)
         lengths, rate = global_search(live, known, cost, least, gain, limit)
         assert plan.lengths.tolist() == lengths
         assert plan.theta == rate
@@ -113,7 +114,7 @@ def test_plans_equal_those_in_plain_python(requests: int) -> None:
 @given(SURVIVALS, st.sampled_from([STAIRS, LINE]))
 def test_global_search_is_the_best_of_all(rows: list[list[float]], cost: StepCostModel) -> None:
     survival = prefix_survival(rows)
-    plan = VerificationScheduler(cost).plan(survival, lagged=survival)
+    plan = VerificationScheduler(cost).plan(survival, invariant=True)
     assert plan.theta == pytest.approx(best_of_all(survival, cost), rel=1e-5)
     assert plan.rows == len(rows) + plan.k == plan.cu_rows[-1]
     assert np.diff(plan.cu_rows).tolist() == (plan.lengths + 1).tolist()
@@ -142,12 +143,13 @@ def test_the_papers_example_stops_before_it_sees_the_second_confidence() -> None
 def test_global_search_refuses_to_anticipate() -> None:
     live = prefix_survival([[0.9, 0.5], [0.9, 0.5]])
     scheduler = VerificationScheduler(LINE)
-    for invariant in (None, [True, False]):
+    for invariant, lagged in itertools.product((None, [True, False]), (None, live)):
         with pytest.raises(AnticipationError, match="lagged"):
-            scheduler.plan(live, invariant=invariant)
+            scheduler.plan(live, lagged=lagged, invariant=invariant)
     with pytest.raises(AnticipationError):
         VerificationScheduler(LINE, search="uniform").plan(live)
-    assert scheduler.plan(live, invariant=[True, True]).k >= 0
+    known = [scheduler.plan(live, invariant=free) for free in ([True, True], True)]
+    assert known[0].lengths.tolist() == known[1].lengths.tolist()
     assert VerificationScheduler(LINE, search="static").plan(live).lengths.tolist() == [2, 2]
 
 
@@ -208,7 +210,7 @@ def test_numbers_out_of_range_are_no_survivals(search: str) -> None:
     high = [[1.5, 1.5], [0.05, 0.01]]
     for wrong in (low, high):
         right = np.clip(wrong, 0.0, 1.0)
-        found, expected = scheduler.plan(wrong, lagged=wrong), scheduler.plan(right, lagged=right)
+        found, expected = (scheduler.plan(rows, lagged=np.array(rows)) for rows in (wrong, right))
         assert found.lengths.tolist() == expected.lengths.tolist()
         assert found.theta == expected.theta
 
@@ -285,7 +287,7 @@ def test_static_stops_at_the_first_low_confidence() -> None:
 
 def test_uniform_is_the_best_shared_length() -> None:
     survival = prefix_survival([[0.9, 0.2, 0.1], [0.7, 0.2, 0.1]])
-    plan = VerificationScheduler(LINE, search="uniform").plan(survival, lagged=survival)
+    plan = VerificationScheduler(LINE, search="uniform").plan(survival, invariant=True)
     thetas = [
         (2 + float(survival[:, :n].sum())) / float(LINE.seconds(2, 2 + 2 * n)) for n in range(4)
     ]
@@ -303,7 +305,7 @@ def test_graph_stairs_are_filled() -> None:
     for _ in range(40):
         requests = int(generator.integers(2, 8))
         survival = prefix_survival(generator.uniform(0.3, 0.99, (requests, 5)))
-        plan = VerificationScheduler(STAIRS).plan(survival, lagged=survival)
+        plan = VerificationScheduler(STAIRS).plan(survival, invariant=True)
         assert plan.rows in STAIRS.graph_sizes or plan.k == requests * 5 or plan.rows > 40
 
 
@@ -312,7 +314,7 @@ def test_flat_costs_warn_and_verify_everything() -> None:
     with pytest.warns(UserWarning, match="flat"):
         scheduler = VerificationScheduler(flat)
     survival = prefix_survival([[0.5, 0.01]] * 3)
-    assert scheduler.plan(survival, lagged=survival).lengths.tolist() == [2, 2, 2]
+    assert scheduler.plan(survival, invariant=True).lengths.tolist() == [2, 2, 2]
 
 
 def test_the_published_load() -> None:
@@ -324,7 +326,7 @@ def test_the_published_load() -> None:
         # A mix of easy and hard requests with an accepted length of about 3.3 in all.
         skill = generator.beta(2.2, 1.0, (60, 1))
         survival = prefix_survival(np.clip(skill + generator.normal(0, 0.05, (60, 5)), 0.01, 0.99))
-        plan = VerificationScheduler(cost).plan(survival, lagged=survival)
+        plan = VerificationScheduler(cost).plan(survival, invariant=True)
         whole = (60 + float(survival.sum())) / float(cost.seconds(60, 360))
         gains.append(plan.theta / whole - 1)
         saved.append(1 - plan.rows / 360)
@@ -355,7 +357,7 @@ def test_survivals_that_are_none(search: str, capacity: int | None) -> None:
         [[np.nan, 0.5], [0.9, np.nan]], [[-1.0, 0.5], [0.9, -np.inf]], [[np.inf, 2.0], [1.0, 1.0]],
         np.zeros((0, 3)), np.zeros((3, 0)), np.full((2, 3), np.nan), [[1e-40, 1e-45]],
     ):  # fmt: skip
-        plan = made.plan(rows, lagged=rows, capacity=capacity)
+        plan = made.plan(rows, lagged=np.array(rows), capacity=capacity)
         requests, drafts = np.shape(rows)
         assert plan.lengths.shape == (requests,)
         assert ((plan.lengths >= 0) & (plan.lengths <= drafts)).all()

@@ -228,7 +228,11 @@ class LiveLengths:
         others = max(0, other_rows) + len(counts) - rows + whole
         if others:
             survival = np.concatenate([survival, np.zeros((others, width), np.float32)])
-        plan = self.scheduler.plan(self._explored(survival, rows), lagged=survival)
+        explored = self._explored(survival, rows)
+        if explored is survival:
+            plan = self.scheduler.plan(survival, invariant=True)
+        else:
+            plan = self.scheduler.plan(explored, lagged=survival)
         teaches = self._teaches
         pays = not teaches and (self._is_exact or self._pays(plan, survival, drafts))
         lengths = most
@@ -365,7 +369,7 @@ class LiveLengths:
         began = time.perf_counter()
         others = np.zeros((requests - blocks, width), np.float32)
         survival = np.concatenate([survival, others])
-        plan = self.scheduler.plan(survival, lagged=survival)
+        plan = self.scheduler.plan(survival, invariant=True)
         self._planning_s = self._planning_s or time.perf_counter() - began
         self._is_whole = not self._pays(plan, survival, drafts)
 

@@ -92,7 +92,7 @@ class ScheduledLengths:
         if others:
             values = np.concatenate([values, np.zeros((others, width), np.float32)])
         survival = prefix_survival(self._calibrated(values))
-        plan = self.scheduler.plan(survival, invariant=np.ones(len(values), bool))
+        plan = self.scheduler.plan(survival, invariant=True)
         off = len(values) / self.scheduler.cost.plain_seconds(len(values))
         promised = plan.theta / off - 1.0
         needed = self.off_gain if self.is_on else self.off_gain + self.hysteresis

@@ -108,7 +108,7 @@ class VerificationScheduler:
         >>> scheduler = VerificationScheduler(StepCostModel.additive(1e-3, 1e-3))  # rows are dear
         >>> scheduler.plan(live, lagged=before).lengths.tolist()
         [1, 0]
-        >>> scheduler.plan(live, invariant=[True, True]).lengths.tolist()  # greedy or coupled
+        >>> scheduler.plan(live, invariant=True).lengths.tolist()  # greedy or coupled
         [1, 0]
     """
 
@@ -210,8 +210,8 @@ class VerificationScheduler:
                 `prefix_survival` gives it. Where a NaN or a number outside would choose K, it counts as 0 or 1.
             lagged: Survival as it was known at least one step ago, before the drafts at hand were made, shape
                 [requests, drafts] or any number of requests; needed where the search would anticipate.
-            invariant: Whether each request's tokens cannot depend on the schedule, shape [requests]; None says no. If
-                some are, `lagged` must be shaped like `live`.
+            invariant: Whether each request's tokens cannot depend on the schedule, shape [requests]; True says that none
+                can, None that all can. If some can, `lagged` must be shaped like `live`.
             capacity: Most rows of the step, anchors included. Anchors and `min_drafts` are kept even if they are more.
             sampling_requests: Requests that make a token in this step; None counts all.
 
@@ -219,7 +219,7 @@ class VerificationScheduler:
             The plan.
 
         Raises:
-            AnticipationError: The search would look at drafts that are still to be judged.
+            AnticipationError: The search would look at drafts that are still to be judged; also where `lagged` is `live`.
             ConfigError: `capacity` or `sampling_requests` is out of range.
             ShapeError: Shapes do not fit.
         """
@@ -227,7 +227,7 @@ class VerificationScheduler:
         requests, drafts = cut.shape
         if capacity is not None or sampling_requests is not None:
             _check_limits(capacity, sampling_requests, requests)
-        known = self._known(cut, lagged, invariant)
+        known = self._known(cut, None if lagged is live else lagged, invariant)
         theta = None
         if self.search == "all":
             lengths, k = np.full(requests, drafts, np.int64), requests * drafts
@@ -267,6 +267,8 @@ class VerificationScheduler:
             return live
         free = None
         if invariant is not None:
+            if invariant is True:
+                return live
             free = np.asarray(invariant, bool)
             if free.shape != (len(live),):
                 raise shape_error("invariant", free.shape, f"[requests={len(live)}]")
@@ -274,9 +276,9 @@ class VerificationScheduler:
                 return live
         if lagged is None:
             raise AnticipationError(
-                f'search="{self.search}" without lagged confidences would let drafts decide whether they are '
-                'verified, which changes the output law. Pass lagged= (LaggedConfidence), use search="early_stop", or '
-                "mark the requests that are greedy or coupled in invariant=."
+                f'search="{self.search}" without lagged confidences, or with the live ones as lagged, would let drafts '
+                "decide whether they are verified, which changes the output law. Pass lagged= (LaggedConfidence), use "
+                'search="early_stop", or mark the requests that are greedy or coupled in invariant=, which may be True.'
             )
         known = self._cut(lagged)
         if free is not None and free.any():
