@@ -369,8 +369,9 @@ def test_wrong_arguments_are_refused() -> None:
     w = randn(4, 32, 12)
     with pytest.raises(ShapeError, match="layout is 'dense'"):
         whole.fused_experts(x, w, w, torch.zeros(4, 3), ids, layout="dense")
+    pair = w.to(torch.float8_e4m3fn), torch.ones(4, 1, 1)
     with pytest.raises(ShapeError, match="multiple of 128"):
-        whole.fused_experts(x, (w, w), (w, w), torch.zeros(4, 3), ids)
+        whole.fused_experts(x, pair, pair, torch.zeros(4, 3), ids)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the compiler of torch is not for the interpreter")

@@ -64,3 +64,39 @@ def test_places_as_they_were_made(change: str) -> None:
         with pytest.raises(ShapeError, match=r"token_topk_to_pos is .* int32") as caught:
             call()
         assert caught.value.argument == "mapping"
+
+
+def _experts(x: torch.Tensor, ids: list[list[int]], **other: Any) -> torch.Tensor:
+    w13, w2 = torch.ones(4, 64, 32).bfloat16() / 32, torch.ones(4, 32, 32).bfloat16() / 32
+    topk = torch.tensor(ids)
+    return kernels.fused_experts(x, w13, w2, torch.ones(topk.shape), topk, **other)
+
+
+@pytest.mark.parametrize("layout", ["auto", "masked"])
+def test_experts_that_a_token_names_twice(layout: str) -> None:
+    """Rooms for each token once would be full, and tokens behind lose their own."""
+    x = torch.ones(3, 32).bfloat16()
+    with pytest.raises(ShapeError, match="token 1 names expert 2 twice"):
+        _experts(x, [[0, 1, -1], [2, 0, 2], [2, 3, 1]], layout=layout)
+    once = _experts(x, [[0, 1], [2, 0], [2, 3]], layout=layout)
+    none = _experts(x, [[0, 1, -1, -1], [2, 0, 9, 9], [2, 3, -1, 4]], layout=layout)
+    assert torch.equal(once, none)
+    twice = _experts(x, [[0, 1], [2, 2], [2, 3]], layout="contiguous")
+    assert torch.equal(once, twice)
+
+
+def test_tokens_whose_channels_lie_apart() -> None:
+    with pytest.raises(ShapeError, match="x has stride 2"):
+        _experts(torch.ones(3, 64).bfloat16()[:, ::2], [[0], [1], [2]])
+
+
+@pytest.mark.parametrize("limit", [-1.0, float("nan")])
+def test_clamps_with_their_ends_in_order(limit: float) -> None:
+    x = torch.ones(3, 32)
+    for call in (
+        lambda: _experts(x.bfloat16(), [[0], [1], [2]], limit=limit),
+        lambda: kernels.silu_and_mul(x, limit=limit),
+        lambda: kernels.silu_and_mul_quant(x, limit=limit),
+    ):
+        with pytest.raises(ShapeError, match="limit is"):
+            call()

@@ -17,6 +17,7 @@ __all__ = [
     "check_float_dtype",
     "check_floats",
     "check_last_stride",
+    "check_limit",
     "check_shape",
     "check_sizes",
     "gluon_refusal",
@@ -123,6 +124,19 @@ def check_sizes(name: str, *sizes: int) -> None:
         raise ShapeError(
             f"{name} is {', '.join(map(str, sizes))}; scales stand for at least one value.",
             argument=name, expected="at least 1", found=sizes,
+        )  # fmt: skip
+
+
+def check_limit(limit: float | None) -> None:
+    """Refuses a clamp whose lower end lies above the upper one.
+
+    Raises:
+        ShapeError: The limit is negative or NaN.
+    """
+    if limit is not None and not limit >= 0:
+        raise ShapeError(
+            f"limit is {limit}; it must be at least 0, or None for no clamp.",
+            argument="limit", expected="at least 0", found=limit,
         )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from deepinfer.kernels import gemm_operands as operands
 from deepinfer.kernels.aligned import per_token_cast_to_fp8_aligned
 from deepinfer.kernels.configs import moe as configs
 from deepinfer.kernels.gemm_backends import channels
+from deepinfer.kernels.host import is_readable
 from deepinfer.kernels.moe import (
     FusedMapping,
     expand_to_fused,
@@ -60,8 +61,10 @@ def fused_experts(
         w2: Shape [experts, hidden, inter], of the same kind.
         topk_weights: Shape [tokens, topk], fp32; copied if it is not contiguous.
         topk_ids: Shape [tokens, topk], int64 or int32, contiguous; one that is no expert here is skipped, so a rank gives
-            the ids of its own experts and -1 for others.
-        limit: Of the clamp; None for none.
+            the ids of its own experts and -1 for others. A token names an expert once, but for layout "contiguous": the rooms
+            of the masked one are full otherwise and pairs of other tokens are lost, which a CPU refuses and a GPU does not
+            look for.
+        limit: Of the clamp, at least 0; None for none.
         scale_group: 128 (fp32 scales) or 32 (e8m0 scales, as V4.1 casts); both are exact powers of two. With prepared
             weights, four groups of 32 are brought to the largest of their powers afterwards, whatever the number of
             tokens: values below 2^-6 of it are rounded to steps of 2^-9 of it, to nearest, ties to even.
@@ -80,6 +83,8 @@ def fused_experts(
     """
     contract.check_dtype("x", x, torch.bfloat16, torch.float32)
     contract.check_shape("x", x, (None, None), "tokens, hidden")
+    contract.check_last_stride("x", x)
+    contract.check_limit(limit)
     tokens = x.shape[0]
     contract.check_shape("topk_ids", topk_ids, (tokens, None), "tokens, topk")
     contract.check_dtype("topk_weights", topk_weights, torch.float32)
@@ -139,6 +144,8 @@ def fused_experts(
     if not tokens:
         shape = (0, _values(w2).shape[1])
         return out if out is not None else x.new_empty(shape)
+    if masked and is_readable(topk_ids):
+        _check_once(topk_ids, num_experts)
     mapping = get_fused_mapping(
         topk_ids,
         num_experts,
@@ -179,6 +186,19 @@ def fused_experts(
     product = hidden if scale is None else (hidden, scale)
     _product(product, w2, down, mapping, num_experts, expected, backend)
     return reduce_fused(down, mapping, added=added, out=out, backend=backend)
+
+
+def _check_once(topk_ids: Tensor, num_experts: int) -> None:
+    """Refuses a token that names an expert twice: the rooms of the masked layout have one place for it."""
+    ids = topk_ids.sort(-1).values
+    twice = (ids[:, 1:] == ids[:, :-1]) & (ids[:, 1:] >= 0) & (ids[:, 1:] < num_experts)
+    if bool(twice.any()):
+        token, place = (int(i) for i in twice.nonzero()[0])
+        raise ShapeError(
+            f"token {token} names expert {int(ids[token, place])} twice; the masked layout has one place for each token of "
+            "an expert, and others would be lost. Name each expert once, or give layout='contiguous'.",
+            argument="topk_ids", expected="an expert once a token", found=int(ids[token, place]),
+        )  # fmt: skip
 
 
 def _check_weights(name: str, weights: Weights) -> int:

@@ -251,7 +251,7 @@ def silu_and_mul(
     Args:
         x: Gates, then values: shape [..., 2 * channels], any float dtype; rows may lie apart.
         weights: Routing weights, shape [...], fp32, or None.
-        limit: Clamp of both; the gate has no lower limit. None for no clamp.
+        limit: Clamp of both, at least 0; the gate has no lower limit. None for no clamp.
         backend: "torch" or "triton"; None for the best that serves the call.
 
     Returns:
@@ -263,6 +263,7 @@ def silu_and_mul(
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
     _check_swiglu(x, weights)
+    contract.check_limit(limit)
     if is_plain(x, backend):
         return swiglu_reference.silu_and_mul(x, weights, limit)
     out = x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
@@ -289,7 +290,7 @@ def silu_and_mul_quant(
     Args:
         x: Gates, then values: shape [..., 2 * channels], any float dtype; rows may lie apart.
         weights: Routing weights, shape [...], fp32, or None.
-        limit: Clamp of both; the gate has no lower limit. None for no clamp.
+        limit: Clamp of both, at least 0; the gate has no lower limit. None for no clamp.
         format: Of the codes.
         group: Channels that share a scale, for "fp8"; the FP4 formats have their own.
         scale_dtype: float8_e8m0fnu, or float32 for "fp8" and products that read fp32 scales.
@@ -304,6 +305,7 @@ def silu_and_mul_quant(
         UnsupportedHardware: The backend asked for cannot serve the call.
     """
     _check_swiglu(x, weights)
+    contract.check_limit(limit)
     check_scale_dtype(scale_dtype)
     check_format(format)
     contract.check_sizes("group", group)
