@@ -16,7 +16,6 @@ import triton
 from torch import Tensor
 
 from deepinfer.kernels.batch_invariant import hopper
-from deepinfer.kernels.batch_invariant.launches import KnownLaunch
 from deepinfer.kernels.batch_invariant.triton_attention import (
     index_scores_kernel,
     sparse_attention_kernel,
@@ -35,6 +34,7 @@ from deepinfer.kernels.batch_invariant.triton_rows import (
     sinkhorn_kernel,
 )
 from deepinfer.kernels.reference.experts import ExpertOrder
+from deepinfer.kernels.triton.launches import launch
 
 __all__ = [
     "ProductTile",
@@ -57,7 +57,6 @@ __all__ = [
 _KEY_TILE = 64
 _TILES_A_PROGRAM = 8
 _ATTENTION_ROWS = 32
-_LINEAR = KnownLaunch(linear_kernel)
 _MOST_PARTED = 256  # tokens up to which the parts of a product run side by side
 
 
@@ -149,19 +148,12 @@ def _launch_linear(x: Tensor, weight: Tensor) -> Tensor:
     tiles = _ceil(tokens, tile.block_m) * _ceil(out_channels, tile.block_n)
     even = in_channels % tile.block_k == 0 and tile.part_k % tile.block_k == 0
     with _on(x):
-        _LINEAR(
-            (tiles, groups, parts // in_turn),
-            (x, weight, to),
-            (tokens,),
-            (
-                out_channels, in_channels, x.stride(0), x.stride(1), weight.stride(0), weight.stride(1),
-                out.stride(0), out.stride(1), stride_part,
-            ),
-            (
-                tile.part_k, in_turn, tile.block_m, tile.block_n, tile.block_k, even, 8, tile.num_stages,
-            ),
-            tile.num_warps,
-            tile.num_stages,
+        launch(
+            linear_kernel, (tiles, groups, parts // in_turn),
+            x, weight, to, tokens, out_channels, in_channels, x.stride(0), x.stride(1), weight.stride(0),
+            weight.stride(1), out.stride(0), out.stride(1), stride_part, PART_K=tile.part_k, IN_TURN=in_turn,
+            BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, EVEN_K=even, GROUP=8,
+            NUM_STAGES=tile.num_stages, num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
         if parts > in_turn:
             blocks = _ceil(out.numel(), 1024)
