@@ -156,7 +156,7 @@ def _largest(x: Any, y: Any) -> Tensor:
 def _language() -> types.ModuleType:
     gl = types.ModuleType("triton.experimental.gluon.language")
     for name, value in {
-        "constexpr": int, "int32": np.int32, "int64": np.int64, "float32": np.float32,
+        "constexpr": int, "int32": np.int32, "int64": np.int64, "uint64": np.uint64, "float32": np.float32,
         "load": _load, "store": _store, "reduce": _reduce, "maximum": _largest,
         "minimum": lambda x, y: Tensor(np.fmin(*_pair(x, y))),
         "where": lambda c, x, y: Tensor(np.where(_raw(c), *_pair(x, y))),

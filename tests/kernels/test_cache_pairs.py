@@ -136,7 +136,10 @@ def flat(x: torch.Tensor, dtype: Any) -> Rows:
     ("norm", "rope", "shared"),
     [(False, False, False), (False, True, False), (True, True, False), (True, True, True)],
 )
-def test_rows(form, norm, rope, shared) -> None:
+def test_rows(form, norm, rope, shared, monkeypatch) -> None:
+    if not rope:
+        monkeypatch.setitem(globals(), "PAGES", PAGE * PAGES)
+        monkeypatch.setitem(globals(), "PAGE", 1)
     rows = 23
     x = torch.randn(rows, form.channels).bfloat16()
     slots = torch.randperm(PAGE * PAGES)[:rows]
@@ -235,7 +238,10 @@ def read_values(text: str, constraints: str, given: list, **options: Any) -> Any
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("form", [F.V41_NVFP4, F.INDEXER_MXFP4])
-def test_gathers(form) -> None:
+@pytest.mark.parametrize("page", [PAGE, 1])
+def test_gathers(form, page, monkeypatch) -> None:
+    monkeypatch.setitem(globals(), "PAGES", PAGE * PAGES // page)
+    monkeypatch.setitem(globals(), "PAGE", page)
     rows = 21
     cache, _ = caches(form)
     x = torch.randn(PAGE * PAGES, form.channels).bfloat16()

@@ -71,10 +71,12 @@ def cache_gather_pairs_kernel(
     first = gl.program_id(0).to(gl.int64) * ROWS
     r = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
     slot = gl.load(slots + r, mask=r < num_rows, other=-1).to(gl.int64)
-    page = slot // PAGE
-    known = (slot >= 0) & (page < num_pages)
+    # Quotients of powers of two are shifts without a sign; pages of one row keep it.
+    slot = slot.to(gl.uint64)
+    page = (slot // PAGE).to(gl.int64)
+    known = (page >= 0) & (page < num_pages)
     page = gl.where(known, page, 0)
-    row = gl.where(known, slot % PAGE, 0)
+    row = gl.where(known, (slot % PAGE).to(gl.int64), 0)
     n = gl.arange(0, WORDS, layout=gl.SliceLayout(0, layout))[None, :]
     known = known[:, None] & (n < WORDS)
     code = gl.load(

@@ -188,8 +188,10 @@ def cache_pairs_kernel(
     elif WIDE:
         a, b = _floats(w)
         w = pair_of(a, b)
-    page = slot // PAGE
-    kept = read & (slot >= 0) & (page < num_pages)
+    # Quotients of powers of two are shifts without a sign; pages of one row keep it.
+    slot = slot.to(gl.uint64)
+    page = (slot // PAGE).to(gl.int64)
+    kept = read & (page >= 0) & (page < num_pages)
     if HAS_FLOOR:
         kept = kept & (position >= floor)
     if HAS_NORM:
@@ -221,7 +223,7 @@ def cache_pairs_kernel(
     word, byte = pair_codes(w, FORMAT)
     BYTES: gl.constexpr = 2 if FORMAT == 1 else 1
     page = gl.where(kept, page, 0)
-    row = gl.where(kept, slot % PAGE, 0)
+    row = gl.where(kept, (slot % PAGE).to(gl.int64), 0)
     to = codes + (page * stride_codes + row * (ROW_STRIDE // BYTES))[:, None][:, :, None] + at
     gl.store(to, word, mask=kept[:, None][:, :, None] & (c < PAIRS))
     to = scales + (page * stride_scales + row * SCALE_STRIDE + SCALES_AT)[:, None] + group
