@@ -39,10 +39,20 @@ def test_tokens_do_not_share_scales() -> None:
     """Weights have one for 32 rows; kernels step through those of tokens row by row."""
     x = torch.ones(256, 128)
     a, b = kernels.per_block_cast_to_fp8(x), kernels.per_block_cast_to_fp8(torch.ones(8, 128))
-    with pytest.raises(ShapeError, match=r"\(8, 4\).*\[256, 1 or 4\]"):
+    with pytest.raises(ShapeError, match=r"\(8, 4\).*\[256, 1\] or \[256, 4\]\."):
         kernels.fp8_gemm_nt(a, b)
     tokens = kernels.per_token_cast_to_fp8(x)
     assert torch.equal(kernels.fp8_gemm_nt(tokens, b), torch.full((256, 8), 128.0).bfloat16())
+
+
+@pytest.mark.parametrize(("block", "shape"), [(32, (1, 4)), (128, (2, 1)), (128, (3, 1))])
+def test_blocks_of_weights_are_square(block: int, shape: tuple[int, int]) -> None:
+    """A row of scales lost or too many would fit blocks of 128 by 32 or of 32 by 128."""
+    x, w = torch.ones(2, 128), torch.ones(64, 128)
+    a, b = kernels.per_token_cast_to_fp8(x, block), kernels.per_block_cast_to_fp8(w, block)
+    kernels.fp8_gemm_nt(a, b)
+    with pytest.raises(ShapeError, match="scales of b have shape"):
+        kernels.fp8_gemm_nt(a, (b[0], torch.full(shape, 127, dtype=torch.uint8)))
 
 
 @pytest.mark.parametrize("change", ["a group less", "a column less", "a row less"])

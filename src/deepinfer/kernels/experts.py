@@ -208,7 +208,7 @@ def _check_weights(name: str, weights: Weights) -> int:
     values, scale = weights
     dtypes = _FP8 if values.dtype in _FP8 else _FP4
     k = operands.operand(name, values, dtypes, 3)
-    operands.scales(name, values, scale, k, operands.WEIGHTS)
+    operands.scales(name, values, scale, k, weights=True)
     return k
 
 

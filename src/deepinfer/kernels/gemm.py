@@ -308,8 +308,8 @@ def _dense(a, b, d, a_dtype, b_dtype, backend):  # type: ignore[no-untyped-def]
     (x, xs), (w, ws) = a, b
     k = operands.operand("a", x, a_dtype, 2)
     operands.same_k(k, operands.operand("b", w, b_dtype, 2))
-    operands.scales("a", x, xs, k, operands.TOKENS)
-    operands.scales("b", w, ws, k, operands.WEIGHTS)
+    operands.scales("a", x, xs, k, weights=False)
+    operands.scales("b", w, ws, k, weights=True)
     if d is None:
         d = x.new_empty((x.shape[0], w.shape[0]), dtype=torch.bfloat16)
     else:
@@ -323,8 +323,8 @@ def _contiguous(a, b, d, layout, expected_m, a_dtype, b_dtype, backend):  # type
     (x, xs), (w, ws) = a, b
     k = operands.operand("a", x, a_dtype, 2)
     operands.same_k(k, operands.operand("b", w, b_dtype, 3))
-    operands.scales("a", x, xs, k, operands.TOKENS)
-    operands.scales("b", w, ws, k, operands.WEIGHTS)
+    operands.scales("a", x, xs, k, weights=False)
+    operands.scales("b", w, ws, k, weights=True)
     contract.check_dtype("grouped_layout", layout, torch.int32)
     contract.check_shape("grouped_layout", layout, (x.shape[0],), "M")
     operands.expected_rows(expected_m)
@@ -338,8 +338,8 @@ def _masked(a, b, d, counts, expected_m, a_dtype, b_dtype, backend):  # type: ig
     (x, xs), (w, ws) = a, b
     k = operands.operand("a", x, a_dtype, 3)
     operands.same_k(k, operands.operand("b", w, b_dtype, 3))
-    operands.scales("a", x, xs, k, operands.TOKENS)
-    operands.scales("b", w, ws, k, operands.WEIGHTS)
+    operands.scales("a", x, xs, k, weights=False)
+    operands.scales("b", w, ws, k, weights=True)
     contract.check_shape("b", w, (x.shape[0], None, None), "groups, N, K")
     contract.check_dtype("masked_m", counts, torch.int32)
     contract.check_shape("masked_m", counts, (x.shape[0],), "groups")

@@ -9,12 +9,7 @@ from deepinfer.core.errors import ShapeError
 from deepinfer.kernels import contract
 from deepinfer.kernels.gemm_backends import channels
 
-__all__ = ["TOKENS", "WEIGHTS", "expected_rows", "operand", "out", "same_k", "scales"]
-
-TOKENS = (1,)
-"""Rows of tokens that may share a scale."""
-WEIGHTS = (1, 32, 128)
-"""Rows of weights that may share a scale."""
+__all__ = ["expected_rows", "operand", "out", "same_k", "scales"]
 
 _OUT = (torch.bfloat16, torch.float32)
 _SCALES = (torch.float32, torch.float8_e8m0fnu, torch.uint8)
@@ -42,10 +37,16 @@ def operand(name: str, x: Tensor, dtypes: tuple[torch.dtype, ...], dims: int) ->
     return channels(x)
 
 
-def scales(
-    name: str, values: Tensor, scale: Tensor | None, k: int, heights: tuple[int, ...]
-) -> None:
-    """Refuses values whose scales are missing, of a dtype that is no scale's, or for other rows, groups or channels."""
+def scales(name: str, values: Tensor, scale: Tensor | None, k: int, weights: bool) -> None:
+    """Refuses values whose scales are missing, of a dtype that is no scale's, or for other rows, groups or channels.
+
+    Args:
+        name: Name of the operand.
+        values: Its values, shape [rows, K] or [groups, rows, K], or fewer for packed ones.
+        scale: Its scales: one for 32 or 128 channels of a row, or of as many rows for e4m3 weights.
+        k: Channels.
+        weights: Whether rows may share a scale.
+    """
     if values.dtype == torch.bfloat16:
         return
     if scale is None:
@@ -62,19 +63,24 @@ def scales(
                 argument=f"scales of {name}", expected=_SCALES, found=scale.dtype,
             )  # fmt: skip
         contract.check_dtype(f"scales of {name}", scale, *((torch.int32,) if folded else _SCALES))
+    blocks = weights and values.dtype == torch.float8_e4m3fn
     shape, of = scale.shape, values.shape
     rows = of[-2]
     if len(shape) == len(of) and (len(of) == 2 or shape[0] == of[0]):
         if folded:
             if shape[-1] == -(-rows // 4) * 4 and shape[-2] == k // 128 + 1:
                 return
-        elif shape[-1] == -(-k // 128) or shape[-1] == -(-k // 32):
-            for height in heights:
-                if shape[-2] == -(-rows // height):
+        else:
+            for width in (128, 32):
+                if shape[-1] == -(-k // width) and (
+                    shape[-2] == rows or (blocks and shape[-2] == -(-rows // width))
+                ):
                     return
     lead = ", ".join(map(str, (*of[:-2], "")))
-    wanted = f"[{lead}{rows}" + "".join(f" or {-(-rows // h)}" for h in heights[1:])
-    wanted += f", {-(-k // 128)} or {-(-k // 32)}], one for 128 or 32 channels"
+    kinds = [f"[{lead}{rows}, {-(-k // width)}]" for width in (128, 32)]
+    if blocks:
+        kinds += [f"[{lead}{-(-rows // width)}, {-(-k // width)}]" for width in (128, 32)]
+    wanted = " or ".join(dict.fromkeys(kinds))
     if folded:
         wanted = f"[{lead}{k // 128 + 1}, {-(-rows // 4) * 4}], as prepare_mxfp4_weights returned them with the values"
     raise ShapeError(
