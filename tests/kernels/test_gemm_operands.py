@@ -86,3 +86,31 @@ def test_groups_do_not_make_their_result(name: str) -> None:
     with pytest.raises(ShapeError, match="d is None") as caught:
         getattr(kernels, name)(**{**CALLS[name](), "d": None})
     assert caught.value.argument == "d"
+
+
+LAYOUTS: dict[str, tuple[list[int], str | None]] = {
+    "one group": ([1] * 200, None),
+    "two of many rows": ([0] * 130 + [-1] * 126 + [1] * 5, None),
+    "the later one first": ([1] * 128 + [0] * 128, None),
+    "padding of a group that is not there": ([0] * 3 + [2] * 125 + [1] * 3 + [-5], None),
+    "in turns": ([0, 1] * 64, "group 0 at row 0 and 1 behind"),
+    "a group too early": ([0] * 64 + [1] * 64, "group 0 at row 63 and 1 behind"),
+    "padding in between": ([0] * 128 + [1] * 3 + [-1] + [1], "group -1 at row 131 and 1 behind"),
+    "padding in front": ([-1] + [0] * 9, "group -1 at row 0 and 0 behind"),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_groups_begin_at_multiples(name: str) -> None:
+    """What a tile of a GPU would take for rows of one group is refused where it can be seen."""
+    rows, said = LAYOUTS[name]
+    layout = torch.tensor(rows, dtype=torch.int32)
+    a, b = torch.ones(len(rows), 8).bfloat16(), torch.ones(2, 4, 8).bfloat16()
+    d = torch.zeros(len(rows), 4)
+    if said is None:
+        kernels.m_grouped_bf16_gemm_nt_contiguous(a, b, d, layout)
+        used = (layout >= 0) & (layout < 2)
+        assert torch.equal(d, torch.where(used[:, None], 8.0, 0.0).expand(-1, 4))
+    else:
+        with pytest.raises(ShapeError, match=said):
+            kernels.m_grouped_bf16_gemm_nt_contiguous(a, b, d, layout)

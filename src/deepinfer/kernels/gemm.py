@@ -160,7 +160,8 @@ def m_grouped_fp8_gemm_nt_contiguous(
 ) -> Tensor:
     """Each row's product with the weights of its group.
 
-    The rows of a group lie together, and each group begins at a multiple of `CONTIGUOUS_ALIGNMENT` rows.
+    The rows of a group lie together, and each group begins at a multiple of `CONTIGUOUS_ALIGNMENT` rows; padding stands
+    behind them. On a CPU another layout is refused; on a GPU nobody looks, and such rows get the product of another group.
 
     Args:
         a: Values [M, K] e4m3 and their scales, as `fp8_gemm_nt` takes them.
@@ -327,6 +328,7 @@ def _contiguous(a, b, d, layout, expected_m, a_dtype, b_dtype, backend):  # type
     operands.scales("b", w, ws, k, weights=True)
     contract.check_dtype("grouped_layout", layout, torch.int32)
     contract.check_shape("grouped_layout", layout, (x.shape[0],), "M")
+    operands.aligned_groups(layout, w.shape[0])
     operands.expected_rows(expected_m)
     operands.out(d, (x.shape[0], w.shape[1]), "M, N")
     if d.numel():

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from deepinfer.core.errors import ShapeError
 from deepinfer.kernels import contract
-from deepinfer.kernels.gemm_backends import channels
+from deepinfer.kernels.gemm_backends import CONTIGUOUS_ALIGNMENT, channels
+from deepinfer.kernels.host import is_readable
 
-__all__ = ["expected_rows", "operand", "out", "same_k", "scales"]
+__all__ = ["aligned_groups", "expected_rows", "operand", "out", "same_k", "scales"]
 
 _OUT = (torch.bfloat16, torch.float32)
 _SCALES = (torch.float32, torch.float8_e8m0fnu, torch.uint8)
@@ -112,3 +113,27 @@ def out(d: Tensor, shape: tuple[int, ...], axes: str) -> None:
     contract.check_dtype("d", d, *_OUT)
     contract.check_shape("d", d, shape, axes)
     contract.check_last_stride("d", d)
+
+
+def aligned_groups(layout: Tensor, num_groups: int) -> None:
+    """Refuses a layout in which rows of a tile have other groups, where its values can be looked at without a wait.
+
+    Args:
+        layout: Group of each row, shape [M], int32.
+        num_groups: Groups that there are; rows of others are padding.
+    """
+    if not is_readable(layout) or not layout.numel():
+        return
+    groups = torch.where((layout >= 0) & (layout < num_groups), layout, -1)
+    missing = -len(groups) % CONTIGUOUS_ALIGNMENT
+    tiles = torch.cat((groups, groups.new_full((missing,), -1))).view(-1, CONTIGUOUS_ALIGNMENT)
+    other = (tiles[:, 1:] != tiles[:, :-1]) & (tiles[:, 1:] >= 0)
+    if bool(other.any()):
+        tile, place = (int(i) for i in other.nonzero()[0])
+        row = tile * CONTIGUOUS_ALIGNMENT + place
+        raise ShapeError(
+            f"grouped_layout has group {int(layout[row])} at row {row} and {int(layout[row + 1])} behind it; the rows of a "
+            f"group lie together from a multiple of {CONTIGUOUS_ALIGNMENT} on, with padding behind them only, as "
+            "get_fused_mapping places them. A GPU does not look for it.",
+            argument="grouped_layout", expected=f"groups from multiples of {CONTIGUOUS_ALIGNMENT} on", found=row + 1,
+        )  # fmt: skip
