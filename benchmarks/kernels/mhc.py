@@ -102,6 +102,7 @@ def pre(
     products: int,
     finish: tuple[int, int] | None = None,
     prepared: bool = False,
+    early: bool = False,
 ):
     """Builds coefficients and the sum of streams."""
 
@@ -132,6 +133,7 @@ def pre(
             tuning,
             products,
             finish,
+            early,
         )
 
         def check():
@@ -307,6 +309,8 @@ def cases() -> list[Case]:
         found.append(Case("mhc_pre", shape, before, pre(tokens, None, 2, None, True)))
         if tokens != 256:
             found.append(Case("mhc_pre", shape, "table", pre(tokens, None, 2)))
+        build = pre(tokens, None, 2, None, True, True)
+        found.append(Case("mhc_pre", shape, f"{before}, coefficients early", build))
     shape = f"{MANY} x 4 x {HIDDEN}"
     entry = (64, 64, 10, 4, 2)
     name = "64 tokens, 64 x 10 channels, 4 warps, 2 stages, 2 products"

@@ -61,7 +61,7 @@ def project(
             PROGRAM["id"], PROGRAM["count"] = i, programs * parts
             kernel.mhc_project_bulk_kernel(
                 x, *w, Rows(pre.flatten().numpy(), np.int64(0)), Rows(sums, np.int64(0)), Rows(out, np.int64(0)), tokens,
-                parts, channels, CHANNELS=channels, BLOCKS=blocks, DEPTH=depth,
+                parts, channels, CHANNELS=channels, BLOCKS=blocks, DEPTH=depth, EARLY=False,
             )  # fmt: skip
     return torch.from_numpy(sums).view(tokens, parts, 32), torch.from_numpy(out).view(tokens, -1)
 

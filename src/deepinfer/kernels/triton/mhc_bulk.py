@@ -51,7 +51,7 @@ def _copies_of_tile(
 @gluon.jit
 def _copies(
     descs, rings, bars, tokens, parts, x_stream, CHANNELS: gl.constexpr, BLOCKS: gl.constexpr,
-    DEPTH: gl.constexpr,
+    DEPTH: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """Copies for all tiles of a program."""
     start = gl.program_id(0) % parts * (64 * BLOCKS)
@@ -63,6 +63,10 @@ def _copies(
     for more in range(tile + step, gl.cdiv(tokens, 128), step):
         slot, phase = _copies_of_tile(
             descs, rings, bars, more * 128, start, x_stream, slot, phase, CHANNELS, BLOCKS, DEPTH, False
+        )  # fmt: skip
+    if EARLY:
+        gl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
         )  # fmt: skip
 
 
@@ -161,7 +165,7 @@ def _products(
 @gluon.jit(do_not_specialize=["tokens", "parts"])
 def mhc_project_bulk_kernel(
     x_desc, high_desc, low_desc, pre, sums, collapsed, tokens, parts, x_stream,
-    CHANNELS: gl.constexpr, BLOCKS: gl.constexpr, DEPTH: gl.constexpr,
+    CHANNELS: gl.constexpr, BLOCKS: gl.constexpr, DEPTH: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """As `mhc_project_kernel`, for parts of 64 * BLOCKS channels, with coefficients as two bf16 numbers.
 
@@ -180,6 +184,7 @@ def mhc_project_bulk_kernel(
         CHANNELS: Channels of a stream.
         BLOCKS: How often 64 channels are a part.
         DEPTH: Slots of the ring.
+        EARLY: Whether the next launch may begin when all copies are on their way.
     """
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [2 * DEPTH, 64, 64], x_desc.layout)
     w_tiles = gl.allocate_shared_memory(high_desc.dtype, [4 * BLOCKS, 64, 64], high_desc.layout)
@@ -196,7 +201,10 @@ def mhc_project_bulk_kernel(
         [
             (_products, (given, rings, bars, tokens, parts, CHANNELS, BLOCKS, DEPTH, 0)),
             (_products, (given, rings, bars, tokens, parts, CHANNELS, BLOCKS, DEPTH, 1)),
-            (_copies, (descs, rings, bars, tokens, parts, x_stream, CHANNELS, BLOCKS, DEPTH)),
+            (
+                _copies,
+                (descs, rings, bars, tokens, parts, x_stream, CHANNELS, BLOCKS, DEPTH, EARLY),
+            ),
         ],
         [4, 1],
         [240, 24],
