@@ -178,7 +178,10 @@ def standard_accept_kernel(
     tl.store(next_rows + request * 2, tl.minimum(first + accepted, num_rows - 1))
     tl.store(next_rows + request * 2 + 1, tl.where(refused, accepted, -1).to(tl.int64))
     # Without a temperature there is no law either.
-    tl.store(next_laws + request * 4, tl.where(temperature == temperature, p_top.to(tl.float64), float("inf")))
+    tl.store(
+        next_laws + request * 4,
+        tl.where(temperature == temperature, p_top.to(tl.float64), float("inf")),
+    )
     tl.store(next_laws + request * 4 + 1, p_log)
     tl.store(next_laws + request * 4 + 2, q_top.to(tl.float64))
     tl.store(next_laws + request * 4 + 3, q_log)
