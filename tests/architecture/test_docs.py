@@ -126,6 +126,22 @@ def test_what_runs_where_is_what_would_be_called(repo_root: Path) -> None:
     assert not any(cell == "torch" for cell in cells["cast_back"])
 
 
+def test_times_of_kernels_have_lines(repo_root: Path) -> None:
+    """Of the tables under "Speed"; `python docs/kernel_numbers.py` says which newer ones there are."""
+    path = repo_root / "docs" / "kernel_numbers.py"
+    spec = importlib.util.spec_from_file_location("kernel_numbers", path)
+    numbers = importlib.util.module_from_spec(spec)
+    sys.modules["kernel_numbers"] = numbers
+    spec.loader.exec_module(numbers)
+    missing, _ = numbers.report(numbers.lines())
+    assert missing == []
+    row = "## Speed\n\n| rows | ms |\n| --- | --- |\n| 8 | 0.12 / 3.4 |\n"
+    found = list(numbers.times("x", row))
+    assert [(t.label, t.figure) for t in found] == [("8", "0.12"), ("8", "3.4")]
+    assert found[0].fits(0.1249)
+    assert not found[0].fits(0.126)
+
+
 def test_links_between_files_of_the_repository_lead_somewhere(repo_root: Path) -> None:
     broken = []
     for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
