@@ -44,7 +44,8 @@ def scales(name: str, values: Tensor, scale: Tensor | None, k: int, weights: boo
     Args:
         name: Name of the operand.
         values: Its values, shape [rows, K] or [groups, rows, K], or fewer for packed ones.
-        scale: Its scales: one for 32 or 128 channels of a row, or of as many rows for e4m3 weights.
+        scale: Its scales, shape [rows, K / 32 or 128], or [rows / 32 or 128, K / the same] for e4m3 weights; with groups as
+            `values`.
         k: Channels.
         weights: Whether rows may share a scale.
     """
