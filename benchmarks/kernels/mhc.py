@@ -298,28 +298,21 @@ def contract(small: bool) -> Built:
 def cases() -> list[Case]:
     """All of them."""
     found = [
-        Case(
-            "sinkhorn", f"{MANY} x 4 x 4, 20 iterations", f"{t} tokens, {w} warps", sinkhorn((t, w))
-        )
-        for t, w in ((32, 1),)
+        Case("sinkhorn", f"{MANY} x 4 x 4, 20 iterations", "table", sinkhorn((32, 1))),
     ]
-    before = "projection split before"
     for tokens in (MANY, 256, 64):
         shape = f"{tokens} x 4 x {HIDDEN}"
-        found.append(Case("mhc_pre", shape, before, pre(tokens, None, 2, None, True)))
+        split = f"{shape}, projection split before"
+        found.append(Case("mhc_pre", split, "table", pre(tokens, None, 2, None, True)))
+        build = pre(tokens, None, 2, None, True, True)
+        found.append(Case("mhc_pre", split, "coefficients early", build))
         if tokens != 256:
             found.append(Case("mhc_pre", shape, "table", pre(tokens, None, 2)))
-        build = pre(tokens, None, 2, None, True, True)
-        found.append(Case("mhc_pre", shape, f"{before}, coefficients early", build))
     shape = f"{MANY} x 4 x {HIDDEN}"
     entry = (64, 64, 10, 4, 2)
     name = "64 tokens, 64 x 10 channels, 4 warps, 2 stages, 2 products"
     found.append(Case("mhc_pre", f"257 x 4 x {HIDDEN}", name, pre(257, entry, 2), check_only=True))
-    for tuning in ((1024, 4),):
-        name = f"{tuning[0]} channels, {tuning[1]} warps"
-        found.append(Case("mhc_post", f"{MANY} x 4 x {HIDDEN}", name, post(tuning, "")))
-    for tuning, evict in (((1024, 4), ""),):
-        name = f"{tuning[0]} channels, {tuning[1]} warps{', ' if evict else ''}{evict}"
-        found.append(Case("mhc_head", f"{MANY} x 4 x {HIDDEN}", name, head(tuning, evict)))
+    found.append(Case("mhc_post", f"{MANY} x 4 x {HIDDEN}", "table", post(None, "")))
+    found.append(Case("mhc_head", f"{MANY} x 4 x {HIDDEN}", "table", head(None, "")))
     found.append(Case("mhc", "contract", "all", contract, check_only=True))
     return found

@@ -389,7 +389,7 @@ def cases() -> list[Case]:
             found.append(Case(op, f"{MANY} x {shape}", name, build(tuning)))
 
     of_groups = "groups", "warps"
-    fp8 = [(64, 4)]
+    fp8 = [None]
     add(
         "per_token_cast_to_fp8",
         f"{HIDDEN}, groups of 32",
@@ -401,7 +401,7 @@ def cases() -> list[Case]:
         "per_token_cast_to_fp8",
         f"{HIDDEN}, groups of 128",
         lambda t: cast("fp8", 128, t),
-        [(16, 4)],
+        [None],
         *of_groups,
     )
     pairs = [None, (64, 2, 16)]
@@ -423,26 +423,24 @@ def cases() -> list[Case]:
         "pairs",
     )
     side = "side by side", "warps"
-    small = [(8, 4)]
+    small = [None, (8, 4)]
     add("per_block_cast_to_fp8", f"{HIDDEN}, 32x32", lambda t: blocks((32, 32), t), small, *side)
     add(
         "per_block_cast_to_fp8",
         f"{HIDDEN}, 128x128",
         lambda t: blocks((128, 128), t),
-        [(1, 16)],
+        [None],
         *side,
     )
-    backs = [(64, 4)]
     for shape, format, block in (
         ("e4m3 1x32", "fp8", (1, 32)), ("e4m3 32x32", "fp8", (32, 32)), ("MXFP4", "mxfp4", (1, 32)),
         ("e2m1 with e4m3 scales", "nvfp4", (1, 16)),
     ):  # fmt: skip
-        wide = [(2 * g, w) for g, w in backs] if format == "nvfp4" else backs
         add(
             "cast_back",
             f"{HIDDEN}, {shape}",
             lambda t, f=format, b=block: back(f, b, t),
-            wide,
+            [None],
             *of_groups,
         )
     forms = [None]
@@ -453,7 +451,7 @@ def cases() -> list[Case]:
         forms,
         *of_groups,
     )
-    add("silu_and_mul", f"{INNER}", lambda t: swiglu("none", 32, t), [(64, 4, 1)], *of_groups)
+    add("silu_and_mul", f"{INNER}", lambda t: swiglu("none", 32, t), [None], *of_groups)
     add(
         "silu_and_mul_quant",
         f"{INNER}, fp8 128, clamp, weights",
