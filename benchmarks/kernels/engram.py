@@ -249,18 +249,11 @@ def cases() -> list[Case]:
         ),
     ]
     shape = f"{MANY} x 24 x 256 of"
-    for tuning in ((16, 4, 1, False),):
-        name = f"{tuning[0]} rows {tuning[2]} times, {tuning[1]} warps{' streamed' * tuning[3]}"
-        found.append(Case("engram_lookup", f"{shape} 20 M rows", name, lookup(MANY, tuning)))
+    found.append(Case("engram_lookup", f"{shape} 20 M rows", "table", lookup(MANY, None)))
     # What bounds it: the same rows one behind the other, and at random in tables that a TLB holds.
-    table = (16, 4, 1, False)
     for rows, ordered in ((20_000_000, True), (2_000_000, False), (400_000, False)):
         name = f"{shape} {rows // 1000} thousand rows{' in order' * ordered}"
-        found.append(Case("engram_lookup", name, "table", lookup(MANY, table, rows, ordered)))
-    for tokens, tuning in (
-        (64, (1, 4)),
-        (MANY, (4, 4)),
-    ):
-        name = f"{tuning[0]} tokens one by one, {tuning[1]} warps"
-        found.append(Case("engram_gate", f"{tokens} x 4 x {HIDDEN}", name, gate(tokens, tuning)))
+        found.append(Case("engram_lookup", name, "table", lookup(MANY, None, rows, ordered)))
+    for tokens in (64, MANY):
+        found.append(Case("engram_gate", f"{tokens} x 4 x {HIDDEN}", "table", gate(tokens, None)))
     return found
