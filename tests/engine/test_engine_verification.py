@@ -229,6 +229,23 @@ class Guess:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
+def test_a_policy_decides_about_drafts_without_confidences_too(make_engine, depth: int) -> None:
+    """About the blocks that follow the first of a request, as with any drafter."""
+    found = []
+    for verify in (None, Always(2), Always(0)):
+        engine = make_engine(
+            ToyModel(), drafter=Guess(()), verify=verify, config={"async_depth": depth}
+        )
+        output = engine.generate([5, 6], GREEDY)[0]
+        assert list(output.token_ids) == ToyModel().greedy([5, 6], 30)
+        found.append([place.verified for place in engine.stats().drafts_by_position])
+    whole, two, none = found
+    assert whole[2] > 10
+    assert two[1] > 10 > two[2]
+    assert sum(none) < 10
+
+
+@pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("right", [True, False])
 def test_drafts_without_confidences_are_judged_by_how_they_fare(
     make_engine, depth: int, right: bool

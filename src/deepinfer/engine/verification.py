@@ -90,7 +90,7 @@ def _use_policy(scheduler: Any, runner: Any, policy: VerifyLengthPolicy | None) 
         )
     scheduler.verify_lengths = policy
     if hasattr(runner, "length_policy"):
-        runner.length_policy = policy if trims or hasattr(policy, "learn") else None
+        runner.length_policy = policy
 
 
 def set_verification(config: EngineConfig, parts: Parts, verify: Any) -> None:
@@ -108,7 +108,7 @@ def set_verification(config: EngineConfig, parts: Parts, verify: Any) -> None:
     if parts.drafter is None:
         raise ConfigError(
             f"verify is {verify!r}, and the engine has no drafter whose drafts could be verified; give one, such as "
-            "drafter='dspark', or leave verify out.",
+            "drafter='dspark', or leave verify out: with replace(drafter=None), say verify=None too.",
             field="verify",
         )
     if isinstance(verify, str) and verify == "scheduled":
