@@ -244,6 +244,19 @@ def test_log_probabilities_and_ranks(backend) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_log_probabilities_that_there_are_not(backend) -> None:
+    """Those of a row with +inf, NaN or -inf alone; ids and ranks are there all the same."""
+    x = randn(4, 50)
+    x[0, 3], x[1, [3, 7]], x[2], x[3, 5] = math.inf, math.inf, -math.inf, math.nan
+    for token in (3, 4):
+        own, ranks, ids, best = sampling.log_probs(x, torch.full((4,), token), 3, backend=backend)
+        assert own.isnan().all()
+        assert best.isnan().all()
+        assert (ranks > 0).all()
+    assert ids[1, :2].tolist() == [3, 7]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_no_rows_and_rows_that_lie_apart(backend) -> None:
     x = randn(4, 300)
     none = torch.empty(0, dtype=torch.int64)

@@ -119,7 +119,7 @@ def top_k_top_p_mask(
         logits: Shape [rows, vocab], fp32, bf16 or fp16; rows may lie apart.
         top_k: Highest logits to keep, ties to the lower id; 0 or less for all. A number, or shape [rows], int64 or
             int32.
-        top_p: Above 0; 1 or more keeps all. A number, or shape [rows], fp64 or fp32.
+        top_p: From 0, which keeps the highest alone; 1 or more keeps all. A number, or shape [rows], fp64 or fp32.
         min_p: From 0 to 1: tokens of at least this share of the highest probability. A number, or shape [rows], fp64
             or fp32.
         temperature: Shape [rows], fp64 or fp32; 0 keeps the highest logit alone. None for 1.
@@ -295,14 +295,15 @@ def log_probs(
 
     Args:
         logits: Shape [rows, vocab], fp32, bf16 or fp16; rows may lie apart.
-        token_ids: Shape [rows], int64 or int32; a negative one gives NaN and rank 0.
+        token_ids: Shape [rows], int64 or int32; one that is no token of the vocabulary gives NaN and rank 0.
         num_top: Likeliest tokens to list, from 0 to 4096.
         backend: "torch" or "triton"; None for the best that serves the call.
 
     Returns:
         Log probability of the tokens, shape [rows], fp32, from fp64 sums of fp32 exponentials; their rank from 1, shape
         [rows], int64, ties by id; ids of the likeliest tokens, highest first, shape [rows, num_top], int32, -1 behind
-        the last of a small vocabulary; their log probabilities, shape [rows, num_top], fp32, -inf there.
+        the last of a small vocabulary; their log probabilities, shape [rows, num_top], fp32, -inf there. In a row with NaN,
+        with +inf or of -inf alone all of them are NaN.
 
     Raises:
         ShapeError: A shape, dtype or stride is not as above, or `num_top` is out of range.

@@ -215,6 +215,7 @@ def log_probs(
     """
     values = logits.double()
     total = values.logsumexp(-1, keepdim=True)
+    total = torch.where(total == math.inf, math.nan, total)
     tokens = tokens.long()
     is_token = (tokens >= 0) & (tokens < values.shape[1])
     tokens = torch.where(is_token, tokens, 0).unsqueeze(-1)
