@@ -153,3 +153,10 @@ def test_in_torch_compile() -> None:
 def test_the_reference_is_the_definition() -> None:
     x, weight = randn(3, 64), randn(64, seed=1)
     assert torch.equal(norm.rms_norm(x, weight), reference.rms_norm(x, weight))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_sum_is_not_made_onto_what_is_added(backend) -> None:
+    x = randn(4, 32)
+    with pytest.raises(ShapeError, match="residual is x itself"):
+        norm.fused_add_rms_norm(x, x, torch.ones(32), backend=backend)

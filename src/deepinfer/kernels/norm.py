@@ -85,7 +85,7 @@ def fused_add_rms_norm(
 
     Args:
         x: Shape [..., channels]; contiguous, or two axes with rows apart. Becomes the normed sum.
-        residual: Same shape and dtype. Becomes the sum.
+        residual: Same shape and dtype, of other memory. Becomes the sum.
         weight: Gains, shape [channels], any float dtype.
         eps: Added to the mean square.
         backend: "torch" or "triton"; None for the best that serves the call.
@@ -101,6 +101,11 @@ def fused_add_rms_norm(
     contract.check_shape("weight", weight, (x.shape[-1],), "channels")
     contract.check_shape("residual", residual, tuple(x.shape), "as x")
     contract.check_dtype("residual", residual, x.dtype)
+    if residual is x:
+        raise ShapeError(
+            "residual is x itself; both are written, so they must be two tensors. Call .clone() on one.",
+            argument="residual", expected="another tensor than x", found="x",
+        )  # fmt: skip
     if is_plain(x, backend):
         reference.fused_add_rms_norm(x, residual, weight, eps)
     elif x.numel():

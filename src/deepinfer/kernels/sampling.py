@@ -207,8 +207,8 @@ def apply_token_bitmask(
     Args:
         logits: Shape [rows, columns], fp32, bf16 or fp16, any strides.
         bitmask: Shape [mask rows, words], int32, any strides; token t is bit `t & 31` of word `t >> 5`.
-        rows: Row of the logits for each row of the bitmask, shape [mask rows], int64 or int32, no row twice; negative
-            ones are left out, and other rows stay as they are. None when row i belongs to row i.
+        rows: Row of the logits for each row of the bitmask, shape [mask rows], int64 or int32, no row twice; what is no
+            row is left out, and other rows stay as they are. None when row i belongs to row i.
         vocab_size: Columns that the bitmask speaks of, those behind are set to -inf; None for all that it has bits for.
         backend: "torch" or "triton"; None for the best that serves the call.
 

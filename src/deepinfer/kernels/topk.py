@@ -112,13 +112,13 @@ def topk_to_physical_indices(
         indices: Positions, negative for none, shape [rows, k], int32 or int64, last stride 1.
         block_table: Pages of each request in order, negative for none, shape [requests, most pages], int32.
         page_size: Positions of a page, at least 1.
-        requests: Request of each row, negative for none, shape [rows], int32 or int64; None when row i is of request i.
+        requests: Request of each row, one that is not in the table for none, shape [rows], int32 or int64; None when row i is of request i.
         out: Shape [rows, k], int32 or int64, last stride 1; a new tensor of the dtype of `indices` when None.
         backend: "torch" or "triton"; None for the best that serves the call.
 
     Returns:
         `block_table[request, position // page_size] * page_size + position % page_size`, shape [rows, k]; -1 where the
-        position, the request or the page is negative, or the position behind the table.
+        position, the request or the page is negative, or the position or the request behind the table.
 
     Raises:
         ShapeError: A shape, dtype or stride is not as above.

@@ -167,12 +167,12 @@ def expand_to_fused(
         x: Shape [tokens, channels].
         scale: Shape [tokens, scales], or None.
         topk_weights: Shape [tokens, topk], or None.
-        places: Shape [tokens, topk], int32, -1 for none.
+        places: Shape [tokens, topk], int32; what is no row of `out`, as -1, stands for none.
         out: Shape [places, channels].
         out_scale: Shape [places, scales], or None.
         out_weights: Shape [places], or None.
     """
-    token, choice = (places >= 0).nonzero(as_tuple=True)
+    token, choice = ((places >= 0) & (places < len(out))).nonzero(as_tuple=True)
     to = places[token, choice].long()
     _bytes(out)[to] = _bytes(x)[token]
     if scale is not None and out_scale is not None:
@@ -189,18 +189,19 @@ def reduce_fused(
     Args:
         y: Shape [places, channels].
         topk_weights: Shape [tokens, topk], fp32, or None for 1.
-        places: Shape [tokens, topk], int32, -1 for none.
+        places: Shape [tokens, topk], int32; what is no row of `y`, as -1, stands for none.
         added: Shape [tokens, channels], or None.
         out: Shape [tokens, channels].
     """
     total = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
     for k in range(places.shape[1]):
         at = places[:, k].long()
+        there = (at >= 0) & (at < len(y))
         if len(y):
-            row = y[at.clamp_min(0)].float()
+            row = y[torch.where(there, at, 0)].float()
             if topk_weights is not None:
                 row = row * topk_weights[:, k].unsqueeze(-1)
-            total += torch.where((at >= 0).unsqueeze(-1), row, 0.0)
+            total += torch.where(there.unsqueeze(-1), row, 0.0)
     out.copy_(total if added is None else total + added.float())
 
 

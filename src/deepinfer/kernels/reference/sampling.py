@@ -151,14 +151,14 @@ def apply_token_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None, wi
     Args:
         logits: Shape [rows, columns].
         bitmask: Shape [mask rows, words], int32.
-        rows: Row of the logits for each row of the bitmask, shape [mask rows], negative for none; None for the same.
+        rows: Row of the logits for each row of the bitmask, shape [mask rows], what is no row for none; None for the same.
         width: Columns that the bitmask speaks of.
     """
     at = torch.arange(width, device=logits.device)
     allowed = (bitmask[:, at >> 5] >> (at & 31).to(torch.int32)) & 1 > 0
     for k in range(bitmask.shape[0]):
         row = k if rows is None else int(rows[k])
-        if row >= 0:
+        if 0 <= row < len(logits):
             logits[row, :width].masked_fill_(~allowed[k], -math.inf)
             logits[row, width:] = -math.inf
 

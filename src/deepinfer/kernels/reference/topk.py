@@ -67,9 +67,10 @@ def physical_slots(
     if requests is None:
         requests = torch.arange(rows, device=indices.device)
     at = indices.long()
-    good = (at >= 0) & (at < most * page_size) & (requests >= 0)[:, None]
+    known = (requests >= 0) & (requests < len(table))
+    good = (at >= 0) & (at < most * page_size) & known[:, None]
     at = at.where(good, 0)
-    page = table[requests.clamp_min(0).long()[:, None], at // page_size].long()
+    page = table[requests.where(known, 0).long()[:, None], at // page_size].long()
     out.copy_((page * page_size + at % page_size).where(good & (page >= 0), -1))
 
 
