@@ -236,7 +236,12 @@ ONE = (
 
 FORMS: tuple[tuple[int, float, str, dict[str, dict]], ...] = (
     (0, 0.95, "normal", {"scores 4096 w8": {"sizes": (4096, 8)}, "row w8": {"row_warps": 8}}),
-    (0, 0.95, "flat", {"weigh 2048 w4": {"weigh_sizes": (2048, 4)}}),
+    (
+        0,
+        0.95,
+        "flat",
+        {"weigh, 64 registers": {"weigh_registers": 64}, "weigh, all": {"weigh_registers": None}},
+    ),
     (1000, 1.0, "masked", {"ranks": {"by_rank": True}}),
     (4096, 1.0, "normal", {"selected": {"by_rank": False}}),
     (4096, 1.0, "flat", {"selected": {"by_rank": False}}),

@@ -143,6 +143,7 @@ def draw_judged(
     cuts: tuple[Tensor, Tensor] | None = None,
     sizes: tuple[int, int] | None = None,
     weigh_sizes: tuple[int, int] | None = None,
+    weigh_registers: int | None = 80,
     settle_sizes: tuple[int, int] | None = None,
     row_warps: int = 16,
     programs: int = configs.PROGRAMS,
@@ -157,6 +158,7 @@ def draw_judged(
         cuts: Logit and id at which each row is cut; None where all tokens count.
         sizes: Tokens of a chunk of the first pass, and warps.
         weigh_sizes: The same for a block of a pass that weighs, whose chunks have 8192 tokens.
+        weigh_registers: Registers of a thread of it, so that many programs hide what each waits for; None for all.
         settle_sizes: The same for the program of a row that finishes what they leave.
         row_warps: Warps of the program that chooses among the tokens of a row.
         programs: Programs of a pass that open rows share.
@@ -180,7 +182,7 @@ def draw_judged(
             logits, temperature, state.levels, *ends, state.counts[i], state.lists[i], state.counts[1],
             state.lists[1], state.arrived, sums, out, vocab, logits.stride(0), chunks,
             FIRST=4 * i, CHUNKS=triton.next_power_of_2(chunks), BLOCK=block, SPAN=span,
-            num_warps=warps(num_warps), **flags,
+            num_warps=warps(num_warps), maxnreg=weigh_registers, **flags,
         )  # fmt: skip
     block, num_warps = settle_sizes or configs.lookup("settle", vocab)
     cut = cuts if cuts is not None else (state.ends, state.end_ids)

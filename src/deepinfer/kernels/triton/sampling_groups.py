@@ -168,7 +168,18 @@ def row_cut_kernel(
             ids = tl.load(mine + MOST_K + i, mask=i < total, other=0)
             values = tl.load(x + ids, mask=i < total, other=float("-inf")).to(tl.float32)
             key, cut_id, kept = cut_of_list(
-                ids, values, i < total, highest, temperature, k, top_p, least, vocab, TOP_P, False
+                ids,
+                values,
+                i < total,
+                highest,
+                temperature,
+                k,
+                top_p,
+                least,
+                vocab,
+                TOP_P,
+                DRAWN,
+                False,
             )
             done = True
             if DRAWN:
@@ -238,7 +249,7 @@ def few_cut_kernel(
         ids = tl.load(mine + i, mask=used, other=0)
         values = tl.load(x + ids, mask=used, other=float("-inf")).to(tl.float32)
         key, cut_id, kept = cut_of_list(
-            ids, values, used, highest, temperature, k, top_p, least, vocab, TOP_P, True
+            ids, values, used, highest, temperature, k, top_p, least, vocab, TOP_P, DRAWN, True
         )
         if DRAWN:
             token = drawn_of_list(

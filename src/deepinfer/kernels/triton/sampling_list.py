@@ -78,18 +78,21 @@ def cut_of_mass(ids, keys, kept, mass, target, low, high, vocab, FEW: tl.constex
 
 @triton.jit
 def cut_of_list(
-    ids, values, used, highest, temperature, k, top_p, least, vocab, TOP_P: tl.constexpr, FEW: tl.constexpr
+    ids, values, used, highest, temperature, k, top_p, least, vocab,
+    TOP_P: tl.constexpr, DRAWN: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
     """Key and id of the cut of a row by all filters, and what is kept of a list with all tokens that top-k can keep.
 
-    `least` is the key of min-p. FEW says that the list has room for 256 at most.
+    `least` is the key of min-p. With DRAWN only what is kept is asked for. FEW says that the list has room for 256 at most.
     """
     keys = tl.where(used, key_of(values), 0).to(tl.uint32)
     high = key_of(highest)
     key = tl.zeros((), tl.uint32)
     cut_id = 2147483647
     kept = used
-    if k < tl.sum(used.to(tl.int32), 0):
+    count = tl.sum(used.to(tl.int32), 0)
+    # The cut of a row is in the list even where all of the list is kept.
+    if (k < count) | ((k == count) & (DRAWN == 0)):
         low = tl.min(tl.where(used, keys, high), 0)
         key, cut_id = cut_of_count(ids, keys, used, k, low, high, vocab)
         kept &= (keys > key) | ((keys == key) & (ids <= cut_id))

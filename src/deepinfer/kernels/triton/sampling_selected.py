@@ -89,7 +89,7 @@ def draw_selected_kernel(
             ids = tl.load(selected + row * width + i, mask=i < width, other=-1)
             values = tl.load(x + ids, mask=ids >= 0, other=float("-inf")).to(tl.float32)
             _key, _id, kept = cut_of_list(
-                ids, values, values > float("-inf"), highest, temperature, k, top_p, least, vocab, TOP_P, False
+                ids, values, values > float("-inf"), highest, temperature, k, top_p, least, vocab, TOP_P, True, False
             )  # fmt: skip
             token = drawn_of_list(
                 ids, values, kept, highest, temperature, seeds, positions, row, stream, FAST

@@ -13,6 +13,11 @@ __all__ = ["weigh_kernel"]
 
 
 @triton.jit
+def _add_four(a, b, c, d, e, f, g, h):
+    return a + e, b + f, c + g, d + h
+
+
+@triton.jit
 def _level(x, levels, level: tl.constexpr):
     """Id and logit of a level; a logit of +inf, which nothing is before, if there is none."""
     token = tl.load(levels + level)
@@ -132,10 +137,12 @@ def weigh_kernel(
             sum2 += _weight(values, mass, value2, token2, start, BLOCK)
             sum3 += _weight(values, mass, value3, token3, start, BLOCK)
         to = sums + (row * num_chunks + chunk) * 4
-        tl.store(to, tl.sum(sum0, 0))
-        tl.store(to + 1, tl.sum(sum1, 0))
-        tl.store(to + 2, tl.sum(sum2, 0))
-        tl.store(to + 3, tl.sum(sum3, 0))
+        # One exchange between the threads for all four.
+        sum0, sum1, sum2, sum3 = tl.reduce((sum0, sum1, sum2, sum3), 0, _add_four)
+        tl.store(to, sum0)
+        tl.store(to + 1, sum1)
+        tl.store(to + 2, sum2)
+        tl.store(to + 3, sum3)
         # All threads have stored before one of them tells.
         tl.debug_barrier()
         if tl.atomic_add(arrived + row, 1) == num_chunks - 1:
