@@ -13,7 +13,8 @@ from deepinfer.speculative._arrays import shape_error
 from deepinfer.speculative.calibration.confidences import ConfidenceCalibration
 from deepinfer.speculative.draft_switch import DraftSwitch
 from deepinfer.speculative.outcomes import HeldOutcomes, block_rows, known_blocks
-from deepinfer.speculative.scheduler import VerificationScheduler, VerifyPlan, planner
+from deepinfer.speculative.policy import planner
+from deepinfer.speculative.scheduler import VerificationScheduler, VerifyPlan
 from deepinfer.speculative.survival import prefix_survival
 
 __all__ = ["LiveLengths"]

@@ -11,7 +11,7 @@ from deepinfer.core import _checks as checks
 from deepinfer.core.errors import ConfigError
 from deepinfer.speculative.calibration.confidences import ConfidenceCalibration
 from deepinfer.speculative.outcomes import block_rows, block_widths
-from deepinfer.speculative.scheduler import VerificationScheduler, planner
+from deepinfer.speculative.scheduler import VerificationScheduler
 from deepinfer.speculative.survival import prefix_survival
 
 __all__ = ["ScheduledLengths"]
@@ -133,3 +133,24 @@ class ScheduledLengths:
             margins: Left out.
         """
         self._calibrated.learn(confidences, verified, accepted)
+
+
+def planner(scheduler: object) -> VerificationScheduler:
+    """A scheduler, or an error.
+
+    Args:
+        scheduler: What was given.
+
+    Returns:
+        The same.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if isinstance(scheduler, VerificationScheduler):
+        return scheduler
+    hint = "VerificationScheduler(cost) makes one of a StepCostModel."
+    none: VerificationScheduler = checks.fail(
+        "scheduler", scheduler, "a VerificationScheduler", ConfigError, hint
+    )
+    return none

@@ -13,7 +13,7 @@ from deepinfer.core import _checks as checks
 from deepinfer.core.errors import AnticipationError, ConfigError
 from deepinfer.speculative._arrays import matrix, shape_error
 from deepinfer.speculative.cost import StepCostModel
-from deepinfer.speculative.survival import best_lengths, best_slots, falling_survival
+from deepinfer.speculative.survival import best_lengths, best_slots, falling_survival, in_range
 
 __all__ = ["BudgetDecision", "VerificationScheduler", "VerifyPlan"]
 
@@ -168,7 +168,7 @@ class VerificationScheduler:
         _check_limits(capacity, sampling_requests, requests)
         falling = falling_survival(cut, self.min_survival)
         if falling.size and not falling[0] <= 1.0:
-            falling = falling_survival(_in_range(cut), self.min_survival)
+            falling = falling_survival(in_range(cut), self.min_survival)
         k, theta, seconds = self._budget(falling, requests, capacity, sampling_requests)
         found = (float(theta[k]), float(seconds[k]), float(theta[-1]), float(theta[0]))
         return BudgetDecision(k, *found)
@@ -240,7 +240,7 @@ class VerificationScheduler:
         else:
             falling = falling_survival(known, self.min_survival)
             if falling.size and not falling[0] <= 1.0:  # a number that is no survival
-                cut, known = _in_range(cut), _in_range(known)
+                cut, known = in_range(cut), in_range(known)
                 falling = falling_survival(known, self.min_survival)
             most, rates, seconds = self._budget(falling, requests, capacity, sampling_requests)
             theta = float(rates[most])
@@ -330,7 +330,7 @@ class VerificationScheduler:
         capacity: int | None,
         sampling: int | None,
     ) -> int:
-        survival, drafts = _in_range(survival), survival.shape[1]
+        survival, drafts = in_range(survival), survival.shape[1]
         base = float(requests if sampling is None else sampling)
         scale = requests / max(1, survival.shape[0])
         tokens = base + scale * np.concatenate([[0.0], survival.sum(0, dtype=np.float64).cumsum()])
@@ -368,35 +368,10 @@ class VerificationScheduler:
         seconds = float(self.cost.table(rows + 1)[rows]) + self.cost.draft_seconds(requests)
         if theta is None:
             taken = np.arange(survival.shape[1]) < lengths[:, None]
-            tokens = float(_in_range(survival[taken]).sum(dtype=np.float64))
+            tokens = float(in_range(survival[taken]).sum(dtype=np.float64))
             tokens += requests if sampling is None else sampling
             theta = tokens / seconds if requests else 0.0
         return VerifyPlan(lengths, k, rows, theta, seconds)
-
-
-def planner(scheduler: object) -> VerificationScheduler:
-    """A scheduler, or an error.
-
-    Args:
-        scheduler: What was given.
-
-    Returns:
-        The same.
-
-    Raises:
-        ConfigError: It is none.
-    """
-    if isinstance(scheduler, VerificationScheduler):
-        return scheduler
-    hint = "VerificationScheduler(cost) makes one of a StepCostModel."
-    none: VerificationScheduler = checks.fail(
-        "scheduler", scheduler, "a VerificationScheduler", ConfigError, hint
-    )
-    return none
-
-
-def _in_range(survival: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    return np.fmin(np.fmax(survival, _NEVER), np.float32(1))
 
 
 def _check_limits(capacity: object, sampling_requests: object, requests: int) -> None:

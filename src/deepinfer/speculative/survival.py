@@ -48,6 +48,18 @@ def prefix_survival(confidence: Any) -> npt.NDArray[np.float32]:
     return by_position.T
 
 
+def in_range(survival: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Survivals of what may be none.
+
+    Args:
+        survival: Any numbers, shape [...].
+
+    Returns:
+        The same from 0 to 1, shape [...]; a NaN is 0.
+    """
+    return np.fmin(np.fmax(survival, _NEVER), _ALWAYS)
+
+
 class SlotOrder:
     """All draft slots of a batch, best first.
 
