@@ -2,7 +2,7 @@
 
     python docs/kernel_numbers.py                 times without a line, then times of which a newer run says another
     python docs/kernel_numbers.py more.jsonl      the same as if these lines were kept too
-    python docs/kernel_numbers.py --write         put the newest times into rows that have one time, with what follows from it
+    python docs/kernel_numbers.py --write         put the newest times in, with what follows from them
 
 A time is what stands in a column "ms" of a table under a heading "Speed". It belongs to a line if the line's value rounds to it,
 of an operation of the page; among several lines, the shape that shares most numbers with the row. The newest time of its operation
@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,12 +44,23 @@ OPERATIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Time:
-    """A time that stands in a table: its page, the number of its line there, the row's label and the figure."""
+    """A time that stands in a table.
+
+    Attributes:
+        page: Name of the page.
+        at: Number of its line there.
+        label: What the cells before it say; of cells with as many parts ("1 / 64") as it has, the part at its place.
+        figure: As it is written.
+        column: Its cell.
+        part: Its place among the times of the cell.
+    """
 
     page: str
     at: int
     label: str
     figure: str
+    column: int = 0
+    part: int = 0
 
     def fits(self, ms: float) -> bool:
         """Whether a measured time rounds to the figure."""
@@ -72,10 +82,24 @@ def times(page: str, text: str) -> Iterator[Time]:
         if not columns:
             columns = [i for i, c in enumerate(cells) if re.search(r"\bms$", c)] or [-1]
         elif columns != [-1] and not set(line) <= set("|- :"):
-            label = ", ".join(filter(None, cells[: columns[0]]))
             for i in columns:
-                for figure in re.findall(r"(?<![\d.])\d+\.\d+", cells[i].partition("(")[0]):
-                    yield Time(page, at, label, figure)
+                found = re.findall(r"(?<![\d.])\d+\.\d+", cells[i].partition("(")[0])
+                for j, figure in enumerate(found):
+                    yield Time(page, at, _label(cells[: columns[0]], j, len(found)), figure, i, j)
+
+
+def parts_of(text: str) -> tuple[list[str], str]:
+    """The parts of a cell, and what stands between them."""
+    between = "; " if "; " in text else " / "
+    return text.split(between), between
+
+
+def _label(cells: list[str], part: int, parts: int) -> str:
+    said = []
+    for text in filter(None, cells):
+        own, _ = parts_of(text)
+        said.append(own[part] if len(own) == parts else text)
+    return ", ".join(said)
 
 
 def lines(more: Iterable[Path] = ()) -> list[dict[str, Any]]:
@@ -165,71 +189,94 @@ def report(
     return missing, old
 
 
-def cell(header: str, old: str, line: Mapping[str, Any]) -> str | None:
-    """What a line has for a column; None where it has nothing."""
-    ms = float(line["value"])
-    if header == "TB/s":
+PEERS = {
+    "copy": "copy",
+    "torch's compiler": "compiled",
+    "speed to compiled": "compiled",
+    "FlashInfer": "flashinfer",
+    "of FlashInfer's speed": "flashinfer",
+    "to FlashInfer from logits": "flashinfer",
+    "torch / ours": "torch",
+    "of the peer's speed": "deepgemm",
+    "of DeepGEMM's speed": "deepgemm",
+}
+
+
+def number(header: str, whole: str, old: str, line: Mapping[str, Any]) -> str | None:
+    """What a line has for a column of a page.
+
+    Args:
+        header: Head of the column.
+        whole: The cell as it is.
+        old: The part of it that is of this line.
+        line: The line.
+
+    Returns:
+        The number; None where the line has nothing.
+    """
+    if header == "TB/s" or (header == "rate" and "TB/s" in whole):
         return f"{line['TB/s']:.2f}"
-    if header == "TFLOP/s":
+    if header == "TFLOP/s" or (header == "rate" and "TFLOP/s" in whole):
         return f"{line['TFLOP/s']:,.0f}"
-    if header == "rate":
-        return f"{line['TB/s']:.2f} TB/s" if "TB/s" in old else f"{line['TFLOP/s']:,.0f} TFLOP/s"
     if header in ("share", "of the limit"):
-        return re.sub(r"^\d+", f"{100 * line['share_of_limit']:.0f}", old)
-    peers = {"copy": "copy", "torch's compiler": "compiled", "speed to compiled": "compiled", "FlashInfer": "flashinfer",
-             "of FlashInfer's speed": "flashinfer", "torch / ours": "torch", "of the peer's speed": "deepgemm"}  # fmt: skip
-    if header in peers and f"{peers[header]}_ms" in line and re.fullmatch(r"[\d.]+", old):
-        digits = len(old.partition(".")[2])
-        return f"{line[f'{peers[header]}_ms'] / ms:.{digits}f}"
-    return None
+        return f"{100 * line['share_of_limit']:.0f}"
+    ms = line.get(f"{PEERS.get(header, '')}_ms")
+    if ms is None or not re.fullmatch(r"[\d.]+( \(of its FP8\))?", old):
+        return None
+    digits = len(old.partition(" ")[0].partition(".")[2])
+    return f"{ms / line['value']:.{digits}f}"
 
 
 def write(kept: list[dict[str, Any]]) -> list[str]:
-    """Writes the rows that have one time and one line for it; returns what is left to be done by hand."""
+    """Writes the times that one line alone may have, and what follows; returns what is left to be done by hand."""
     _, old = report(kept)
     left = []
-    counts = Counter(t for p in {t.page for t, _ in old} for t in _rows_of(p))
     for time, said in old:
-        path = PAGES / time.page
-        rows = path.read_text(encoding="utf-8").splitlines()
-        row = rows[time.at - 1]
-        where = f"{time.page}:{time.at}"
-        if not any(time.fits(line["value"]) for line in kept):
-            left.append(f"{where}: {time.figure} ms, which no line has")
-            continue
+        where = f"{time.page}:{time.at}: {time.figure} ms"
         operations = OPERATIONS[time.page.removeprefix("kernels_").removesuffix(".md")]
         mine = [line for line in kept if re.fullmatch(operations, line["op"])]
-        if not {key_of(line) for line in said} & of_row(time, mine):
-            left.append(f"{where}: {time.figure} ms, whose row names another shape than its line")
-            continue
-        several = counts[time.page, time.at] > 1
-        if len(said) != 1 or several:
-            reason = (
-                "several times in a row" if several else f"{len(said)} lines that may be its own"
-            )
-            left.append(f"{where}: {time.figure} ms, {reason}")
-            continue
-        digits = len(time.figure.partition(".")[2])
-        head = time.at - 1
-        while rows[head - 1].startswith("|"):
-            head -= 1
-        headers = [c.strip() for c in rows[head].strip("|").split("|")]
-        cells = [c.strip() for c in row.strip("|").split("|")]
-        for i, header in enumerate(headers):
-            if time.figure in cells[i]:
-                cells[i] = cells[i].replace(time.figure, f"{said[0]['value']:.{digits}f}")
-            elif "ms" in headers and i > headers.index("ms"):
-                new = cell(header, cells[i], said[0])
-                if new is None and cells[i]:
-                    left.append(f"{where}: column {header!r}, {cells[i]}")
-                cells[i] = cells[i] if new is None or not cells[i] else new
-        rows[time.at - 1] = f"| {' | '.join(cells)} |".replace("|  |", "| |")
-        path.write_text("\n".join([*rows, ""]), encoding="utf-8")
+        if not any(time.fits(line["value"]) for line in mine):
+            left.append(f"{where}, which no line has")
+        elif len(said) != 1:
+            left.append(f"{where}, {len(said)} lines that may be its own")
+        elif key_of(said[0]) not in of_row(time, mine):
+            left.append(f"{where}, whose row names another shape than its line")
+        else:
+            left += [f"{where}: {text}" for text in _write(time, said[0])]
     return left
 
 
-def _rows_of(page: str) -> list[tuple[str, int]]:
-    return [(page, t.at) for t in times(page, (PAGES / page).read_text(encoding="utf-8"))]
+def _write(time: Time, line: Mapping[str, Any]) -> list[str]:
+    """Writes one time, and the columns up to the next one of times."""
+    path = PAGES / time.page
+    rows = path.read_text(encoding="utf-8").splitlines()
+    head = time.at - 1
+    while rows[head - 1].startswith("|"):
+        head -= 1
+    headers = [c.strip() for c in rows[head].strip("|").split("|")]
+    cells = [c.strip() for c in rows[time.at - 1].strip("|").split("|")]
+    own, between = parts_of(cells[time.column])
+    digits = len(time.figure.partition(".")[2])
+    own[time.part] = own[time.part].replace(time.figure, f"{line['value']:.{digits}f}")
+    count = len(own)
+    cells[time.column] = between.join(own)
+    left = []
+    for i in range(time.column + 1, len(cells)):
+        if re.search(r"\bms$", headers[i]):
+            break
+        own, between = parts_of(cells[i])
+        if len(own) != count:
+            left += [f"column {headers[i]!r}, {cells[i]}"] if cells[i] else []
+            continue
+        new = number(headers[i], cells[i], own[time.part], line)
+        if new is not None and own[time.part]:
+            own[time.part] = re.sub(r"^[\d.,]+", new, own[time.part])
+            cells[i] = between.join(own)
+        elif own[time.part]:
+            left.append(f"column {headers[i]!r}, {cells[i]}")
+    rows[time.at - 1] = f"| {' | '.join(cells)} |".replace("|  |", "| |")
+    path.write_text("\n".join([*rows, ""]), encoding="utf-8")
+    return left
 
 
 def main() -> int:
