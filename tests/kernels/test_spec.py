@@ -195,6 +195,23 @@ def test_ids_outside_of_the_vocabulary_drop_nothing(backend, is_drawn) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("warm", [1e-20, 1e-39, 1e-300])
+def test_next_to_no_temperature_the_highest_is_emitted(backend, warm) -> None:
+    """Its reciprocal is no number of fp32; the refused draft must not come out all the same."""
+    target = torch.zeros(4, 10)
+    target[:, 1] = 3.0
+    draft = torch.full((2, 1, 10), -1.0)
+    draft[:, :, 0], draft[:, :, 2] = 5.0, 4.0
+    one = torch.ones(2, dtype=torch.int64)
+    out, accepted = spec.speculative_verify(
+        target, torch.tensor([[0], [1]]), one.int(), one, one, rule="standard", draft_logits=draft,
+        temperature=torch.full((2,), warm, dtype=torch.float64), backend=backend,
+    )  # fmt: skip
+    assert out.tolist() == [[1, -1], [1, 1]]
+    assert accepted.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_temperature_that_is_nan_ends_the_request(backend) -> None:
     ones = torch.ones(3, dtype=torch.int64)
     tokens, accepted = spec.speculative_verify(

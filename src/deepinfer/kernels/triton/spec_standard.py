@@ -66,7 +66,9 @@ def law_sums_kernel(
         values = tl.load(x + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
         highest = tl.reduce(values, 0, larger)
         anchor = tl.where(highest == float("-inf"), 0.0, highest)
-        factor = tl.where(temperature > 0, 1.4426950408889634 / temperature, 0.0).to(tl.float32)
+        # Finite in fp32, so that it keeps the highest value itself: 0 * infinity would be NaN.
+        factor = tl.where(temperature > 0, tl.minimum(1.4426950408889634 / temperature, 3e38), 0.0)
+        factor = factor.to(tl.float32)
         tl.store(tops + to, highest)
         tl.store(sums + to, tl.sum(tl.where(values > float("-inf"), tl.exp2((values - anchor) * factor), 0.0), 0))  # fmt: skip
         tl.store(best + to, tl.min(tl.where(values == highest, at, 2147483647), 0))
@@ -223,7 +225,7 @@ def residual_chunk_kernel(
         temperature = tl.load(temperatures + request).to(tl.float64)
     is_drawn = temperature > 0
     scale = tl.where(is_drawn, temperature, 1.0)
-    factor = (1.0 / scale).to(tl.float32)
+    factor = tl.minimum(1.0 / scale, 3e38).to(tl.float32)
     x = tl.load(target + row * stride_target + at, mask=at < vocab, other=float("-inf"))
     x = x.to(tl.float32)
     p_top = tl.load(next_laws + request * 4)
