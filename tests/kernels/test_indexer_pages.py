@@ -166,7 +166,9 @@ def test_folded_scales() -> None:
     cache, table = case[0], case[1]
     page = cache[int(table[0, 1])]
     scale = page[64 * 64 : 64 * 68].view(64, 4)
-    scale[:] = torch.randint(0, 12, (64, 4), dtype=torch.uint8) + torch.arange(0, 128, 2)[:, None]
+    g = torch.Generator().manual_seed(0)  # sums of both signs cancel for some scales
+    scale[:] = torch.randint(0, 12, (64, 4), dtype=torch.uint8, generator=g)
+    scale += torch.arange(0, 128, 2, dtype=torch.uint8)[:, None]
     scale[3, 1], scale[4], scale[5] = 255, 0, torch.tensor([140, 129, 128, 140])
     page[3 * 64 : 4 * 64] = 0
     found = scores(case, form, 64, 1, (1, 2, 2, True), folded=True)
