@@ -65,6 +65,14 @@ def test_scales_of_other_prepared_weights(change: str) -> None:
         kernels.m_grouped_fp8_fp4_gemm_nt_masked(**{**given, "b": (words, steps)})
 
 
+def test_prepared_scales_lie_side_by_side() -> None:
+    words, steps = kernels.prepare_mxfp4_weights(*kernels.per_token_cast_to_fp4(torch.ones(2, 8, 128)))  # fmt: skip
+    given = CALLS["m_grouped_fp8_fp4_gemm_nt_masked"]()
+    apart = torch.stack((steps, steps), -1)[..., 0]
+    with pytest.raises(ShapeError, match="prepared ones must be contiguous"):
+        kernels.m_grouped_fp8_fp4_gemm_nt_masked(**{**given, "b": (words, apart)})
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bool])
 def test_packed_weights_are_looked_at_as_bytes(dtype: torch.dtype) -> None:
     given = CALLS["fp8_fp4_gemm_nt"]()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from deepinfer.core.errors import ConfigError, DeepInferError, ShapeError, UnsupportedHardware
 
-__all__ = ["check_devices", "described", "typed"]
+__all__ = ["check_devices", "described", "refuse_gradients", "typed"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,6 +26,9 @@ R = TypeVar("R")
 _RAW = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 # Failures of the device and not of the arguments; newer versions of torch have the second.
 _DEVICE = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
+
+
+_DETACHED = "be detached. Call .detach() on it, or the kernel under torch.no_grad()"
 
 
 def typed(function: Callable[P, R]) -> Callable[P, R]:
@@ -83,7 +86,7 @@ def _of_gradient(
     return _of_tensor(
         name,
         f"requires a gradient, and {function.__name__} has none",
-        "be detached. Call .detach() on it, or the kernel under torch.no_grad()",
+        _DETACHED,
     )
 
 
@@ -114,6 +117,21 @@ def check_devices(name: str, *values: object) -> None:
             f"{name} was given tensors on {found}; all must be on one device. Move them with .to().",
             argument="device", expected="one device", found=found,
         )  # fmt: skip
+
+
+def refuse_gradients(name: str, *values: object) -> None:
+    """Refuses tensors that require a gradient.
+
+    Args:
+        name: Name of the kernel.
+        values: Its arguments; what is no tensor is skipped.
+
+    Raises:
+        ShapeError: A tensor requires a gradient.
+    """
+    for x in values:
+        if isinstance(x, Tensor) and x.requires_grad:
+            raise _of_tensor("a tensor", f"requires a gradient, and {name} has none", _DETACHED)
 
 
 def described(x: object) -> str:

@@ -71,6 +71,12 @@ def scales(name: str, values: Tensor, scale: Tensor | None, k: int, weights: boo
     if len(shape) == len(of) and (len(of) == 2 or shape[0] == of[0]):
         if folded:
             if shape[-1] == -(-rows // 4) * 4 and shape[-2] == k // 128 + 1:
+                if not scale.is_contiguous():
+                    raise ShapeError(
+                        f"scales of {name} have strides {tuple(scale.stride())}; prepared ones must be contiguous. Call "
+                        ".contiguous() on them.",
+                        argument=f"scales of {name}", expected="contiguous", found=tuple(scale.stride()),
+                    )  # fmt: skip
                 return
         else:
             for width in (128, 32):

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from deepinfer.core.errors import ConfigError, UnsupportedHardware
-from deepinfer.kernels.arguments import check_devices
+from deepinfer.kernels.arguments import check_devices, refuse_gradients
 
 __all__ = [
     "FAMILIES",
@@ -232,6 +232,8 @@ class Operation:
     def __call__(self, backend: str | None, *args: Any) -> None:
         """Calls the implementation that `choose` finds; inside of `explain`, notes it only."""
         if torch.compiler.is_compiling():
+            if torch.is_grad_enabled():
+                refuse_gradients(self.name, *args)
             # Inductor cannot reuse memory of e8m0; every operation takes the bytes as well.
             bytes_ = [x.view(torch.uint8) if _is_e8m0(x) else x for x in args]
             getattr(torch.ops.deepinfer, self.name)(backend, *bytes_)
