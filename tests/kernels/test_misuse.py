@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -61,6 +62,12 @@ def _compress(slots: torch.Tensor) -> torch.Tensor:
     return kernels.compress_norm(
         x, None, gain, 0.0, torch.ones(1, 32, 2), CACHE.clone(), slots, FORMAT, 4
     )
+
+
+def _hash(rows: int) -> torch.Tensor:
+    one = torch.ones(2, dtype=torch.int64)
+    table = torch.arange(4)
+    return kernels.engram_hash(one[None], table, one, one[:1] * rows, one[:1], 0)
 
 
 # Each with the argument that the error speaks of.
@@ -157,6 +164,7 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
             0,
         ),
     ),
+    **{f"hash to {rows} rows": ("primes", partial(_hash, rows)) for rows in (0, -7)},
     "no iterations": ("iterations", lambda: kernels.sinkhorn(torch.ones(1, 4, 4), 0)),
     "matrix of a number": ("scores", lambda: kernels.sinkhorn(SCALAR)),
     "attention of integers": ("q", lambda: _decode(q=torch.zeros(1, 1, 8, FORMAT.channels).int())),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from deepinfer.core.errors import ShapeError
 from deepinfer.kernels import contract
-from deepinfer.kernels.host import is_plain
+from deepinfer.kernels.host import is_plain, is_readable
 from deepinfer.kernels.reference import engram as reference
 from deepinfer.kernels.registry import Operation
 
@@ -84,6 +84,11 @@ def engram_hash(
             f"history holds {n} tokens and primes have shape {tuple(primes.shape)}; n-grams of 2 to {n} tokens need a "
             f"multiple of {max(1, n - 1)} columns.",
             argument="primes", expected=f"multiple of {max(1, n - 1)}", found=tuple(primes.shape),
+        )  # fmt: skip
+    if len(primes) and is_readable(primes) and int(primes.min()) < 1:
+        raise ShapeError(
+            f"primes go down to {int(primes.min())}; each part of the table has at least 1 row. A GPU does not look.",
+            argument="primes", expected="at least 1", found=int(primes.min()),
         )  # fmt: skip
     if is_plain(history, backend):
         return reference.engram_hash(history, token_map, multipliers, primes, offsets, pad_id)
