@@ -340,10 +340,8 @@ def check_backend(backend: str | None) -> None:
     known = {n for o in operations() for i in o.implementations for n in (i.backend, i.name)}
     if not isinstance(backend, str) or backend not in known:
         listed = ", ".join(repr(name) for name in sorted(known))
-        raise ConfigError(
-            f"no kernel has a backend {backend!r}; there are {listed}.",
-            field="backend", value=backend, limit=listed,
-        )  # fmt: skip
+        text = f"no kernel has a backend {backend!r}; there are {listed}."
+        raise ConfigError(text, field="backend", value=backend, limit=listed)
 
 
 @contextmanager
