@@ -81,7 +81,7 @@ def _chosen() -> list[_Form]:
     highest, warps = configs.lookup("argmax", _VOCAB)
     block, more = configs.lookup("scores", _VOCAB)
     flags = {"WARM": True, "CUT": True, "FAST": True, "LIST": configs.LISTED_GROUPS, "BLOCK": block}
-    choice = _choice(block) | {"JUDGED": False}
+    choice = _choice(block) | {"STRICT": False, "JUDGED": False}
     row = {"CHUNKS": _chunks(highest)}
     return [
         ("argmax_sample", f"chunk of {highest}", high.highest_of_chunk_kernel, {"BLOCK": highest}, warps, CHIPS),
@@ -153,7 +153,7 @@ def _by_mass() -> list[_Form]:
         "LIST": configs.LISTED_GROUPS,
         "BLOCK": first,
     }
-    choice = _choice(first) | {"JUDGED": True}
+    choice = _choice(first) | {"STRICT": True, "JUDGED": True}
     return [
         (op, "scores", draw.group_scores_kernel, drawn, warps, CHIPS),
         (op, "choice", draw.choice_kernel, drawn | choice, 16, (90,)),

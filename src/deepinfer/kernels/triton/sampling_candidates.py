@@ -127,6 +127,7 @@ def choice_kernel(
     stream,
     WARM: tl.constexpr,
     CUT: tl.constexpr,
+    STRICT: tl.constexpr,
     JUDGED: tl.constexpr,
     RANK: tl.constexpr,
     EXPECTED: tl.constexpr,
@@ -136,6 +137,8 @@ def choice_kernel(
     LIST: tl.constexpr,
 ):
     """Writes the token of one row: of the tokens that can win and are kept, the one of the highest score.
+
+    With STRICT nothing is drawn at a temperature of NaN.
 
     With JUDGED a token is kept when what is before it weighs less than the row's share: masses and top-p, or with RANK
     numbers and top-k. Maxima and masses of groups bound that weight; a row whose next token they leave in question is open:
@@ -158,7 +161,7 @@ def choice_kernel(
     temperature = temperature_of(temperatures, row, WARM)
     is_good = is_finite(highest)
     is_greedy = temperature <= 0
-    if JUDGED == 0:
+    if STRICT == 0:
         # The highest logit for a temperature of NaN, too.
         is_greedy = (temperature > 0) == 0
     token = -1

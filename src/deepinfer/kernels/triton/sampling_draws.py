@@ -30,6 +30,7 @@ def best_tokens(
     sizes: tuple[int, int] | None = None,
     expected: int = configs.EXPECTED,
     row_warps: int = 16,
+    strict: bool = False,
 ) -> None:
     """Writes the token of the highest sum of logit and noise of each row.
 
@@ -44,9 +45,10 @@ def best_tokens(
         sizes: Tokens of a chunk, and warps.
         expected: Tokens of a row that are looked at, about.
         row_warps: Warps of the program that chooses among the tokens of a row.
+        strict: Whether nothing is drawn at a temperature of NaN, instead of the highest logit.
     """
     filters, draw = Filters(temperature, None, None, None, 0), Draw(seeds, positions, stream, out)
-    _score_and_choose(logits, filters, draw, cuts, sizes, expected, row_warps, None)
+    _score_and_choose(logits, filters, draw, cuts, sizes, expected, row_warps, strict, None)
 
 
 class _Open(NamedTuple):
@@ -101,6 +103,7 @@ def _score_and_choose(
     sizes: tuple[int, int] | None,
     expected: int,
     row_warps: int,
+    strict: bool,
     state: _Open | None,
 ) -> None:
     """Writes tokens; with a `state` they are judged, and those of rows that groups do not answer for are left out."""
@@ -130,7 +133,7 @@ def _score_and_choose(
     choice_kernel[(rows,)](
         logits, temperature, share, seeds, positions, *cut, groups, masses, scores, scratch, *opened, out,
         *where, stream,
-        JUDGED=state is not None, RANK=by_rank, EXPECTED=expected, CHUNKS=triton.next_power_of_2(chunks),
+        STRICT=strict, JUDGED=state is not None, RANK=by_rank, EXPECTED=expected, CHUNKS=triton.next_power_of_2(chunks),
         # Of many rows a processor holds two.
         num_warps=warps(row_warps), maxnreg=64 if row_warps == 16 and rows > configs.PROCESSORS else None, **flags,
     )  # fmt: skip
@@ -167,7 +170,7 @@ def draw_judged(
     rows, vocab = logits.shape
     seeds, positions, stream, out = draw
     state = _Open.of(logits)
-    _score_and_choose(logits, filters, draw, cuts, sizes, expected, row_warps, state)
+    _score_and_choose(logits, filters, draw, cuts, sizes, expected, row_warps, True, state)
     temperature = filters.given(out)[0]
     share, by_rank = _share_of(filters, out)
     flags = filters.flags("WARM") | {"RANK": by_rank}

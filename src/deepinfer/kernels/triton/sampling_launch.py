@@ -91,7 +91,7 @@ def draw_filtered(
     else:
         best_tokens(
             logits, draw.out, draw.seeds, draw.positions,
-            temperature=filters.temperature, stream=draw.stream, cuts=cuts,
+            temperature=filters.temperature, stream=draw.stream, cuts=cuts, strict=True,
         )  # fmt: skip
 
 
