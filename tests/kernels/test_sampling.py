@@ -369,6 +369,8 @@ def test_a_temperature_or_share_of_nan_draws_nothing(backend) -> None:
             found = sampling.top_k_top_p_sample(x, one, one, top_k, 0.5, backend=backend, **keys)
             assert found.tolist() == [-1]
     assert sampling.gumbel_sample(x, one, one, temperature=nan, backend=backend).tolist() == [0]
+    found = sampling.top_k_top_p_sample(x, one, one, temperature=nan, backend=backend)
+    assert found.tolist() == [-1]
     # A top-p of NaN keeps the highest alone.
     found = sampling.top_k_top_p_sample(randn(1, 9), one, one, 0, nan, backend=backend)
     assert found.tolist() == [int(randn(1, 9).argmax())]
