@@ -107,24 +107,21 @@ def folded(case: Case, rows_of: torch.Tensor, out: torch.Tensor, sizes: tuple[in
 
 def decoded(case: Case, rows_of: torch.Tensor, out: torch.Tensor, sizes: tuple[int, ...]) -> None:
     """Many tokens; sizes as in `DecodedTuning`."""
-    parts_m, parts_n, depth, sent = (*sizes, 0)[:4]
+    parts_m, parts_n, depth = sizes
     w, x, t = case.descriptors(64)
-    out_desc = Descriptor(out.view(-1, N).numpy(), [64, 128])
     play(
         "folded_decoded",
         (w, x, t, pointer_to(out), case.factors, case.scales, pointer(rows_of), integer(GROUPS), integer(N),
-         integer(out.shape[-2]), integer(K // 128), *sizes_of(case, out), out_desc),
+         integer(out.shape[-2]), integer(K // 128), *sizes_of(case, out)),
         MODE=out.dim() - 1, X_GROUP=128 if case.xs.itemsize == 4 else 32, TM=parts_m, TN=parts_n, DEPTH=depth,
-        SENT=bool(sent),
     )  # fmt: skip
 
 
 FOLDED = [(16, 1, 3, 2), (64, 2, 2, 1)]
 DECODED = [(1, 2, 2), (2, 1, 3)]
-SENT = (2, 1, 3, 1)  # by bulk copies
 
 
-@pytest.mark.parametrize("sizes", [*FOLDED, *DECODED, SENT])
+@pytest.mark.parametrize("sizes", [*FOLDED, *DECODED])
 @pytest.mark.parametrize("small", [False, True])
 def test_rows_of_no_group_are_left_alone(sizes, small) -> None:
     layout = layout_of_blocks()

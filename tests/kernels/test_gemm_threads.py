@@ -58,7 +58,7 @@ def spread(xs: torch.Tensor, ws: torch.Tensor, n: int):
 
 def tall(case, layout, sizes, programs: int = 3, **waits: float) -> torch.Tensor:
     """What the kernel of many tokens writes; sizes as in `TallTuning`."""
-    parts, columns, depth, band, split, values, rooms, ahead = (*sizes, *(1, 0, 0, 0)[len(sizes) - 4 :])  # fmt: skip
+    parts, columns, depth, band, split, values, rooms = (*sizes, *(1, 0, 0)[len(sizes) - 4 :])
     x, xs, w, ws = case
     (m, k), (groups, n, _) = x.shape, w.shape
     small = xs.dtype == torch.uint8
@@ -81,7 +81,7 @@ def tall(case, layout, sizes, programs: int = 3, **waits: float) -> torch.Tensor
                 x_desc, w_desc, pointer_to(out), x_scale, w_scale, pointer(layout), pointer_to(out),
                 integer(m), integer(n), integer(-(-k // 128)), integer(groups), integer(1), n, *strides,
                 Descriptor(out.numpy(), [64, 64]), SCALED=True, GROUPED=bool((layout != 0).any()), PARTS=parts, BLOCK_N=columns, BAND=band, SPLIT=split,
-                GROUP=32 if small else 128, CUT=False, DEPTH=depth, SPREAD=bool(values), ROOMS=rooms, AHEAD=bool(ahead),
+                GROUP=32 if small else 128, CUT=False, DEPTH=depth, SPREAD=bool(values), ROOMS=rooms,
             )  # fmt: skip
     return out
 
@@ -118,13 +118,7 @@ def assert_near(found: torch.Tensor, wanted: torch.Tensor) -> None:
     assert torch.allclose(found.double(), wanted, rtol=2e-6, atol=2e-6 * float(wanted.abs().max()))
 
 
-TALL = [
-    (2, 128, 3, 8),
-    (2, 256, 2, 8),
-    (2, 256, 2, 2, 1, 0, 2),
-    (2, 256, 3, 2, 1, 0, 1),
-    (2, 256, 3, 2, 1, 0, 2, 1),
-]
+TALL = [(2, 128, 3, 8), (2, 256, 2, 8), (2, 256, 2, 2, 1, 0, 2), (2, 256, 3, 2, 1, 0, 1)]
 TALL_32 = [(2, 128, 2, 8), (2, 128, 4, 8, 1, 1), (1, 64, 3, 8)]
 FEW = [(16, 1, 3, 0), (16, 2, 2, 1), (64, 1, 3, 1)]
 FEW_32 = [(16, 1, 3, 0), (64, 2, 2, 0)]

@@ -151,7 +151,6 @@ def _decoded(sizes: tuple[int, ...], x_group: int) -> CompileCase:
         "x_scale": "*fp32" if x_group == 128 else "*i32", "rows_of": "*i32",
         **_integers("num_groups", "N", "max_m", "steps", "stride_og", "stride_om", "stride_fg", "stride_tg",
                     "stride_tk", "stride_xg", "stride_xm", "stride_xk"),
-        "out_desc": _tile("bf16", 64, 128, 128, 16) if t.sent else "*bf16",
     }  # fmt: skip
     constants = {
         "MODE": 2 if t.parts_m == 1 else 1,
@@ -159,7 +158,6 @@ def _decoded(sizes: tuple[int, ...], x_group: int) -> CompileCase:
         "TN": t.parts_n,
         "X_GROUP": x_group,
         "DEPTH": t.depth,
-        "SENT": t.sent == 1,
     }
     name = "m_grouped_gemm_nt_masked" if t.parts_m == 1 else "m_grouped_gemm_nt_contiguous"
     entry = f"prepared MXFP4 decoded, tokens 1x{x_group}, {'x'.join(map(str, sizes))}"
@@ -207,7 +205,7 @@ def _many(sizes: tuple[int, ...], scaled: bool, grouped: bool, group: int = 128,
     }  # fmt: skip
     constants = {"SCALED": scaled, "GROUPED": grouped, "PARTS": t.parts, "BLOCK_N": t.block_n, "BAND": t.band,
                  "SPLIT": t.split, "GROUP": group, "CUT": cut, "DEPTH": t.depth, "SPREAD": t.spread == 1,
-                 "ROOMS": t.rooms, "AHEAD": t.ahead == 1}  # fmt: skip
+                 "ROOMS": t.rooms}  # fmt: skip
     name = "m_grouped_gemm_nt_contiguous" if grouped else "gemm_nt"
     entry = f"many tokens {f'FP8 1x{group}' if scaled else 'bf16 in parts' if cut else 'bf16'} {'x'.join(map(str, sizes))}"
     # Some compilers keep a constant of the loop on the stack.

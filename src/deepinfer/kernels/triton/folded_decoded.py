@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from deepinfer.kernels.triton.folded_words import WIDE, decode_half
 from deepinfer.kernels.triton.gemm_tiles import known_group, place_tile
-from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile, write_tile, written_tiles
+from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile
 from deepinfer.kernels.triton.grouped_folded import rows_of_group
 from deepinfer.kernels.triton.grouped_tiles import power_of_byte
 from deepinfer.kernels.triton.rings import advance
@@ -182,9 +182,9 @@ def _start(x, w, part, never, FIRST: gl.constexpr, WIDTH: gl.constexpr):
 
 @gluon.jit
 def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, TM: gl.constexpr, TN: gl.constexpr, DEPTH: gl.constexpr,
-              ROWS: gl.constexpr, COLUMNS: gl.constexpr, SENT: gl.constexpr):  # fmt: skip
+              ROWS: gl.constexpr, COLUMNS: gl.constexpr):  # fmt: skip
     """Multiplies 64 tokens with 128 rows of weights of every tile."""
-    out, out_desc, rooms, factors, rows_of, rings, bars, sizes, strides = given
+    out, factors, rows_of, rings, bars, sizes, strides = given
     _w, x_ring, _t, s_ring, b_ring = rings
     full, empty, ready, freed = bars
     num_groups, N, max_m, steps = sizes
@@ -260,8 +260,7 @@ def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, TM: gl.constexpr
                 side ^= 1
                 slot, phase = advance(slot, phase, DEPTH)
             acc *= gl.convert_layout(factor, gl.SliceLayout(0, acc_layout))[None, :]
-            if not SENT:
-                y = gl.convert_layout(acc.to(out.dtype.element_ty), out_layout)
+            y = gl.convert_layout(acc.to(out.dtype.element_ty), out_layout)
             mo = m + gl.arange(0, 64, layout=gl.SliceLayout(1, out_layout))
             no = n + gl.arange(0, 128, layout=gl.SliceLayout(0, out_layout))
             used = mo < rows
@@ -270,23 +269,11 @@ def _products(given, MODE: gl.constexpr, X_GROUP: gl.constexpr, TM: gl.constexpr
             to = out + mo.to(gl.int64)[:, None] * stride_om + no[None, :]
             if MODE == 2:
                 to += group.to(gl.int64) * stride_og  # type: ignore[attr-defined]
-            if SENT:
-                room = rooms.index(ROWS + COLUMNS)
-                written_tiles(0)
-                room.store(acc.to(out_desc.dtype))
-                if gl.min(used.to(gl.int32), axis=0) > 0:
-                    fence_async_shared()
-                    write_tile(out_desc, [m, n], room)
-                else:
-                    gl.store(to, room.load(out_layout), mask=used[:, None] & (no < N)[None, :])
-            else:
-                gl.store(to, y, mask=used[:, None] & (no < N)[None, :])
+            gl.store(to, y, mask=used[:, None] & (no < N)[None, :])
         tile += gl.num_programs(0)
         group, first, rows = _find(
             rows_of, tile, group, first, num_groups, max_m, tiles_n, MODE, BLOCK_M
         )
-    if SENT:
-        written_tiles(0)
 
 
 @gluon.jit(do_not_specialize=["num_groups", "max_m"])
@@ -310,18 +297,13 @@ def folded_decoded_kernel(
     stride_xg,
     stride_xm,
     stride_xk,
-    out_desc,
     MODE: gl.constexpr,
     X_GROUP: gl.constexpr,
     TM: gl.constexpr,
     TN: gl.constexpr,
     DEPTH: gl.constexpr,
-    SENT: gl.constexpr,
 ):
-    """`out[g, m, n] = sum over k of x[g, m, k] * weight[g, n, k]`; MODE and X_GROUP as in `grouped_folded`.
-
-    SENT, not with MODE 2: bulk copies write the results, to the descriptor `out_desc`.
-    """
+    """`out[g, m, n] = sum over k of x[g, m, k] * weight[g, n, k]`; MODE and X_GROUP as in `grouped_folded`."""
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [DEPTH * TN * 2, 64, 16], w_desc.layout)
     x_ring = gl.allocate_shared_memory(gl.float8e4nv, [DEPTH * TM, 64, 128], x_desc.layout)
@@ -343,28 +325,15 @@ def folded_decoded_kernel(
     rings = (w_ring, x_ring, t_ring, s_ring, b_ring)
     bars = (full, empty, ready, freed)
     sizes = (num_groups, N, max_m, steps)
-    rooms = x_ring
-    if SENT:
-        rooms = gl.allocate_shared_memory(out_desc.dtype, [2, 64, 128], out_desc.layout)
-    multiply = (
-        out,
-        out_desc,
-        rooms,
-        factors,
-        rows_of,
-        rings,
-        bars,
-        sizes,
-        (stride_og, stride_om, stride_fg),
-    )
+    multiply = (out, factors, rows_of, rings, bars, sizes, (stride_og, stride_om, stride_fg))
     decode = (rows_of, rings, bars, sizes)
     of = (stride_tg, stride_tk, stride_xg, stride_xm, stride_xk)
     copy = (w_desc, x_desc, t_desc, x_scale, rows_of, rings, bars, sizes, of)
     if TN == 2:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 0, 0, SENT)),
-                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 0, 1, SENT)),
+                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 0, 0)),
+                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 0, 1)),
                 (_decode, (decode, MODE, TM, TN, DEPTH, 0, 0)),
                 (_decode, (decode, MODE, TM, TN, DEPTH, 1, 0)),
                 (_copies, (copy, MODE, TM, TN, DEPTH)),
@@ -375,8 +344,8 @@ def folded_decoded_kernel(
     else:
         gl.warp_specialize(
             [
-                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 0, 0, SENT)),
-                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 1, 0, SENT)),
+                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 0, 0)),
+                (_products, (multiply, MODE, X_GROUP, TM, TN, DEPTH, 1, 0)),
                 (_decode, (decode, MODE, TM, TN, DEPTH, 0, 0)),
                 (_decode, (decode, MODE, TM, TN, DEPTH, 0, 1)),
                 (_copies, (copy, MODE, TM, TN, DEPTH)),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deepinfer.kernels.triton.descriptors import listed, matrix
 from deepinfer.kernels.triton.folded_decoded import folded_decoded_kernel
-from deepinfer.kernels.triton.gemm_launch import can_send, num_sms
+from deepinfer.kernels.triton.gemm_launch import num_sms
 from deepinfer.kernels.triton.launches import launch
 
 __all__ = ["DecodedTuning", "folded_decoded"]
@@ -23,13 +23,11 @@ class DecodedTuning:
         parts_m: How many of them lie along the tokens: 1 or 2.
         parts_n: How many along the weights: 2 or 1, the other one.
         depth: Steps in the ring of shared memory.
-        sent: 1 to let bulk copies write bf16 results, where they can, but for groups whose rows are counted.
     """
 
     parts_m: int
     parts_n: int
     depth: int
-    sent: int = 0
 
 
 def folded_decoded(
@@ -62,7 +60,6 @@ def folded_decoded(
     x_desc = matrix(x.view(-1, k), 64, 128)
     factors = steps.view(torch.float32).select(1, -1)
     places = groups if mode == 2 else 1
-    sent = tuning.sent == 1 and mode < 2 and can_send(out)
     tiles = places * -(-max_m // (64 * tuning.parts_m)) * -(-n // (128 * tuning.parts_n))
     launch(
         folded_decoded_kernel,
@@ -86,12 +83,10 @@ def folded_decoded(
         x_scale.stride(0) if mode == 2 else 0,
         x_scale.stride(-2),
         x_scale.stride(-1),
-        matrix(out, 64, 128) if sent else out,
         MODE=mode,
         X_GROUP=x_group,
         TM=tuning.parts_m,
         TN=tuning.parts_n,
         DEPTH=tuning.depth,
-        SENT=sent,
         num_warps=4,
     )

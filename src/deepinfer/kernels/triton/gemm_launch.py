@@ -71,7 +71,6 @@ class TallTuning:
         spread: 1 to write the powers before as fp32, as they are read, for FP8 with groups of 32; the bits are the same.
         rooms: For FP8 and 256 columns: rooms of 64 x 64 results of a warpgroup, through which bulk copies write bf16; 0 to
             let the threads write. What bulk copies cannot reach, the threads write.
-        ahead: For the same: 1 to read the tokens of a step while those before are multiplied; the bits are the same.
     """
 
     parts: int
@@ -81,7 +80,6 @@ class TallTuning:
     split: int = 1
     spread: int = 0
     rooms: int = 0
-    ahead: int = 0
 
 
 # Made once for each of the few entries of the tables.
@@ -313,6 +311,5 @@ def gemm_tall(
         DEPTH=tuning.depth,
         SPREAD=spread,
         ROOMS=rooms,
-        AHEAD=tuning.ahead == 1,
         num_warps=4,
     )

@@ -16,7 +16,6 @@ from deepinfer.kernels.triton.gemm_tiles import (
     send_tile,
     store_tile,
 )
-from deepinfer.kernels.triton.gemm_tiles_ahead import ahead_register_tile
 from deepinfer.kernels.triton.gemm_tiles_register import register_tile
 from deepinfer.kernels.triton.gemm_tiles_small import small_groups_tile
 from deepinfer.kernels.triton.gluon_names import copy_elements, load_tile, written_tiles
@@ -86,7 +85,7 @@ def _copies(given, SCALED: gl.constexpr, GROUPED: gl.constexpr, PARTS: gl.conste
 @gluon.jit
 def _products(given, PART: gl.constexpr, SCALED: gl.constexpr, GROUPED: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr,
               BAND: gl.constexpr, SPLIT: gl.constexpr, GROUP: gl.constexpr, CUT: gl.constexpr, DEPTH: gl.constexpr,
-              SPREAD: gl.constexpr, ROOMS: gl.constexpr, AHEAD: gl.constexpr):  # fmt: skip
+              SPREAD: gl.constexpr, ROOMS: gl.constexpr):  # fmt: skip
     """Multiplies, scales and writes 64 rows of every tile."""
     out, out_desc, rooms, layout, sums, part_steps, rings, bars, sizes, stride_om = given
     M, N, steps, num_groups = sizes
@@ -130,14 +129,9 @@ def _products(given, PART: gl.constexpr, SCALED: gl.constexpr, GROUPED: gl.const
                 )
                 store_tile(acc, out, groups, m, n, M, N, stride_om, GROUPED, WIDTH)
             elif SCALED and BLOCK_N == 256:
-                if AHEAD:
-                    s0, s1, s2, s3, slot, phase = ahead_register_tile(
-                        rings, bars, steps, slot, phase, N < 0, PART, PARTS, DEPTH, acc_layout
-                    )
-                else:
-                    s0, s1, s2, s3, slot, phase = register_tile(
-                        rings, bars, steps, slot, phase, N < 0, PART, PARTS, DEPTH, acc_layout
-                    )
+                s0, s1, s2, s3, slot, phase = register_tile(
+                    rings, bars, steps, slot, phase, N < 0, PART, PARTS, DEPTH, acc_layout
+                )
                 if ROOMS > 0:
                     whole = gl.min(groups, axis=0) >= 0
                     parts = (s0, s1, s2, s3)
@@ -202,14 +196,13 @@ def gemm_tall_kernel(
     DEPTH: gl.constexpr,
     SPREAD: gl.constexpr,
     ROOMS: gl.constexpr,
-    AHEAD: gl.constexpr,
 ):
     """`out[m, n] = sum over k of x[m, k] * weight[group of m, n, k]`; GROUP as in `grouped_swapped_kernel`.
 
     CUT, for bf16: every `part_steps` steps are added up apart, and their sums from the first to the last; those of a
     program so far lie in its own place of `sums`, fp32.
     SPREAD, for groups of 32: scales are descriptors of what `spread_powers` makes. ROOMS, for 256 columns of groups of
-    128: bulk copies write the results, through so many rooms of 64 x 64 a warpgroup, to the descriptor `out_desc`. AHEAD, also for those: `ahead_register_tile`.
+    128: bulk copies write the results, through so many rooms of 64 x 64 a warpgroup, to the descriptor `out_desc`.
     """
     BLOCK_K: gl.constexpr = 128 if SCALED else 64
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [DEPTH * PARTS, 64, BLOCK_K], x_desc.layout)
@@ -243,7 +236,7 @@ def gemm_tall_kernel(
     if PARTS == 1:
         gl.warp_specialize(
             [
-                (_products, (multiply, 0, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, SPREAD, ROOMS, AHEAD)),
+                (_products, (multiply, 0, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, SPREAD, ROOMS)),
                 (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BAND, GROUP, DEPTH, SPREAD)),
             ],
             [1], [24],
@@ -251,8 +244,8 @@ def gemm_tall_kernel(
     else:
         gl.warp_specialize(
             [
-                (_products, (multiply, 0, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, SPREAD, ROOMS, AHEAD)),
-                (_products, (multiply, 1, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, SPREAD, ROOMS, AHEAD)),
+                (_products, (multiply, 0, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, SPREAD, ROOMS)),
+                (_products, (multiply, 1, SCALED, GROUPED, PARTS, BLOCK_N, BAND, SPLIT, GROUP, CUT, DEPTH, SPREAD, ROOMS)),
                 (_copies, (copy, SCALED, GROUPED, PARTS, BLOCK_N, BAND, GROUP, DEPTH, SPREAD)),
             ],
             [4, 1], [240, 24],

@@ -12,18 +12,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from deepinfer.kernels.triton.gemm_tiles import give_back, next_operands
 from deepinfer.kernels.triton.rings import advance
 
-__all__ = ["add_product", "register_tile", "start_product"]
+__all__ = ["register_tile"]
 
 
 @gluon.jit
-def start_product(a, w, part, never, AT: gl.constexpr):
+def _start(a, w, part, never, AT: gl.constexpr):
     """Begins the product of 128 channels with 64 columns; `never` as in `gemm_tiles`."""
     b = w.slice(64 * AT, 64).permute((1, 0))
     return warpgroup_mma(a, b, part, use_acc=never, is_async=True)
 
 
 @gluon.jit
-def add_product(acc, part, rows, f, AT: gl.constexpr, PENDING: gl.constexpr):
+def _add(acc, part, rows, f, AT: gl.constexpr, PENDING: gl.constexpr):
     """Adds a product, times the scales of its rows and of its columns."""
     scale = rows * f.slice(AT, 1).load(rows.type.layout).broadcast_to([64])
     acc += part * scale[:, None]
@@ -53,19 +53,19 @@ def register_tile(rings, bars, steps, slot, phase, never, PART: gl.constexpr, PA
     for _step in range(steps):
         x, w = next_operands(rings, bars, slot, phase, PART, PARTS)
         a = x.load(a_layout)
-        even = start_product(a, w, even, never, 0)
-        odd = start_product(a, w, odd, never, 1)
+        even = _start(a, w, even, never, 0)
+        odd = _start(a, w, odd, never, 1)
         scale = s_ring.index(slot * PARTS + PART).load(rows)
         f = f_ring.index(slot)
         last = scale * f.slice(3, 1).load(rows).broadcast_to([64])
         even = warpgroup_mma_wait(1, [even])
-        s0 = add_product(s0, even, scale, f, 0, 1)
-        even = start_product(a, w, even, never, 2)
+        s0 = _add(s0, even, scale, f, 0, 1)
+        even = _start(a, w, even, never, 2)
         odd = warpgroup_mma_wait(1, [odd])
-        s1 = add_product(s1, odd, scale, f, 1, 1)
-        odd = start_product(a, w, odd, never, 3)
+        s1 = _add(s1, odd, scale, f, 1, 1)
+        odd = _start(a, w, odd, never, 3)
         even = warpgroup_mma_wait(1, [even])
-        s2 = add_product(s2, even, scale, f, 2, 1)
+        s2 = _add(s2, even, scale, f, 2, 1)
         odd = warpgroup_mma_wait(0, [odd])
         give_back(bars, slot)
         s3 += odd * last[:, None]
