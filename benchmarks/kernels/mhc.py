@@ -102,7 +102,6 @@ def pre(
     products: int,
     finish: tuple[int, int] | None = None,
     prepared: bool = False,
-    early: bool = False,
 ):
     """Builds coefficients and the sum of streams."""
 
@@ -133,7 +132,6 @@ def pre(
             tuning,
             products,
             finish,
-            early,
         )
 
         def check():
@@ -304,8 +302,6 @@ def cases() -> list[Case]:
         shape = f"{tokens} x 4 x {HIDDEN}"
         split = f"{shape}, projection split before"
         found.append(Case("mhc_pre", split, "table", pre(tokens, None, 2, None, True)))
-        build = pre(tokens, None, 2, None, True, True)
-        found.append(Case("mhc_pre", split, "coefficients early", build))
         if tokens != 256:
             found.append(Case("mhc_pre", shape, "table", pre(tokens, None, 2)))
     shape = f"{MANY} x 4 x {HIDDEN}"

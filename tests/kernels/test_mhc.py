@@ -106,7 +106,7 @@ def test_products_with_coefficients_in_parts(split) -> None:
     )  # fmt: skip
     assert (sums[..., 25:] == 0).all()
     following, post, mix = torch.empty(tokens, 4), torch.empty(tokens, 4), torch.empty(tokens, 16)
-    sizes = {"CHANNELS": channels, "FAST": False, "EARLY": False}
+    sizes = {"CHANNELS": channels, "FAST": False}
     kernels.mhc_coefficients_kernel[(1,)](
         sums, base, scale, following, post, mix, tokens, 20, 1e-20, 1e-6, TOKENS=32, PARTS=3, PIECES=1, **sizes
     )  # fmt: skip

@@ -29,7 +29,6 @@ def prepare(kernel: Any) -> None:
     """More of the language, and products of fp16, which stands for bf16."""
     more = {
         "reshape": lambda x, shape: x.reshape(shape), "bfloat16": np.float32,
-        "split": lambda x: (Tensor(x.data[..., 0]), Tensor(x.data[..., 1])),
         "zeros_like": lambda x: Tensor(np.zeros_like(x.data)), "inline_asm_elementwise": lambda *a, **k: None,
     }  # fmt: skip
     for name, value in more.items():
@@ -61,7 +60,7 @@ def project(
             PROGRAM["id"], PROGRAM["count"] = i, programs * parts
             kernel.mhc_project_bulk_kernel(
                 x, *w, Rows(pre.flatten().numpy(), np.int64(0)), Rows(sums, np.int64(0)), Rows(out, np.int64(0)), tokens,
-                parts, channels, CHANNELS=channels, BLOCKS=blocks, DEPTH=depth, EARLY=False,
+                parts, channels, CHANNELS=channels, BLOCKS=blocks, DEPTH=depth,
             )  # fmt: skip
     return torch.from_numpy(sums).view(tokens, parts, 32), torch.from_numpy(out).view(tokens, -1)
 

@@ -73,7 +73,7 @@ def _coefficients(
 
     at_once, warps = configs.coefficients(tokens)
     constants: dict[str, Any] = {
-        "CHANNELS": 5120, "TOKENS": at_once, "PARTS": parts, "PIECES": pieces, "FAST": True, "EARLY": False,
+        "CHANNELS": 5120, "TOKENS": at_once, "PARTS": parts, "PIECES": pieces, "FAST": True,
     }  # fmt: skip
     entry = f"coefficients of {parts} x {pieces} sums"
     return row_case(
@@ -97,7 +97,7 @@ def _bulk(apart: bool) -> CompileCase:
     }  # fmt: skip
     return CompileCase(
         "mhc_pre", f"bf16 streams, bulk copies, {'few' if apart else 'many'} tokens", mhc_project_bulk_kernel, signature,
-        {"CHANNELS": 5120, "BLOCKS": 1 if apart else blocks, "DEPTH": depth, "EARLY": True},
+        {"CHANNELS": 5120, "BLOCKS": 1 if apart else blocks, "DEPTH": depth},
         ("pre", "sums", "collapsed", "x_stream"),
         {"num_warps": 4}, (90,), tensor_core={90: ("HGMMA",)},
     )  # fmt: skip

@@ -51,7 +51,7 @@ def _copies_of_tile(
 @gluon.jit
 def _copies(
     descs, rings, bars, tokens, parts, x_stream, CHANNELS: gl.constexpr, BLOCKS: gl.constexpr,
-    DEPTH: gl.constexpr, EARLY: gl.constexpr,
+    DEPTH: gl.constexpr,
 ):  # fmt: skip
     """Copies for all tiles of a program."""
     start = gl.program_id(0) % parts * (64 * BLOCKS)
@@ -64,34 +64,21 @@ def _copies(
         slot, phase = _copies_of_tile(
             descs, rings, bars, more * 128, start, x_stream, slot, phase, CHANNELS, BLOCKS, DEPTH, False
         )  # fmt: skip
-    if EARLY:
-        gl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )  # fmt: skip
 
 
 @gluon.jit
-def _wait_for(v):
-    """Waits until registers are filled, of which eight in a row come with one load: a comparison asks for the first of them.
-
-    No number of bf16 has these digits in fp32, but neither compiler knows that of an instruction of its own.
-    """
-    first, _ = gl.split(gl.reshape(v, [64, 32, 2]))
-    first, _ = gl.split(gl.reshape(first, [64, 16, 2]))
-    first, _ = gl.split(gl.reshape(first, [64, 8, 2]))
-    gl.inline_asm_elementwise(
-        "{ .reg .pred p; .reg .b64 z; mov.b64 z, 0; setp.eq.b32 p, $1, 0x7F812345; @p st.global.b32 [z], $1; mov.b32 $0, 0; }",
-        "=r,r", [first], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def _step(m, x, w, layout: gl.constexpr):
+def _step(m, squares, entering, weight, never_at, x, w, layout: gl.constexpr):
     """A tile of 64 tokens and 64 channels of a stream; when it returns, nothing reads the tile any more."""
     m = warpgroup_mma(x, w.permute((1, 0)), m, is_async=True)
     v = x.load(layout).to(gl.float32)
-    _wait_for(v)
-    return warpgroup_mma_wait(0, [m]), v
+    squares += gl.sum(gl.reshape(v * v, [64, 8, 8]), axis=2)
+    # The registers must have been filled before the slot is given back. A store that waits for them says so: it is never
+    # made, as arithmetic gives no NaN with these digits.
+    faulty = squares.to(gl.int32, bitcast=True) == 0x7F812345
+    at = gl.convert_layout(never_at, gl.SliceLayout(1, squares.type.layout))[:, None]
+    gl.store(at + gl.zeros_like(squares).to(gl.int32), squares, mask=faulty)
+    entering += weight[:, None] * v
+    return warpgroup_mma_wait(0, [m]), squares, entering
 
 
 @gluon.jit
@@ -131,6 +118,7 @@ def _products(
         there = (row < tokens)[:, None]
         row = row.to(gl.int64)
         to = collapsed + row[:, None] * CHANNELS + (part * (64 * BLOCKS) + c)[None, :]
+        never_at = sums + (row * parts + part) * 32
         none = gl.zeros([64, 64], gl.float32, layout)
         total = gl.sum(gl.reshape(gl.zeros([64, 64], gl.float32, sums_layout), [64, 2, 32]), axis=1)
         square = gl.sum(none, axis=1)
@@ -140,12 +128,11 @@ def _products(
             entering = none
             for i in gl.static_range(4):
                 mbarrier.wait(full.index(slot), phase)
-                w = w_tiles.index(4 * block + i)
-                m, v = _step(m, x_ring.index(2 * slot + PART), w, layout)
-                # The slot is given back first, so that as much as can be is on its way.
+                m, squares, entering = _step(
+                    m, squares, entering, weights[i], never_at, x_ring.index(2 * slot + PART),
+                    w_tiles.index(4 * block + i), layout,
+                )  # fmt: skip
                 mbarrier.arrive(empty.index(slot), count=1)
-                squares += gl.sum(gl.reshape(v * v, [64, 8, 8]), axis=2)
-                entering += weights[i][:, None] * v
                 slot += 1
                 if slot == DEPTH:
                     slot = 0
@@ -165,7 +152,7 @@ def _products(
 @gluon.jit(do_not_specialize=["tokens", "parts"])
 def mhc_project_bulk_kernel(
     x_desc, high_desc, low_desc, pre, sums, collapsed, tokens, parts, x_stream,
-    CHANNELS: gl.constexpr, BLOCKS: gl.constexpr, DEPTH: gl.constexpr, EARLY: gl.constexpr,
+    CHANNELS: gl.constexpr, BLOCKS: gl.constexpr, DEPTH: gl.constexpr,
 ):  # fmt: skip
     """As `mhc_project_kernel`, for parts of 64 * BLOCKS channels, with coefficients as two bf16 numbers.
 
@@ -184,7 +171,6 @@ def mhc_project_bulk_kernel(
         CHANNELS: Channels of a stream.
         BLOCKS: How often 64 channels are a part.
         DEPTH: Slots of the ring.
-        EARLY: Whether the next launch may begin when all copies are on their way.
     """
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [2 * DEPTH, 64, 64], x_desc.layout)
     w_tiles = gl.allocate_shared_memory(high_desc.dtype, [4 * BLOCKS, 64, 64], high_desc.layout)
@@ -201,10 +187,7 @@ def mhc_project_bulk_kernel(
         [
             (_products, (given, rings, bars, tokens, parts, CHANNELS, BLOCKS, DEPTH, 0)),
             (_products, (given, rings, bars, tokens, parts, CHANNELS, BLOCKS, DEPTH, 1)),
-            (
-                _copies,
-                (descs, rings, bars, tokens, parts, x_stream, CHANNELS, BLOCKS, DEPTH, EARLY),
-            ),
+            (_copies, (descs, rings, bars, tokens, parts, x_stream, CHANNELS, BLOCKS, DEPTH)),
         ],
         [4, 1],
         [240, 24],

@@ -47,7 +47,7 @@ def mhc_pre(
     streams: Tensor, pre: Tensor, fn: Tensor, base: Tensor, scale: Tensor, iterations: int,
     norm_eps: float, eps: float, following: Tensor, post: Tensor, mix: Tensor, out: Tensor,
     tuning: tuple[int, ...] | None = None, products: int = _PRODUCTS,
-    finish: tuple[int, int] | None = None, early: bool = False,
+    finish: tuple[int, int] | None = None,
 ) -> None:  # fmt: skip
     """Coefficients and the sum of the streams, in three launches: the projection split, the products, what follows.
 
@@ -68,7 +68,6 @@ def mhc_pre(
             kernel: tokens, channels at once, how often, warps, stages. None for those of the table.
         products: bf16 numbers for a coefficient of `fn`, 2 or 3, when the streams are bf16; 2 with bulk copies.
         finish: Tokens and warps of the programs that make the coefficients; None for those of the table.
-        early: Whether these programs may begin while bulk copies end.
     """
     count, _, channels = streams.shape
     device = streams.device
@@ -95,7 +94,7 @@ def mhc_pre(
             pieces, blocks = blocks, 1
         parts = channels // (64 * blocks)
         sums = torch.empty((count, parts, 32), dtype=torch.float32, device=device)
-        _project_bulk(streams, pre, fn, sums, out, blocks, depth, early)
+        _project_bulk(streams, pre, fn, sums, out, blocks, depth)
     else:
         tokens, block, times, wide, stages = tuning or configs.project(channels, bool(split))
         parts = cdiv(channels, block * times)
@@ -110,8 +109,7 @@ def mhc_pre(
         mhc_coefficients_kernel, cdiv(count, at_once),
         sums, base, scale, following, post, mix, count, iterations, norm_eps, eps,
         CHANNELS=channels, TOKENS=at_once, PARTS=parts // pieces, PIECES=pieces,
-        FAST=hardware_level(streams) > 0, EARLY=early and bulk, num_warps=warps,
-        **({"launch_pdl": True} if early and bulk else {}),
+        FAST=hardware_level(streams) > 0, num_warps=warps,
     )  # fmt: skip
 
 
@@ -124,7 +122,7 @@ def _bulk_serves(streams: Tensor) -> bool:
 
 
 def _project_bulk(
-    streams: Tensor, pre: Tensor, fn: Tensor, sums: Tensor, out: Tensor, blocks: int, depth: int, early: bool,
+    streams: Tensor, pre: Tensor, fn: Tensor, sums: Tensor, out: Tensor, blocks: int, depth: int,
 ) -> None:  # fmt: skip
 
     from deepinfer.kernels.triton.descriptors import matrix, tensor_map, tile_layout
@@ -141,7 +139,7 @@ def _project_bulk(
     launch(
         mhc_project_bulk_kernel, parts * at_once,
         x_desc, matrix(fn[0], 32, 64), matrix(fn[1], 32, 64), pre, sums, out, count, parts, stream,
-        CHANNELS=channels, BLOCKS=blocks, DEPTH=depth, EARLY=early, num_warps=4,
+        CHANNELS=channels, BLOCKS=blocks, DEPTH=depth, num_warps=4,
     )  # fmt: skip
 
 

@@ -171,7 +171,7 @@ def _eight(x, at, TOKENS: tl.constexpr):
 @triton.jit(do_not_specialize=["tokens"])
 def mhc_coefficients_kernel(
     sums, base, scale, pre, post, mix, tokens, iterations, norm_eps, eps, CHANNELS: tl.constexpr,
-    TOKENS: tl.constexpr, PARTS: tl.constexpr, PIECES: tl.constexpr, FAST: tl.constexpr, EARLY: tl.constexpr,
+    TOKENS: tl.constexpr, PARTS: tl.constexpr, PIECES: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Sums of the parts, then the three kinds of coefficients of tokens.
 
@@ -191,7 +191,6 @@ def mhc_coefficients_kernel(
         PARTS: Parts, added one after the other.
         PIECES: Pieces of a part, added one after the other before; 1 where who made them added them.
         FAST: Whether quotients may be the chip's approximations.
-        EARLY: Whether the launch before, which makes the sums, may not have ended when the program begins.
     """
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     there = (token < tokens)[:, None]
@@ -199,10 +198,6 @@ def mhc_coefficients_kernel(
     gate_scale, gate_base = tl.load(scale + eight // 4), tl.load(base + eight)
     score_scale, score_base = tl.load(scale + 2), tl.load(base + 8 + sixteen)
     n = tl.arange(0, 32)[None, :]
-    if EARLY:
-        tl.inline_asm_elementwise(
-            "griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
-        )
     # Tokens behind the last are the last again, and not stored.
     at = sums + tl.minimum(token, tokens - 1).to(tl.int64)[:, None] * (PARTS * PIECES * 32) + n
     total = tl.zeros([TOKENS, 32], tl.float32)
