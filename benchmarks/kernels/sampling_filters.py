@@ -243,8 +243,8 @@ FORMS: tuple[tuple[int, float, str, dict[str, dict]], ...] = (
         {"weigh, 64 registers": {"weigh_registers": 64}, "weigh, all": {"weigh_registers": None}},
     ),
     (1000, 1.0, "masked", {"ranks": {"by_rank": True}}),
-    (4096, 1.0, "normal", {"selected": {"by_rank": False}}),
-    (4096, 1.0, "flat", {"selected": {"by_rank": False}}),
+    (4096, 1.0, "normal", {"ranks": {"by_rank": True}}),
+    (4096, 1.0, "flat", {"ranks": {"by_rank": True}}),
 )
 """Forms at many rows."""
 

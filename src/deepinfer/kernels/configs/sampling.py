@@ -7,7 +7,6 @@ __all__ = [
     "FEW_TOP_K",
     "LISTED_GROUPS",
     "MOST_LISTED",
-    "MOST_SELECTED",
     "MOST_SORTED",
     "MOST_TOP_K",
     "PENALTY_BLOCK",
@@ -19,10 +18,10 @@ __all__ = [
 ]
 
 MOST_TOP_K = 4096
-"""Tokens are drawn from the selected ones when every row has a top-k up to this."""
+"""Tokens are drawn from the selected ones when every row has a top-k up to this; judged by ranks behind it.
 
-MOST_SELECTED = 2048
-"""The same without top-p and min-p: behind it a draw is judged by ranks."""
+Ranks are faster at 4,096 where much is kept (0.099 ms instead of 0.157), and slower where little is (0.51 instead of 0.16).
+"""
 
 FEW_TOP_K = 256
 """Up to this the highest tokens are looked for in the groups with the highest maxima."""
@@ -39,8 +38,8 @@ PROGRAMS = 2112
 MOST_SORTED = 64
 """Up to so many likeliest tokens are put in order by the kernel of log probabilities."""
 
-EXPECTED = 12
-"""Tokens of a row that a draw looks at: none of them is above their bound once in exp(12) draws."""
+EXPECTED = 14
+"""Tokens of a row that a draw looks at: none of them is above their bound once in exp(14) draws."""
 
 LISTED_GROUPS = 32
 """Groups of 16 tokens that they may be in."""

@@ -72,7 +72,7 @@ def draw_filtered(
     """
     k_alone = filters.top_k is not None and filters.top_p is None and filters.min_p is None
     if by_rank is None:
-        by_rank = filters.widest > configs.MOST_SELECTED
+        by_rank = filters.widest > configs.MOST_TOP_K
     # Ranks are counted in fp32.
     if by_rank and k_alone and logits.shape[1] < 1 << 24:
         draw_judged(logits, filters, draw, **sizes)
