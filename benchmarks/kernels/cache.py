@@ -291,17 +291,17 @@ def cases() -> list[Case]:
 
     # "One by one": values rounded and coded one at a time, not two; pairs of a thread side by side.
     spread = True, 8, True
-    latents(32768, True, (2, 2, *spread), (8, 4, *spread))
-    inserts(F.V41_NVFP4, 32768, False, True, (2, 2, *spread), (8, 8, *spread))
-    inserts(F.V41_MXFP8, 32768, True, True, (2, 2, *spread), (8, 8, *spread))
-    latents(32768, False, (2, 2, *spread), (8, 8, *spread))
+    latents(32768, True, (2, 2, *spread))
+    inserts(F.V41_NVFP4, 32768, False, True, (4, 4, *spread))
+    inserts(F.V41_MXFP8, 32768, True, True, (4, 4, *spread))
+    latents(32768, False, (2, 2, *spread))
     gathers(F.V41_NVFP4, 65536, (8, 4, False))
     inserts(F.INDEXER_MXFP4, 32768, True, True, (16, 4))
     inserts(F.V41_NVFP4, 32768, False, False)
     inserts(F.V41_MXFP8, 32768, False, False)
     latents(8192, True)
-    latents(64, True, (1, 1, *spread))
-    inserts(F.V41_MXFP8, 64, True, True, (1, 1, *spread))
+    latents(64, True)
+    inserts(F.V41_MXFP8, 64, True, True)
     gathers(F.V41_MXFP8, 65536)
     inserts(F.V4_FP8, 32768, False, True)
     for form, norm in ((F.V41_NVFP4, False), (F.V41_MXFP8, True)):

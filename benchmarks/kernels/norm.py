@@ -323,16 +323,10 @@ def cases() -> list[Case]:
     found.append(Case("apply_rope", f"{MANY} x 64 x 512", "table", rope(64, False, None)))
     for format in ("fp8", "mxfp4", "nvfp4"):
         shape = f"{MANY} x 16 x 512, {format}"
-        for tuning in (
-            None,
-            (4, 1, 8, 1, 1),
-            (8, 1, 8, 1),
-            (8, 2, 8, 1),
-            (4, 4, 8, 1, 1),
-            (2, 1, 8, 1, 1),
-        ):
-            name = f"{tuning[0]} rows, {tuning[1]} warps" if tuning else "table"
-            name += ", ahead" if tuning and len(tuning) > 4 else ""
+        for tuning in (None, (4, 1, 8, True, format != "fp8")):
+            name = "table"
+            if tuning:
+                name = f"{tuning[0]} rows, {tuning[1]} warps{', ahead' * tuning[4]}"
             found.append(
                 Case("rms_norm_rope_quant", shape, name, norm_rope_cast(16, format, tuning))
             )

@@ -114,7 +114,7 @@ def _rows(
 def _pairs(
     form: KVCacheFormat, norm: bool, chips: tuple[int, ...], tested: tuple[int, ...] = ()
 ) -> CompileCase:
-    sizes = configs.lookup_pairs(8192, form.channels)
+    sizes = configs.lookup_pairs(8192, form.channels, False)
     return _two_at_a_time("rope_quant_insert", form, sizes, chips, tested, {
         "WIDE": False, "PAIR": False, "HAS_LAST": False, "HAS_NORM": norm, "HAS_FLOOR": norm, "HAS_LATENTS": False,
     })  # fmt: skip
@@ -123,7 +123,7 @@ def _pairs(
 def _pairs_of_fp32(
     pools: bool, chips: tuple[int, ...], tested: tuple[int, ...] = ()
 ) -> CompileCase:
-    sizes = configs.lookup_pairs(8192, 512)
+    sizes = configs.lookup_pairs(8192, 512, True)
     return _two_at_a_time("compress_norm", KVCacheFormat.V41_NVFP4, sizes, chips, tested, {
         "WIDE": True, "PAIR": pools, "HAS_LAST": pools, "HAS_NORM": True, "HAS_FLOOR": False, "HAS_LATENTS": True,
     })  # fmt: skip

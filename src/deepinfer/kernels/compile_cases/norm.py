@@ -62,7 +62,7 @@ def _pairs(format: str, tested: tuple[int, ...], apart: bool = False) -> Compile
     from deepinfer.kernels.triton.norm_pairs import norm_rope_pairs_kernel
 
     group = 16 if format == "nvfp4" else 32
-    rows, warps, each, shared, ahead = configs.norm_rope_pairs(512)
+    rows, warps, each, shared, ahead = configs.norm_rope_pairs(512, 8 if format == "fp8" else 4)
     types = {
         "x": "*i32", "gains": "*i32", "phases": "*i64", "positions": "*i64",
         "q": "*i16" if format == "fp8" else "*u8", "scale": "*u8", "eps": "fp32",
@@ -71,7 +71,7 @@ def _pairs(format: str, tested: tuple[int, ...], apart: bool = False) -> Compile
         "CHANNELS": 512, "ROPE": 64, "HAS_NORM": True, "HAS_POSITIONS": True, "FLAT": True,
         "FORMAT": _FORMATS.index(format) + 1, "ROWS": rows, "SPAN": 512 // group,
         "TURNED": 64 // group, "GROUP": group, "EACH": each, "SHARED": shared and not apart,
-        "ALIKE": shared and not apart and format != "fp8", "AHEAD": ahead and not apart and format != "fp8",
+        "AHEAD": ahead and not apart,
     }  # fmt: skip
     entry = f"512 channels, {format}, in pairs{', two tiles' if apart else ''}"
     return row_case(

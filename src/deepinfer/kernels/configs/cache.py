@@ -21,19 +21,22 @@ def lookup_insert(rows: int, channels: int, plain: bool) -> tuple[int, int]:
     return (1, 1) if rows <= 512 or not plain else (4, 4)
 
 
-def lookup_pairs(rows: int, channels: int) -> tuple[int, int, int, bool]:
+def lookup_pairs(rows: int, channels: int, pools: bool) -> tuple[int, int, int, bool]:
     """For inserts and the compressor two values at a time; a row is summed in one order whatever these are.
 
     Args:
         rows: Rows of the call.
         channels: Channels of a row.
+        pools: Whether it is the compressor.
 
     Returns:
         Rows and warps of a program, pairs of a thread side by side, and whether turned channels are spread over a warp.
     """
     if channels <= 128:
         return 4, 1, 8, False
-    return (1, 1, 8, False) if rows <= 512 else (4, 4, 8, True)
+    if rows <= 512:
+        return 1, 1, 8, True
+    return (4, 4, 8, True) if pools else (2, 2, 8, True)
 
 
 def lookup_gather(rows: int, channels: int) -> tuple[int, int]:

@@ -61,17 +61,18 @@ def norm_rope_cast(channels: int) -> tuple[int, int]:
     return max(1, 4096 // _power_above(channels)), max(4, _power_above(channels) // 1024)
 
 
-def norm_rope_pairs(channels: int) -> tuple[int, int, int, bool, bool]:
+def norm_rope_pairs(channels: int, bits: int) -> tuple[int, int, int, bool, bool]:
     """Sizes of the norm before rotation and cast two values at a time.
 
     Args:
         channels: Channels of a row.
+        bits: Of a code.
 
     Returns:
         Rows and warps, pairs of a thread side by side, whether turned channels are spread over a warp, and whether rows come by
         way of shared memory.
     """
-    return max(1, 2048 // _power_above(channels)), 1, 8, True, False
+    return max(1, 2048 // _power_above(channels)), 1, 8, True, bits == 8 and channels >= 256
 
 
 def groups(group: int) -> tuple[int, int]:

@@ -116,7 +116,7 @@ def insert_rows(
     if (tuning is None or tuning.pairs) and serves_pairs(
         x, cache, form, kind, gates=gates, state=state, weight=weight, phases=phases, latents=latents,
     ):  # fmt: skip
-        sizes = configs.lookup_pairs(rows, form.channels)
+        sizes = configs.lookup_pairs(rows, form.channels, latents is not None)
         if tuning is not None:
             sizes = tuning.rows, tuning.num_warps, tuning.each, tuning.shared
         insert_pairs(

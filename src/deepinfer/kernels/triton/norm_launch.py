@@ -103,12 +103,20 @@ def _norm_rope_pairs(
     from deepinfer.kernels.triton.norm_pairs import norm_rope_pairs_kernel
 
     tokens, heads, channels = x.shape
-    sizes = tuning or configs.norm_rope_pairs(channels)
+    sizes = tuning or configs.norm_rope_pairs(channels, 8 if format == E4M3_E8M0 else 4)
     rows, warps, each, shared, ahead = (*sizes, *(8, True, False)[len(sizes) - 2 :])
     width = 0 if phases is None else phases.shape[1]
     whole = width > 0 and (channels & (channels - 1) | width & (width - 1)) == 0
     words = x.view(torch.int32)
-    alike = bool(shared) and whole and heads % rows == 0 and x.is_contiguous()
+    shared = bool(shared) and whole
+    # Heads of one token, side by side.
+    ahead = (
+        shared
+        and bool(ahead)
+        and heads % rows == 0
+        and x.is_contiguous()
+        and x.data_ptr() % 16 == 0
+    )
     flat = heads == 1 or x.stride(0) == heads * x.stride(1)
     launch(
         norm_rope_pairs_kernel, cdiv(tokens * heads, rows),
@@ -121,8 +129,8 @@ def _norm_rope_pairs(
         ROPE=0 if phases is None else 2 * phases.shape[1], HAS_NORM=weight is not None,
         HAS_POSITIONS=positions is not None, FLAT=flat, FORMAT=format, ROWS=rows,
         SPAN=next_power_of_2(channels // group),
-        TURNED=next_power_of_2(turned) if turned else 0, GROUP=group, EACH=each, SHARED=bool(shared) and whole, ALIKE=alike, AHEAD=alike and bool(ahead) and x.data_ptr() % 16 == 0, num_warps=warps,
-        enable_fp_fusion=False,
+        TURNED=next_power_of_2(turned) if turned else 0, GROUP=group, EACH=each, SHARED=shared, AHEAD=ahead,
+        num_warps=warps, enable_fp_fusion=False,
     )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def norm_rope_pairs_kernel(
     CHANNELS: gl.constexpr, ROPE: gl.constexpr, HAS_NORM: gl.constexpr,
     HAS_POSITIONS: gl.constexpr, FLAT: gl.constexpr, FORMAT: gl.constexpr, ROWS: gl.constexpr,
     SPAN: gl.constexpr, TURNED: gl.constexpr, GROUP: gl.constexpr, EACH: gl.constexpr,
-    SHARED: gl.constexpr, ALIKE: gl.constexpr, AHEAD: gl.constexpr,
+    SHARED: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     """As `norm_rope_cast_kernel`.
 
@@ -87,8 +87,8 @@ def norm_rope_pairs_kernel(
         GROUP: Channels of a group.
         EACH: Pairs of a thread side by side.
         SHARED: Whether turned channels, a power of two as all are, are spread over a warp, with no tile of their own.
-        ALIKE: With SHARED: whether rows lie side by side and those of a program are heads of one token.
-        AHEAD: With ALIKE: whether rows come by way of shared memory, so that registers do not say how many are on their way.
+        AHEAD: With SHARED: whether rows lie side by side and those of a program are heads of one token. They come by way of shared
+            memory, so that registers do not say how many are on their way.
     """
     PAIRS: gl.constexpr = GROUP // 2
     REAL: gl.constexpr = CHANNELS // GROUP
@@ -101,21 +101,17 @@ def norm_rope_pairs_kernel(
     group = gl.arange(0, SPAN, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout)))
     c = gl.arange(0, PAIRS, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
     at = (gl.minimum(group, REAL - 1) * PAIRS)[None, :][:, :, None] + c
-    if ALIKE:
-        # One address and distances that are known: all loads can be on their way before the first is waited for.
+    if AHEAD:
+        # One address and distances that are known.
         begin = x + gl.to_tensor(first).to(gl.int64) * (CHANNELS // 2)
-        if AHEAD:
-            copies: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [WARPS, 1], [1, 0])
-            local = gl.arange(0, ROWS, layout=gl.SliceLayout(1, copies))[:, None] * (CHANNELS // 2)
-            local += gl.arange(0, CHANNELS // 2, layout=gl.SliceLayout(0, copies))[None, :]
-            words = gl.allocate_shared_memory(
-                gl.int32, [ROWS, CHANNELS // 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-            )
-            copy_elements(words, begin + local)
-            async_copy.commit_group()
-        else:
-            local = gl.arange(0, ROWS, layout=row_layout) * (CHANNELS // 2)
-            w = gl.load(begin + (local[:, None][:, :, None] + at))
+        copies: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [WARPS, 1], [1, 0])
+        local = gl.arange(0, ROWS, layout=gl.SliceLayout(1, copies))[:, None] * (CHANNELS // 2)
+        local += gl.arange(0, CHANNELS // 2, layout=gl.SliceLayout(0, copies))[None, :]
+        words = gl.allocate_shared_memory(
+            gl.int32, [ROWS, CHANNELS // 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        )
+        copy_elements(words, begin + local)
+        async_copy.commit_group()
     else:
         # Rows behind the last are the last again, and not stored.
         start = _starts(x, gl.minimum(row, rows - 1), heads, x_token, x_head, FLAT)
@@ -127,7 +123,7 @@ def norm_rope_pairs_kernel(
         # A pair a thread: those at the end of a row are spread over the warp by way of shared memory.
         turns: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS, 1], [1, 0])
         n = gl.arange(0, ROPE // 2, layout=gl.SliceLayout(0, turns))[None, :]
-        row2 = first + gl.arange(0, 1 if ALIKE else ROWS, layout=gl.SliceLayout(1, turns))
+        row2 = first + gl.arange(0, 1 if AHEAD else ROWS, layout=gl.SliceLayout(1, turns))
         place = (gl.minimum(row2, rows - 1) // heads).to(gl.int64)
         if HAS_POSITIONS:
             place = gl.load(positions + place).to(gl.int64)
@@ -182,7 +178,7 @@ def norm_rope_pairs_kernel(
         last_words.store(_turned(last_words.load(turns), phase, turned))
         w = gl.reshape(words.load(flat.type.layout), [ROWS, SPAN, PAIRS])
         w = gl.convert_layout(w, layout)
-    if ALIKE:
+    if AHEAD:
         before = gl.to_tensor(first).to(gl.int64) * REAL
         local = gl.arange(0, ROWS, layout=row_layout)[:, None] * REAL + group[None, :]
         there = local >= 0
