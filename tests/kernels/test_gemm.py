@@ -249,7 +249,10 @@ def test_a_backend_that_cannot_serve_the_call_raises() -> None:
     a, b = tokens(4, 128), weights("fp8", 40, 128)
     with pytest.raises(UnsupportedHardware, match="'hopper' of gemm_nt cannot serve"):
         gemm.fp8_gemm_nt(a, b, backend="hopper")
-    with pytest.raises(ConfigError, match="no kernel has a backend 'cutlass'"), use_backend("cutlass"):
+    with (
+        pytest.raises(ConfigError, match="no kernel has a backend 'cutlass'"),
+        use_backend("cutlass"),
+    ):
         gemm.fp8_gemm_nt(a, b)
     with use_backend("torch"):
         choice = explain("gemm_nt", *a, *b, torch.empty(4, 40))

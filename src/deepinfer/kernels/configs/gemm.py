@@ -89,13 +89,9 @@ DENSE_FP8_32: tuple[Row, ...] = (
 FEW_FP8_32 = (16, 1, 12)
 FEW_WEIGHTS = 2048
 # (device, N or 0, K or 0, most rows, sizes): TallTuning
-TALL_FP8: tuple[Row, ...] = (
-    ("", 0, 0, 0, (2, 256, 4, 16, 1, 0, 2)),
-)
+TALL_FP8: tuple[Row, ...] = (("", 0, 0, 0, (2, 256, 4, 16, 1, 0, 2)),)
 # (device, N or 0, K or 0, most rows of a group on average, sizes): two warpgroups, whose 128 rows lie in one group
-CONTIGUOUS_FP8: tuple[Row, ...] = (
-    ("", 0, 0, 0, (2, 256, 4, 2, 1, 0, 2)),
-)
+CONTIGUOUS_FP8: tuple[Row, ...] = (("", 0, 0, 0, (2, 256, 4, 2, 1, 0, 2)),)
 TALL_SPLIT = (2, 128, 6, 8, 2)
 TALL_FP8_32: tuple[Row, ...] = (
     ("", 0, 0, 1024, (2, 128, 6, 8)),
