@@ -124,6 +124,27 @@ class TestEnds:
         assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, stop)
         assert ToyTokenizer().decode(output.token_ids) == text[: at + 3]
 
+    def test_the_last_delta_says_what_ended_it(self, make_engine) -> None:
+        tokens = ToyModel().greedy([5, 6], 12)
+        at = next(i for i, t in enumerate(tokens) if i > 2 and t > 3 and tokens.index(t) == i)
+        text = ToyTokenizer().decode(tokens)
+        engine = make_engine()
+        for end in (
+            {"stop_token_ids": (tokens[at],)},
+            {"stop": text[3:5]},
+            {"stop": text[3:5], "logprobs": 0},
+            {},
+        ):
+            engine.add_request([5, 6], GREEDY.replace(max_tokens=12, **end))
+            deltas = []
+            while engine.has_unfinished:
+                deltas += engine.step()
+            *before, last = deltas
+            assert not any(delta.stop_reason for delta in before)
+            wanted = end.get("stop") or end.get("stop_token_ids", (None,))[0]
+            assert last.finished
+            assert last.stop_reason == wanted
+
     def test_context_is_the_limit(self, make_engine) -> None:
         engine = make_engine(config={"max_model_len": 10})
         output = engine.generate([5] * 7, GREEDY)[0]

@@ -170,6 +170,7 @@ class OutputDelta:
         logprobs: One entry a new token when asked for, else None.
         usage: Token counts so far.
         error: Why the request failed, or None.
+        stop_reason: On the last delta, the stop string or stop token id that ended it, or None.
     """
 
     rid: str
@@ -180,6 +181,7 @@ class OutputDelta:
     logprobs: tuple[TokenLogprob, ...] | None = None
     usage: Usage = field(default_factory=Usage)
     error: DeepInferError | None = None
+    stop_reason: str | int | None = None
 
     @property
     def finished(self) -> bool:

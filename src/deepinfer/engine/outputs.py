@@ -156,6 +156,7 @@ class OutputBuilder:
             token_ids=(token_id,),
             finish_reason=FinishReason.STOP,
             usage=self.usage,
+            stop_reason=self._stop_reason,
         )
 
     def push_block(
@@ -251,6 +252,7 @@ class OutputBuilder:
             finish_reason=reason,
             logprobs=logprobs,
             usage=self.usage,
+            stop_reason=self._stop_reason,
         )
 
     def end(

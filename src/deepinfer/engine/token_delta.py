@@ -14,11 +14,12 @@ _USAGE = tuple(
 _DELTA = tuple(
     getattr(OutputDelta, name).__set__
     for name in (
-        "rid", "index", "text", "token_ids", "finish_reason", "logprobs", "usage", "error"
+        "rid", "index", "text", "token_ids", "finish_reason", "logprobs", "usage", "error",
+        "stop_reason",
     )
 )  # fmt: skip
 _PROMPT, _CACHED, _REPLAYED, _GENERATED, _DRAFTED, _VERIFIED, _ACCEPTED = _USAGE
-_RID, _INDEX, _TEXT, _TOKEN_IDS, _FINISH_REASON, _LOGPROBS, _USED, _ERROR = _DELTA
+_RID, _INDEX, _TEXT, _TOKEN_IDS, _FINISH_REASON, _LOGPROBS, _USED, _ERROR, _STOP_REASON = _DELTA
 _new = object.__new__
 
 
@@ -87,4 +88,5 @@ def block_delta(
     _LOGPROBS(out, None)
     _USED(out, usage)
     _ERROR(out, None)
+    _STOP_REASON(out, None)
     return out
