@@ -9,13 +9,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
 import pytest
 
 from deepinfer import AsyncEngine, Engine, SamplingParams
-from deepinfer.core import FinishReason
+from deepinfer.core import FinishReason, OutputDelta
 from deepinfer.core.errors import (
     ConfigError,
     EngineDead,
@@ -227,6 +227,10 @@ class TestCancel:
         run(work())
 
     def test_timeout_aborts_though_the_stream_is_kept(self) -> None:
+        async def drain(stream: AsyncIterator[OutputDelta]) -> None:
+            while True:  # what is queued already comes at once
+                await asyncio.wait_for(anext(stream), 0.01)
+
         async def work() -> None:
             model = ToyModel()
             async with make(model) as engine:
@@ -234,8 +238,7 @@ class TestCancel:
                 await anext(stream)
                 model.fault = lambda batch: time.sleep(0.2)
                 with pytest.raises(TimeoutError):
-                    while True:  # what is queued already comes at once
-                        await asyncio.wait_for(anext(stream), 0.01)
+                    await drain(stream)
                 model.fault = None
                 assert (await engine.stats()).requests_finished == {"abort": 1}
                 with pytest.raises(StopAsyncIteration):
